@@ -1,4 +1,4 @@
-"""Profile and cluster in, plan out: PAC+'s Algorithm 1, fixed plans and the baselines' planners."""
+"""Planners make a Plan from a Profile and a Cluster: PAC+'s Algorithm 1, fixed plans and the baselines' planners."""
 
 from workbench.planners.cached import cached_step_s, plan_cached
 from workbench.planners.fixed import data_parallel, fixed_plan, pipeline_parallel, standalone

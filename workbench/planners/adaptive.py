@@ -1,6 +1,6 @@
-"""Adapt P-RGE to the device it runs on: queries, batch and precision from its profile, memory and pace (section 6, third limitation).
+"""Adapt P-RGE to its device: choose queries, batch and precision by profile, memory and pace (section 6, third limitation).
 
-Pure functions and one record of what was observed: what is decided here is carried out by methods/p_rge.
+This module has pure functions and one record of observations; methods/p_rge carries out its decisions.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from workbench.core.errors import ConfigError, PlanError
 
 Precision = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16", "int8", "nf4")
-"""Of the frozen weights, the most exact first."""
+"""Precisions of the frozen weights, the most exact first."""
 
 MOST_QUERIES = 16
-"""The paper's largest q; beyond it each query sees less than one sample of a batch of 16 (section 4.1)."""
+"""The paper's largest q.  With more queries, each query sees less than one sample of a batch of 16 (section 4.1)."""
 
 
 class Setting(NamedTuple):
-    """What of a step may be adapted: q queries of E samples, and the precision of the frozen weights."""
+    """The settings of a step that may be adapted: q queries of E samples, and the precision of the frozen weights."""
 
     queries: int
     batch_size: int
@@ -31,23 +31,23 @@ class Setting(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """Return the samples that go forward in a step, over 2: q x E, the paper's constant B."""
+        """Return half the samples that go forward in a step: q x E, the paper's constant B."""
         return self.queries * self.batch_size
 
 
 class Price(NamedTuple):
-    """What a setting takes: seconds of a step, infinity if it fits in no memory; missing_bytes: what the roomiest device lacks then."""
+    """The cost of a setting: seconds of a step, infinity if it fits on no device; missing_bytes: then missing on the largest device."""
 
     step_s: float
     missing_bytes: int = 0
 
 
 def candidates(asked: Setting, *, precisions: Sequence[Precision] = ("float32",), most_queries: int = MOST_QUERIES) -> tuple[Setting, ...]:
-    """Return the settings that may stand in for the asked one, the most wanted first.
+    """Return the settings that may replace the asked one, in order of preference.
 
-    First come those of the asked precision, then less exact ones.  Of one precision first those with the asked work q x E, then those
-    with half of it, and so on.  Of the same work first the asked q, then more queries with fewer samples each (Table 1 and 2: at a
-    constant q x E they train better), then fewer.
+    Settings of the asked precision come first, then less exact ones.  Within a precision, settings with the asked work q x E come first,
+    then those with half of it, and so on.  Within the same work, the asked q comes first, then more queries with fewer samples each (Table
+    1 and 2: at a constant q x E they train better), then fewer queries.
     """
     known = [precision for precision in PRECISIONS if precision in (asked.precision, *precisions)]
     order = known[known.index(asked.precision) :]
@@ -63,9 +63,9 @@ def candidates(asked: Setting, *, precisions: Sequence[Precision] = ("float32",)
 
 
 def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, step_s: float | None = None) -> Setting:
-    """Return the first setting that fits in memory and in `step_s` seconds (None: any); if none is so fast, the fastest that fits.
+    """Return the first setting that fits in memory and in `step_s` seconds (None: no limit), or else the fastest that fits in memory.
 
-    Raises PlanError with the bytes that are missing if none fits in memory.
+    Raises PlanError with the missing bytes if none fits in memory.
     """
     if not settings or (step_s is not None and not step_s > 0):
         raise ConfigError(
@@ -89,16 +89,16 @@ def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, st
 
 @dataclass(kw_only=True)
 class Pace:
-    """Finds devices whose pace has changed for good: each step's computing seconds over what the plan expects.
+    """Detects lasting changes of a device's speed, by each step's computing seconds relative to the plan's expectation.
 
-    window: steps that are looked at.  threshold: a change of the median by less is not acted on, either way (hysteresis).
-    A cluster whose devices all are slower by one factor has changed, too: the prediction of its step has.
+    window: the number of steps considered.  threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
+    If all devices of a cluster slow down by the same factor, that is a change too: the prediction of its step changes.
     """
 
     window: int = 5
     threshold: float = 1.3
     factors: dict[int, float] = field(default_factory=dict)
-    """By rank: how many times slower than its profile a device is taken to be; those that are missing are as fast as it says."""
+    """By rank: the assumed slow-down of a device relative to its profile; 1 if missing."""
     _seen: dict[int, deque[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,12 +110,12 @@ class Pace:
             )
 
     def observe(self, rank: int, busy_s: float, expected_s: float) -> None:
-        """Take one step of a device.  expected_s: by its profile, at full pace."""
+        """Record one step of a device.  expected_s: by its profile, at full speed."""
         if busy_s > 0 and expected_s > 0:
             self._seen.setdefault(rank, deque(maxlen=self.window)).append(busy_s / expected_s)
 
     def changed(self) -> dict[int, float]:
-        """Return the devices whose last `window` steps say another factor than the one that is planned with, and which."""
+        """Return the devices whose last `window` steps give a slow-down different from the assumed one, with the new value."""
         found = {}
         for rank, seen in self._seen.items():
             if len(seen) < self.window:
@@ -126,6 +126,6 @@ class Pace:
         return found
 
     def accept(self, factors: Mapping[int, float]) -> None:
-        """Plan with these factors from now on; what was seen before is forgotten."""
+        """Assume these factors from now on, and discard earlier observations."""
         self.factors.update(factors)
         self._seen.clear()

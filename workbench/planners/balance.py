@@ -1,12 +1,12 @@
-"""Cut a pipeline into stages whose slowest is fastest, for every number of stages (PAC+, section V-A, Eq. 3 and 4).
+"""Cut a pipeline into stages so that the slowest is as fast as possible, for every number of stages (PAC+, section V-A, Eq. 3 and 4).
 
-Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y; for
-s = 1 it is T(1 -> y, D_n), which Eq. 3's 1 <= m < n leaves out and Algorithm 1's m = n brings back; for s > 1 no stage is
-empty of layers or devices (q >= s - 1 and n - m >= s - 1).  The maximum does not care from which end the pipeline is cut, so
-we build it from the back: the front stage of a suffix of s stages holds exactly min(s, M) micro-batches under 1F1B,
-so that the memory test is exact instead of a guess, and W(0 -> L, D, s) is the same.
+Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y.  For s = 1 it is
+T(1 -> y, D_n), which Eq. 3's 1 <= m < n excludes and Algorithm 1's m = n includes.  For s > 1 no stage is empty of layers or devices
+(q >= s - 1 and n - m >= s - 1).  The maximum does not depend on the end from which the pipeline is cut, so we build it from the back.
+Under 1F1B the front stage of a suffix of s stages then has exactly min(s, M) micro-batches in flight, so the memory test is exact
+instead of a guess, and W(0 -> L, D, s) is the same.
 
-StageTimes and dispatch divide a micro-batch among the devices of a group so that the slowest is fastest (Eq. 4).
+StageTimes and dispatch divide a micro-batch among the devices of a group so that the slowest is as fast as possible (Eq. 4).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from workbench.core.profile import Profile
 from workbench.planners.memory import FootprintTable
 
 TIE = 1e-12
-"""Bottlenecks that differ by no more than this share are equally good."""
+"""Bottlenecks within this relative difference are equally good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balanced:
-    """W_s: stages, and bottleneck_s, the time W(0 -> L, D, s) of the slowest."""
+    """W_s: stages, and bottleneck_s, the time W(0 -> L, D, s) of the slowest stage."""
 
     stages: tuple[Stage, ...]
     bottleneck_s: float
@@ -37,16 +37,16 @@ class Balanced:
 def balance(
     times: StageTimes, num_layers: int, ranks: Sequence[int], micro_batches: int, *, max_group: int | None = None
 ) -> Iterator[Balanced]:
-    """Yield W_s of Eq. 3 for every number of stages s that fits, the devices in the order of `ranks`."""
+    """Yield W_s of Eq. 3 for every number of stages s that fits, with the devices in the order of `ranks`."""
     count = len(ranks)
     widest = count if max_group is None else min(max_group, count)
     times.prefetch(ranks, widest)
-    # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole` its stage times summed, to break ties.
+    # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole`: the sum of its stage times, for ties.
     slowest = np.full((count + 1, num_layers + 1), np.inf)
     whole = np.full((count + 1, num_layers + 1), np.inf)
     # W_0: no layers on no devices.
     slowest[count, num_layers] = whole[count, num_layers] = 0.0
-    choices: list[np.ndarray] = []  # of each s: (count, L), the front stage's last device and stop, as one number
+    choices: list[np.ndarray] = []  # for each s: (count, L), the front stage's last device and stop, as one number
     fronts: list[np.ndarray] = []
     in_flight = 0
     for s in range(1, min(num_layers, count) + 1):
@@ -88,16 +88,16 @@ def _stages(
 
 
 ROUNDING = 1e-9
-"""A cost that falls by less than this share when a sample is added is constant up to rounding."""
+"""If adding a sample lowers a cost by less than this share, the cost is constant except for rounding."""
 COLUMNS_AT_ONCE = 4096
-"""So many ranges of layers are joined at a time that the tables stay in the processor's cache."""
+"""The number of layer ranges joined at a time, so that the tables fit into the processor's cache."""
 
 
 def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tuple[int, ...]]:
     """Return H(samples, group) of Eq. 4 and each device's samples, from costs[device][i] of i samples (0 to `samples`).
 
-    An infinite cost is an out-of-memory; the result is infinite, and its shares all 0, if the group cannot take them.
-    Of equally good shares, the one that loads the later devices least unevenly is taken.
+    An infinite cost means out of memory.  If the group has no memory for the samples, the result is infinite and all its shares are 0.
+    Among equally good shares, the result has the most even load on the later devices.
     """
     tables = [list(costs[0][: samples + 1])]
     for row in costs[1:]:
@@ -116,12 +116,12 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
 
 
 class StageTimes:
-    """T(x -> y, group) of Eq. 3 for every range of layers at once, by Eq. 4 vectorised over ranges.
+    """T(x -> y, group) of Eq. 3 for all ranges of layers at once, by Eq. 4 vectorised over ranges.
 
-    Memory depends on how many micro-batches are in flight (1 to `max_in_flight`), and so do the times; where the devices can take
-    the same samples with one more in flight, both share a column.  A rank that gets no sample costs and holds nothing.
-    memory_length: the sequence length that memory must hold, if not the one that is timed.
-    copies[i]: what memory holds of the trainable parameters besides themselves with i + 1 in flight (memory.rank_need).
+    Memory, and with it the times, depend on how many micro-batches are in flight (1 to `max_in_flight`).  If the devices have memory for
+    the same samples with one more in flight, both cases share a column.  A rank without samples costs nothing and needs no memory.
+    memory_length: the sequence length that must fit in memory, if it differs from the timed one.
+    copies[i]: copies of the trainable parameters in memory, in addition to themselves, with i + 1 in flight (memory.rank_need).
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
 
@@ -151,10 +151,10 @@ class StageTimes:
         budgets = [device.memory_bytes for device in cluster.devices]
         most = np.stack([table.most_samples(budget, size) for table, budget in zip(footprints, budgets, strict=True)])
         differs = (most[:, 1:] != most[:, :-1]).any(axis=0) | excess  # (in flight - 1, ranges)
-        opens = np.concatenate([np.ones((1, len(starts)), bool), differs]).T  # (ranges, in flight): where a column begins
+        opens = np.concatenate([np.ones((1, len(starts)), bool), differs]).T  # (ranges, in flight): the starts of columns
         at, live = np.nonzero(opens)
         columns = np.cumsum(opens).reshape(opens.shape).T - 1
-        # The last column is that of the ranges which do not exist; it is infinite.
+        # The last column is for ranges that do not exist; it is infinite.
         self._columns = np.where(ranges >= 0, columns[:, ranges], len(at))
         samples = np.arange(1, size + 1)[:, None]
         self._costs = []
@@ -173,11 +173,11 @@ class StageTimes:
         self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
 
     def stage(self, ranks: Sequence[int], in_flight: int) -> np.ndarray:
-        """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite where it runs out of memory or x >= y."""
+        """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite if it runs out of memory or x >= y."""
         return self._row(tuple(ranks))[self._columns[in_flight - 1]]
 
     def prefetch(self, ranks: Sequence[int], widest: int) -> None:
-        """Compute T of every group of at most `widest` consecutive devices of an order, each from the one before."""
+        """Compute T of every group of at most `widest` consecutive devices of an order, each group from the previous one."""
         for first in range(len(ranks)):
             group = tuple(ranks[first : first + widest])
             missing = [end for end in range(1, len(group) + 1) if frozenset(group[:end]) not in self._slowest]
@@ -186,7 +186,7 @@ class StageTimes:
                     self._slowest.setdefault(frozenset(group[:end]), row)
 
     def shares(self, start: int, stop: int, ranks: Sequence[int], in_flight: int) -> tuple[int, ...]:
-        """Return the samples of each rank that reach T."""
+        """Return the samples of each rank for which the group takes T."""
         key = (start, stop, tuple(ranks), in_flight)
         if key not in self._shares:
             column = self._columns[in_flight - 1, start, stop - 1]
@@ -228,7 +228,7 @@ def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np
 
 
 def _raise_to_monotone(cost: np.ndarray) -> bool:
-    """Return whether more samples never cost less; what falls by rounding alone is raised to what comes before it."""
+    """Make costs monotone where they fall by rounding alone; return whether more samples then never cost less."""
     highest = np.maximum.accumulate(cost, axis=0)
     rises = bool(np.all(highest <= cost * (1 + ROUNDING)))
     if rises:
@@ -237,16 +237,16 @@ def _raise_to_monotone(cost: np.ndarray) -> bool:
 
 
 def _padded(cost: np.ndarray) -> np.ndarray:
-    """Return the rows padded to a power of two with infinity."""
+    """Pad the rows with infinity to a power of two."""
     rows = 1 << (len(cost) - 1).bit_length()
     return np.concatenate([cost, np.full((rows - len(cost), cost.shape[1]), np.inf)])
 
 
 def _merge(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Return Eq. 4's next table if costs rise with samples, where H(b) is the b-th smallest of all the devices' costs.
+    """Return Eq. 4's next table if costs rise with samples; H(b) is then the b-th smallest of all the devices' costs.
 
-    Both tables have 2^k rows in rising order.  The smallest half of the two is the element-wise minimum of one and the other
-    reversed, which rises and then falls; a bitonic merge (Batcher, 1968) sorts it in k passes.
+    Both tables have 2^k rows in rising order.  The smallest half of the two is the element-wise minimum of one and the other reversed,
+    which rises and then falls; a bitonic merge (Batcher, 1968) sorts it in k passes.
     """
     merged = np.minimum(table, cost[::-1])
     rows, columns = merged.shape
@@ -260,7 +260,7 @@ def _merge(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
 
 
 def _extend(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Return Eq. 4's next table whatever the costs: of b samples, b - i for the group before and i for the device that joins."""
+    """Return Eq. 4's next table for any costs: of b samples, b - i go to the previous group and i to the added device."""
     result = np.minimum(table, cost)  # i = 0 and i = b
     scratch = np.empty_like(table)
     for i in range(1, len(table)):

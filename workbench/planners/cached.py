@@ -30,9 +30,9 @@ def plan_cached(
 ) -> Stage:
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 
-    The all-reduce costs more the more devices take part, so a device may be left out: every subset of up to 10 devices
-    is tried, beyond that the fastest n for every n.  ranks: the devices that may take part (default: all).
-    memory_length: the longest sequence, which must fit (default: sequence_length).  Raises PlanError if the adapters do not.
+    The all-reduce takes longer with more devices, so a device may be left out.  With up to 10 devices every subset is tried, with more the
+    fastest n for every n.  ranks: the devices that may take part (default: all).
+    memory_length: the longest sequence, which must fit (default: sequence_length).  Raises PlanError if the adapters do not fit.
     """
     if batch_size < 1:
         raise ConfigError(f"A cached step of {batch_size} samples was asked for.", "It must be at least 1.", "Raise batch_size.")
@@ -45,7 +45,7 @@ def plan_cached(
     for members, slowest in _subsets([costs[rank] for rank in usable], batch_size):
         chosen = tuple(usable[member] for member in members)
         seconds = slowest + allreduce_s(cluster, chosen, nbytes) + max(steps[rank] for rank in chosen)
-        # A device more must be worth it: rounding errors of equally good subsets decide nothing.
+        # One more device must save time; rounding errors must not decide between equally good subsets.
         if seconds < best[0] * (1 - 1e-9):
             best = (seconds, chosen)
     if not best[1]:
@@ -83,7 +83,7 @@ def _costs(profile: Profile, cluster: Cluster, rank: int, batch_size: int, seque
 
 
 def _subsets(costs: Sequence[np.ndarray], batch_size: int) -> list[tuple[tuple[int, ...], float]]:
-    """Return (indices, the slowest device's seconds) of every subset in which each device takes at least one sample."""
+    """Return (indices, the slowest device's seconds) for every subset in which each device has at least one sample."""
     count = len(costs)
     if count > MAX_DEVICES_IN_EVERY_SUBSET:
         middle = max(1, batch_size // count)

@@ -1,10 +1,10 @@
-"""Cut a model over devices for an asynchronous pipeline, each within its memory (Confidant, section 3.2, Eq. 1-3).
+"""Cut a model over devices for an asynchronous pipeline, within each device's memory (Confidant, section 3.2, Eq. 1-3).
 
-Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pipeline's pace is that of its slowest stage, or of its slowest
-link, over which an activation goes one way and a gradient the other.  T_e is infinite where memory does not suffice.  We build the table
-from the last device on, because what a stage stashes depends on how many devices come behind it: N - i - 1 versions on device i of N.
+Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pace of the pipeline is the pace of its slowest stage or slowest
+link, over which an activation goes one way and a gradient the other.  T_e is infinite if memory does not suffice.  We build the table
+from the last device on, because the stash of a stage depends on how many devices follow: N - i - 1 versions on device i of N.
 Memory is the workbench's measured model; `printed_need` is Eq. 1 and 2 as printed.
-The order of the devices is given, as in the paper, or the best one of all orders of all sets of devices is found with the same recursion.
+The order of the devices is given, as in the paper, or the same recursion finds the best of all orders of all sets of devices.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check,
 from workbench.planners.orders import sorted_orders
 
 MOST_IN_EVERY_ORDER = 8
-"""Of more devices, the orders by speed and by memory are tried, all devices in each."""
+"""With more devices, only the orders by speed and by memory are tried, with all devices in each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """pace_s: seconds of a mini-batch in the long run.  order: ranks.  cuts: device order[i] has layers [cuts[i], cuts[i + 1])."""
+    """pace_s: seconds per mini-batch in steady state.  order: ranks.  cuts: device order[i] has layers [cuts[i], cuts[i + 1])."""
 
     pace_s: float
     order: tuple[int, ...]
@@ -36,9 +36,9 @@ class Partition:
 
 
 class StageCosts:
-    """What Eq. 3 goes by: seconds of layers on devices, whether they fit, and seconds between devices.
+    """The inputs of Eq. 3: seconds of layers on devices, whether they fit, and seconds between devices.
 
-    sequence_length: is timed.  memory_length: must fit.
+    sequence_length: for timing.  memory_length: for memory.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, memory_length: int) -> None:
@@ -69,11 +69,11 @@ class StageCosts:
         }
 
     def between_s(self, rank: int, following: int, stop: int) -> float:
-        """Return 2 T_c: seconds of an activation behind layer stop - 1 and of its gradient."""
+        """Return 2 T_c: seconds of an activation after layer stop - 1 and of its gradient."""
         return float(self._between[rank, following][stop])
 
     def need(self, rank: int, behind: int, start: int, stop: int) -> Need:
-        """Return what layers [start, stop) need on a device with so many behind it, by the measured model."""
+        """Return the memory need of layers [start, stop) on a device with `behind` devices after it, by the measured model."""
         return rank_need(
             self.profile,
             rank,
@@ -86,18 +86,18 @@ class StageCosts:
         )
 
     def stage(self, rank: int, behind: int, *, in_memory: bool = True) -> np.ndarray:
-        """Return T_e of layers [x, y) on a device with so many behind it, (layers + 1, layers + 1)."""
+        """Return T_e of layers [x, y) on a device with `behind` devices after it, (layers + 1, layers + 1)."""
         return np.where(self._fits[rank][behind], self._seconds[rank], np.inf) if in_memory else self._seconds[rank]
 
     def before(self, rank: int, behind: int, next_rank: int, rest: np.ndarray, *, in_memory: bool = True) -> np.ndarray:
-        """Return what layers [x, all) take, by x and by where the first device's end, if the others take `rest`, (layers + 1,), by x."""
+        """Return the seconds of layers [x, all) by x and the end of the first device's layers; rest: of the others by x, (layers + 1,)."""
         return np.maximum(self.stage(rank, behind, in_memory=in_memory), np.maximum(self._between[rank, next_rank], rest))
 
 
 def partition_in_order(costs: StageCosts, order: Sequence[int], *, in_memory: bool = True) -> Partition:
     """Return the best cuts of all layers over all devices in this order (Eq. 3); pace_s is infinite if none fits.
 
-    in_memory: False looks at computing capacity alone (FTPipeHD).
+    in_memory: False considers computing speed alone (FTPipeHD).
     """
     rest = costs.stage(order[-1], 0, in_memory=in_memory)[:, -1]
     chosen: list[np.ndarray] = []
@@ -112,10 +112,10 @@ def partition_in_order(costs: StageCosts, order: Sequence[int], *, in_memory: bo
 
 
 def partition_in_any_order(costs: StageCosts) -> Partition:
-    """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of devices behind as a further index."""
+    """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of following devices as a further index."""
     world = costs.cluster.world_size
     found: dict[tuple[int, int], np.ndarray] = {}  # (set, its first device): seconds of layers [x, all), by x
-    choices: dict[tuple[int, int], np.ndarray] = {}  # the first device's stop and the device behind it, (2, layers + 1)
+    choices: dict[tuple[int, int], np.ndarray] = {}  # the first device's stop and the next device, (2, layers + 1)
     for members in sorted(range(1, 1 << world), key=int.bit_count):
         ranks = [rank for rank in range(world) if members >> rank & 1]
         for rank in ranks:
@@ -144,21 +144,21 @@ def partition_in_any_order(costs: StageCosts) -> Partition:
 
 
 def even_partition(costs: StageCosts, order: Sequence[int]) -> Partition:
-    """Return as many layers for each device, in this order (what the paper calls PipeDream); the first ones get one more."""
+    """Return an equal number of layers for each device, in this order (the paper's PipeDream); the first devices get one more."""
     layers, count = costs.profile.num_layers, len(order)
     cuts = tuple(place * (layers // count) + min(place, layers % count) for place in range(count + 1))
     return Partition(pace_s=pace_of(costs, order, cuts), order=tuple(order), cuts=cuts)
 
 
 def pace_of(costs: StageCosts, order: Sequence[int], cuts: Sequence[int]) -> float:
-    """Return Eq. 3's value of given cuts: the slowest stage or link, whether or not it fits."""
+    """Return Eq. 3's value of given cuts: the slowest stage or link, even if it does not fit."""
     seconds = [float(costs.stage(rank, 0, in_memory=False)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
     links = [costs.between_s(rank, following, cuts[at + 1]) for at, (rank, following) in enumerate(pairwise(order))]
     return max(*seconds, *links, 0.0)
 
 
 def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, check_memory: bool = True) -> Plan:
-    """Return a partition as a plan.  Raises PlanError, naming what does not fit where and by how much."""
+    """Return a partition as a plan.  Raises PlanError naming the stage that does not fit, its device and the missing bytes."""
     if partition.pace_s == float("inf"):
         raise nothing_fits(costs, partition.order)
     blocks = zip(partition.order, pairwise(partition.cuts), strict=True)
@@ -178,7 +178,7 @@ def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, c
 def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan:
     """Return the best plan: of any order of any set of devices if `searches`, else of all devices in the cluster's order.
 
-    Of more than MOST_IN_EVERY_ORDER devices a few orders are tried.  Raises PlanError if nothing fits.
+    With more than MOST_IN_EVERY_ORDER devices a few orders are tried.  Raises PlanError if nothing fits.
     """
     world, layers = costs.cluster.world_size, costs.profile.num_layers
     if searches and world <= MOST_IN_EVERY_ORDER:
@@ -192,13 +192,13 @@ def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan
 
 
 def compatibilities(capacities: Sequence[Sequence[float]], batteries: Sequence[float], left: float, eta: float = 1e-3) -> list[float]:
-    """Return DC of each idle device, to take the place of one that leaves (Eq. 4): p b / (H + eta), the highest is the best.
+    """Return DC of each idle device as a replacement for a leaving one (Eq. 4): p b / (H + eta); the highest is the best.
 
-    capacities: of each device the seconds of 1 to L layers.  batteries: charge that is left.  left: p, how much of the run.
-    Both H, the sum of the seconds, and b are mapped onto 0 to 1 from the least to the most among the devices, so their units cancel.
-    The paper does not say what they are if least and most are equal, or for one device: nothing tells the devices apart then, and each
-    counts as the best, H = 0 and b = 1.  Of equal scores the first counts.  As printed, p is a factor of all scores and changes no
-    choice, and the device with the least charge scores 0, however fast it is.
+    capacities: for each device the seconds of 1 to L layers.  batteries: the remaining charge.  left: p, the remaining share of the run.
+    Both H, the sum of the seconds, and b are mapped to 0 to 1 from the least to the most among the devices, so their units cancel.
+    The paper does not define them if least and most are equal, or for one device.  Then the devices do not differ, and each counts as the
+    best: H = 0 and b = 1.  Of equal scores the first counts.  As printed, p is a factor of all scores and changes no choice, and the device
+    with the least charge scores 0, however fast it is.
     """
     if not batteries:
         return []
@@ -210,11 +210,11 @@ def compatibilities(capacities: Sequence[Sequence[float]], batteries: Sequence[f
 
 
 def nothing_fits(costs: StageCosts, order: Sequence[int]) -> PlanError:
-    """Return the error of devices, in an order, whose memory suits no partition: which block does not fit where, and by how much."""
+    """Return the error if no partition fits on devices in an order: the block that does not fit, its device, and the missing bytes."""
     start, layers = 0, costs.profile.num_layers
     for place, rank in enumerate(order):
         behind, device = len(order) - place - 1, costs.cluster.devices[rank]
-        most = layers - behind  # each device behind takes one or more
+        most = layers - behind  # each following device has at least one
         blocks = {stop: costs.need(rank, behind, start, stop).total_bytes for stop in range(start + 1, most + 1)}
         stop = max((stop for stop, held in blocks.items() if held <= device.memory_bytes), default=0)
         if not stop or (not behind and stop < layers):
@@ -233,10 +233,10 @@ def nothing_fits(costs: StageCosts, order: Sequence[int]) -> PlanError:
 
 
 def printed_need(need: Need, *, num_layers: int, behind: int, heads: int, batch: int, tokens: int, hidden: int, feed_forward: int) -> int:
-    """Return M_tot of Eq. 1 in bytes, its M_act by Eq. 2 as printed, which we read as one layer's.
+    """Return M_tot of Eq. 1 in bytes, with M_act by Eq. 2 as printed, which we read as one layer's.
 
-    need: of the layers by our model, for M_model, M_pipe (together its weights) and M_grad.  behind: N - i - 1, devices behind.
-    The factors of Eq. 2 are those of Korthikanti et al. (2023), who count two bytes for a value; 8 h_f / h is twice theirs.
+    need: of the layers by our model, for M_model, M_pipe (together its weights) and M_grad.  behind: N - i - 1, the following devices.
+    The factors of Eq. 2 are those of Korthikanti et al. (2023), who count two bytes per value; 8 h_f / h is twice theirs.
     """
     activations = tokens * batch * hidden * (18 + 8 * feed_forward / hidden + 5 * heads * tokens / hidden)
     return round(need.weights_bytes + need.gradient_bytes + (behind + 1) * num_layers * activations)

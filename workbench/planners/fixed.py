@@ -1,4 +1,4 @@
-"""Plans by hand, and the planners of PAC+'s baselines (section VI-A): standalone, data parallel (EDDL), pipeline parallel (Eco-FL)."""
+"""User-defined plans, and the planners of PAC+'s baselines (section VI-A): standalone, data parallel (EDDL), pipeline parallel (Eco-FL)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def fixed_plan(
 ) -> Plan:
     """Return the plan of stages with `layers[i]` layers on the ranks `groups[i]`.
 
-    shares[i]: the samples of each rank, summing to a micro-batch.  Without them: "speed" in proportion to each rank's speed,
-    "equal", or "best" by Eq. 4.  Each rank of a group no larger than the micro-batch gets at least one sample (except with
-    "best", which may leave a slow device none).  sequence_length: is timed.  memory_length: must fit (default: the same).
-    Raises ConfigError if the numbers do not fit together, PlanError if memory does not.
+    shares[i]: the samples of each rank, which sum to a micro-batch.  Without them: "speed" in proportion to each rank's speed, "equal", or
+    "best" by Eq. 4.  Each rank of a group no larger than the micro-batch gets at least one sample (except with "best", which may leave a
+    slow device without samples).  sequence_length: for timing.  memory_length: must fit (default: the same).
+    Raises ConfigError if the numbers do not fit together, PlanError if memory does not suffice.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
     longest = sequence_length if memory_length is None else memory_length
@@ -124,7 +124,7 @@ def _samples(
     if how == "equal":
         weights = [1] * len(group)
     elif how == "speed":
-        # Whole-number weights to one part in a million; the layers' times decide, or nothing does.
+        # Integer weights to one part in a million, by the layers' times, or equal if there are none.
         whole = [seconds(rank, size) for rank in group]
         weights = [round(1e6 * min(whole) / one) if one > 0 else 1 for one in whole] if min(whole) > 0 else [1] * len(group)
     elif how == "best":
@@ -137,7 +137,7 @@ def _samples(
                 row.append(math.inf if need.total_bytes > budget else seconds(rank, samples))
             costs.append(row)
         best, samples_each = best_dispatch(costs, size)
-        # What does not fit anywhere is divided equally, for memory.check to name the device.
+        # If nothing fits, divide equally; memory.check then names the device.
         return samples_each if math.isfinite(best) else _spread([1] * len(group), size)
     else:
         raise ConfigError(f"The dispatch '{how}' was asked for.", "Known: speed, equal, best.", "Choose one of them.")
@@ -145,7 +145,7 @@ def _samples(
 
 
 def _spread(weights: Sequence[int], size: int) -> tuple[int, ...]:
-    """Divide `size` in proportion to weights, at least one each where there are enough."""
+    """Divide `size` in proportion to weights, at least one each if there are enough."""
     counts = [end - first for first, end in proportional_ranges(size, tuple(weights))]
     if size >= len(counts):
         while 0 in counts:

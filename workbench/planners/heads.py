@@ -1,9 +1,9 @@
 """Allocate a layer's attention heads to a device's processors: Algorithm 1 as printed, and the optimum (Confidant, section 3.3).
 
-Algorithm 1 bisects the time: at each value every processor takes the number of heads whose time is closest to it, or none if that is
-further away than epsilon.  A value is valid if the processors take K heads or more.  The paper gives neither epsilon nor sigma a value.
-Text and pseudo-code disagree on the lower bound: with the text's l = mid - sigma the search never ends once a value is not valid and
-r - l is 2 sigma, because l then stays where it is.  We follow the pseudo-code, l = mid + sigma.
+Algorithm 1 bisects the time.  At each value every processor gets the number of heads whose time is closest to it, or none if that time is
+more than epsilon away.  A value is valid if the processors get K heads or more.  The paper gives neither epsilon nor sigma a value.
+Text and pseudo-code disagree on the lower bound.  With the text's l = mid - sigma the search never ends once a value is not valid and
+r - l is 2 sigma, because l then does not change.  We follow the pseudo-code, l = mid + sigma.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIGMA_SHARE = 1e-6
 class HeadProfile:
     """The profile of section 3.3: seconds[j][k - 1] is P_j^k, the time of k heads on processor j with its fastest compute library.
 
-    Raises PlanError for times that are not positive, not of the same K on each processor, or that fall with a further head.
+    Raises PlanError if times are not positive, have different K per processor, or fall with an additional head.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -57,19 +57,19 @@ class HeadProfile:
 
     @property
     def largest_step_s(self) -> float:
-        """Return the most that one further head costs on a processor, the first one included."""
+        """Return the largest increase by one more head on a processor, the first head included."""
         return max(more - fewer for row in self.seconds for fewer, more in pairwise((0.0, *row)))
 
     def time_s(self, counts: Sequence[int]) -> float:
-        """Return the time of the slowest processor if processor j computes counts[j] heads at the same time as the others."""
+        """Return the time of the slowest processor if processor j computes counts[j] heads, all at the same time."""
         return max((row[count - 1] for row, count in zip(self.seconds, counts, strict=True) if count), default=0.0)
 
 
 def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None, sigma_s: float | None = None) -> tuple[int, ...] | None:
-    """Return each processor's heads by Algorithm 1, which may be more than K together; None where it returns an empty S.
+    """Return each processor's heads by Algorithm 1, which may be more than K together; None if it returns an empty S.
 
-    epsilon_s: if not given half the largest step of the profile, so that no processor is skipped between two of its times.
-    sigma_s: if not given a millionth of the first upper bound, which ends the search after about 20 values.
+    epsilon_s: by default half the largest step of the profile, so that no processor is skipped between two of its times.
+    sigma_s: by default a millionth of the first upper bound, which ends the search after about 20 values.
     Raises ConfigError for a negative epsilon or a sigma of 0 or less.
     """
     times, heads = np.array(profile.seconds), profile.num_heads
@@ -93,7 +93,7 @@ def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None,
 
 
 def without_surplus(profile: HeadProfile, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return an allocation of K heads: each head too many is taken from the processor that is slowest with its own."""
+    """Reduce an allocation to K heads: take each surplus head from the processor that is currently the slowest."""
     left = list(counts)
     while sum(left) > profile.num_heads:
         slowest = max(range(len(left)), key=lambda one: profile.seconds[one][left[one] - 1] if left[one] else 0.0)
@@ -102,10 +102,10 @@ def without_surplus(profile: HeadProfile, counts: Sequence[int]) -> tuple[int, .
 
 
 def best_allocation(profile: HeadProfile) -> tuple[int, ...]:
-    """Return an allocation of all K heads in the least time.
+    """Return the fastest allocation of all K heads.
 
-    The least time is one of the profile's.  Within a time each processor computes the most heads that it can, a number that rises with
-    the time, so bisection over the sorted times finds the first within which all K are computed.
+    The least time is one of the profile's times.  Within a time each processor computes as many heads as it can, a number that rises with
+    the time.  So bisection over the sorted times finds the first time within which all K heads are computed.
     """
     times = np.array(profile.seconds)
     values = np.unique(times)
@@ -119,11 +119,12 @@ AllocationName = Literal["algorithm1", "optimal"]
 def divide(
     layer: LayerProfile, device: Device, *, heads: int, columns: int, samples: int, length: int, by: AllocationName
 ) -> Division | None:
-    """Return how a device's processors share its layers; None if one of them is to do all.
+    """Return how a device's processors share its layers; None if one of them should compute everything.
 
-    layer: on the device's fastest processor, with the kinds of core.division; the others are slower as their flops_per_s say.
-    heads: groups of heads that share keys and values, which stay together.  columns: groups of feed-forward columns, 0 leaves them whole.
-    P_j^k is the time forward and back.  Raises ConfigError for more processors than groups of heads, PlanError for a profile that falls.
+    layer: on the device's fastest processor, with the kinds of core.division; the others are slower in proportion to their flops_per_s.
+    heads: groups of heads that share keys and values and are not split.  columns: groups of feed-forward columns, 0: not divided.
+    P_j^k is the time of forward and backward.  Raises ConfigError for more processors than groups of heads, PlanError for a profile that
+    falls.
     """
     processors = sorted(device.processors, key=lambda one: -one.flops_per_s)
     if len(processors) < 2:
@@ -149,7 +150,7 @@ def divide(
 
 
 def quickened(profile: Profile, divisions: Mapping[int, Division], *, samples: int, length: int) -> Profile:
-    """Return the profile in which the layers of devices whose processors share them take as long as they do then, as Eq. 3 needs it."""
+    """Return the profile with the layer times of devices whose processors share the layers, as Eq. 3 needs it."""
 
     def quick(layer: LayerProfile, division: Division) -> LayerProfile:
         ways: tuple[Direction, ...] = ("F", "B")

@@ -1,9 +1,9 @@
 """HetPipe's planner: devices into virtual workers, each virtual worker's layers into a pipeline (Park et al., USENIX ATC 2020; PAC+, VI-A).
 
-What the paper leaves open, and our reading: a virtual worker's mini-batch is as large as the other systems' micro-batch, so that as many
-samples are at work; N_m is at most the longest pipeline, as more only wait; the shards' servers are devices of
-the virtual workers.  One virtual worker alone would be an asynchronous pipeline without data parallelism: that is what is left where two
-do not fit.
+The paper leaves some points open.  Our reading: a virtual worker's mini-batch is as large as the other systems' micro-batch, so that the
+same number of samples is in work.  N_m is at most the length of the longest pipeline, because more mini-batches only wait.  The shards'
+servers are devices of the virtual workers.  A single virtual worker is an asynchronous pipeline without data parallelism; it is used only
+if two do not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workbench.planners.pricing import Pricer
 
 Groups = tuple[tuple[int, ...], ...]
 MOST_IN_EVERY_ORDER = 4
-"""A virtual worker of so many devices is planned in every order of them; a larger one by speed and by memory."""
+"""A virtual worker with at most this many devices is planned in every order, a larger one by speed and by memory."""
 
 
 def hetpipe(
@@ -39,10 +39,10 @@ def hetpipe(
     memory_length: int | None = None,
     clock_distance: int = 0,
 ) -> VirtualWorkers:
-    """Return the virtual workers that train the most samples a second, as `wave_seconds` predicts it; several of them if they fit.
+    """Return the virtual workers that train the most samples per second, as `wave_seconds` predicts; several workers if they fit.
 
-    profile: of full fine-tuning.  The devices of one make together, a device of every make in each, or any number of virtual workers of
-    about equal speed, whichever is fastest.
+    profile: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers with devices of
+    every model, and any number of workers of about equal speed.
     Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one batch at a time.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
@@ -70,7 +70,7 @@ def hetpipe(
                 if balanced is not None
             )
             if len(plans) < len(groups):
-                break  # with more in flight it fits no better
+                break  # more in flight needs more memory
             workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches, clock_distance=clock_distance)
             held = needs(profile, workers, sequence_length=sequence_length if memory_length is None else memory_length)
             if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in held.items()):
@@ -85,11 +85,12 @@ def hetpipe(
 
 
 def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) -> dict[int, Need]:
-    """Return the predicted peak of every rank: a bound from above of what the schedule holds (schedules/hetpipe.py).
+    """Return the predicted peak of every rank: an upper bound of the schedule's memory (schedules/hetpipe.py).
 
-    The weights count once more for each further mini-batch in flight, which goes back with the version that it came with.  With several
-    virtual workers also, at D = 0: a push that leaves or what a pull brings, and of each shard that the rank serves the global weights
-    and the others' pushes.  For each wave more that D allows, slow links may hold up a push, pushes to and a version of the shards served.
+    Each further mini-batch in flight adds one copy of the weights, because its backward pass uses the version of its forward pass.  With
+    several virtual workers, at D = 0, memory also has a push being sent or the result of a pull, and for each shard that the rank serves
+    the global weights and the others' pushes.  For each additional wave that D allows, slow links may delay a push, the pushes to the
+    served shards and a version of them.
     """
     found = {}
     count, distance = len(workers.pipelines), workers.clock_distance
@@ -124,16 +125,16 @@ def _copies_under_way(clock_distance: int) -> int:
 
 
 def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> dict[str, float]:
-    """Return the predicted seconds of a wave in the long run, by part.
+    """Return the predicted seconds of a wave in steady state, by part.
 
-    pipeline: of the slowest virtual worker, N_m times the longer of its slowest stage (with STEP) and a mini-batch's way through the
-    pipeline and back over the mini-batches in flight.  synchronization: push and pull, less the D waves in which they may be under way.
+    pipeline: of the slowest virtual worker, N_m times the longer of two times: its slowest stage (with STEP), or a mini-batch's way through
+    the pipeline and back, divided by the mini-batches in flight.  synchronization: push and pull, minus the D waves that they may overlap.
     """
     pricer = Pricer(profile, cluster, sequence_length=sequence_length)
     pipeline_s = 0.0
     for plan in workers.pipelines:
         price = pricer(plan.stages, 1)
-        # With one mini-batch, beginning, execution and ending are its way there and back.
+        # With one mini-batch, beginning, execution and ending are its way through the pipeline and back.
         turn_s = price.total_s / min(workers.in_flight, len(plan.stages))
         for stage in plan.stages:
             layers = profile.layers[stage.ranks[0]][stage.start : stage.stop]
@@ -150,7 +151,7 @@ def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *,
 
 
 def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorkers) -> float:
-    """Return the seconds of pushing every shard to its server and pulling it back, the busiest interface of each way."""
+    """Return the seconds to push every shard to its server and pull it back: the busiest interface in each direction."""
     total = 0.0
     for push in (True, False):
         busy: dict[tuple[str, int], float] = {}
@@ -170,7 +171,7 @@ def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorke
 
 
 def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Groups]:
-    """Return the devices' divisions into virtual workers by node, equal and hybrid, without repetitions."""
+    """Return the divisions of the devices into virtual workers: by node, equal and hybrid, without repetitions."""
     count = cluster.world_size
     speeds = [1 / max(_whole_s(profile, rank, sequence_length), 1e-12) for rank in range(count)]
     makes: dict[str, list[int]] = {}
@@ -197,7 +198,7 @@ def _whole_s(profile: Profile, rank: int, sequence_length: int) -> float:
 def _pipeline(
     profile: Profile, cluster: Cluster, times: StageTimes, group: Sequence[int], in_flight: int, sequence_length: int
 ) -> Balanced | None:
-    """Return the most balanced pipeline of all of a group's devices, None if none fits; of equals, the one that moves the fewest bytes."""
+    """Return the most balanced pipeline of all of a group's devices, None if none fits; on a tie, the one that sends the fewest bytes."""
     if len(group) <= MOST_IN_EVERY_ORDER:
         orders = list(permutations(group))
     else:
@@ -213,7 +214,7 @@ def _pipeline(
 
 
 def _refuse(profile: Profile, cluster: Cluster, size: int, sequence_length: int, memory_length: int | None) -> None:
-    """Raise the PlanError of one pipeline of all devices with one mini-batch at a time: what needs the least memory."""
+    """Raise the PlanError of the setting with the least memory: one pipeline of all devices with one mini-batch at a time."""
     candidates(
         profile,
         cluster,

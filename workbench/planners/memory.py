@@ -19,8 +19,8 @@ ASYNCHRONOUS = "asynchronous_1f1b"
 class Need:
     """The predicted peak bytes of a rank, by purpose.
 
-    context_bytes: what the backward passes in flight need, taps included.  workspace_bytes: scratch of one forward pass.
-    boundary_bytes: one message in and one out, each way.
+    context_bytes: for the backward passes in flight, taps included.  workspace_bytes: temporary memory of one forward pass.
+    boundary_bytes: one message received and one sent, forward and backward.
     """
 
     weights_bytes: int = 0
@@ -44,7 +44,7 @@ class Need:
 
 
 def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str = "1f1b") -> int:
-    """Return the micro-batches whose contexts live at once on a stage (counted from 0).
+    """Return how many micro-batches have a live context on a stage (counted from 0) at the same time.
 
     Under 1F1B min(p - stage, M), all under GPipe; under asynchronous 1F1B p - stage whole mini-batches.
     """
@@ -56,9 +56,9 @@ def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str
 def rank_need(
     profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int, in_flight: int, copies: int = 0
 ) -> Need:
-    """Return what layers [start, stop) need on a rank that takes `samples` of each micro-batch.
+    """Return the memory need of layers [start, stop) on a rank that computes `samples` of each micro-batch.
 
-    copies: how often the trainable parameters are there besides themselves, such as the versions that asynchronous pipelines stash.
+    copies: copies of the trainable parameters in addition to themselves, such as the versions that asynchronous pipelines stash.
     """
     layers = profile.layers[rank][start:stop]
     trainable = sum(layer.trainable_bytes for layer in layers)
@@ -74,7 +74,7 @@ def rank_need(
 
 
 def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int) -> int:
-    """Return the bytes that cross both ends of layers [start, stop), activations and gradients."""
+    """Return the bytes of activations and gradients that cross both ends of layers [start, stop)."""
     layers = profile.layers[rank]
     ends = [layers[start - 1]] if start > 0 else []
     ends += [layers[stop - 1]] if stop < profile.num_layers else []
@@ -82,9 +82,9 @@ def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, sample
 
 
 class FootprintTable:
-    """rank_need of one rank for many ranges of layers at once: a fixed part and one for each sample.
+    """rank_need of one rank for many ranges of layers at once: a fixed part and a part per sample.
 
-    starts, stops: (ranges,) layers [x, y).  copies[i]: see rank_need, with i + 1 micro-batches in flight, over which arrays range first.
+    starts, stops: (ranges,) layers [x, y).  copies[i]: see rank_need, with i + 1 micro-batches in flight; the first axis of the arrays.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FootprintTable:
         for start in range(len(layers)):
             highest[start, start:] = np.maximum.accumulate(scratch[start:])
         message = [layer.output_bytes(1, sequence_length) + layer.gradient_bytes(1, sequence_length) for layer in layers]
-        # No message crosses in front of the first layer, nor behind the last.
+        # No message crosses before the first layer, nor after the last.
         crossing = np.array([0, *message[:-1], 0])
         each = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
         self._each = np.arange(1, len(copies) + 1)[:, None] * kept + each
@@ -122,7 +122,7 @@ class FootprintTable:
 
 
 def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int, order: str = "1f1b") -> dict[int, Need]:
-    """Return the predicted need of every rank that the plan uses, in the epochs that run the backbone.  order: see in_flight."""
+    """Return the predicted need of every rank in the plan, in the epochs that run the backbone.  order: see in_flight."""
     needs = {}
     for index, stage in enumerate(plan.stages):
         live = in_flight(index, len(plan.stages), plan.num_micro_batches, order=order)
@@ -141,7 +141,7 @@ def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int, order: str
 
 
 def cached_need(profile: Profile, rank: int, *, samples: int, sequence_length: int) -> Need:
-    """Return what a cached epoch needs on a rank: the adapters of all layers, the backbone's memory released (PAC+, section IV-B)."""
+    """Return a rank's need in a cached epoch: the adapters of all layers, without the released backbone (PAC+, section IV-B)."""
     layers = profile.layers[rank]
     trainable = sum(layer.trainable_bytes for layer in layers)
     return Need(
@@ -158,7 +158,7 @@ def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dic
 
 
 def check(profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int, order: str = "1f1b") -> None:
-    """Raise PlanError, naming device, stage and bytes, if a rank of the plan needs more than its device's budget.  order: see in_flight."""
+    """Raise PlanError, naming device, stage and bytes, if a rank needs more than its device's budget.  order: see in_flight."""
     needs = plan_needs(profile, plan, sequence_length=sequence_length, order=order)
     for index, stage in enumerate(plan.stages):
         over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
@@ -182,7 +182,7 @@ def check_cached(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_l
 
 
 def too_small(cluster: Cluster, rank: int, index: int, stage: Stage, need: Need, *, why: str = "") -> PlanError:
-    """Return the error of a device that cannot hold its stage (the stage counted from 0, layers named first to last)."""
+    """Return the error of a device whose memory is too small for its stage (the stage counted from 0, layers named first to last)."""
     device = cluster.devices[rank]
     layers = f"layer {stage.start}" if stage.num_layers == 1 else f"layers {stage.start}-{stage.stop - 1}"
     return PlanError(
@@ -195,7 +195,7 @@ def too_small(cluster: Cluster, rank: int, index: int, stage: Stage, need: Need,
 
 
 def readable(nbytes: int) -> str:
-    """Return bytes as people write them: 1.4 GB, 350 MB, 12 kB (powers of 1000)."""
+    """Format bytes for people: 1.4 GB, 350 MB, 12 kB (powers of 1000)."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}" if nbytes < 100 * size else f"{nbytes / size:.0f} {unit}"

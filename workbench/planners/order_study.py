@@ -1,4 +1,4 @@
-"""What a fixed device order loses: Algorithm 1 run on other orders of the same devices (PAC+, section V-A; the paper takes one order)."""
+"""Measure the loss by a fixed device order: run Algorithm 1 on other orders of the same devices (PAC+, section V-A; the paper uses one)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.planners.pac_plus import Objective, candidates, micro_batch_size,
 from workbench.planners.pricing import Pricer
 
 MAX_ORDERS = 5040
-"""So many orders are tried one by one; of more, a search looks at no more."""
+"""Up to this many orders are all tried; with more, a search evaluates at most this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,10 @@ def order_study(
     max_orders: int = MAX_ORDERS,
     seed: int = 0,
 ) -> OrderStudy:
-    """Return what Algorithm 1 reaches for every distinct order of the devices, or along a local search if there are more than max_orders.
+    """Return Algorithm 1's result for every distinct order of the devices, or along a local search if there are more than max_orders.
 
-    price: seconds of a step under a plan, by simulation say, asked of the `keep` best orders' plans and of the fixed order's; they are
-    ranked by it.  Without it the objective's own seconds count.  Raises PlanError if no plan fits, whatever the order.
+    price: seconds of a step under a plan, for example by simulation.  It is called for the plans of the `keep` best orders and of the fixed
+    order, and ranks them.  Without it the objective's own seconds count.  Raises PlanError if no plan fits in any order.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
     times = StageTimes(
@@ -84,7 +84,7 @@ def order_study(
     search = search_orders(types, look, starts, max_orders=max_orders, seed=seed)
     fitting = sorted((value, order) for order, value in search.value.items() if math.isfinite(value))
     kept = dict.fromkeys(order for _, order in fitting[:keep])
-    # The fixed order may be listed as another one of the same types.
+    # The fixed order may be equal by types to another one in the list.
     kinds = tuple(types)
     same = next((order for order in search.value if tuple(types[rank] for rank in order) == kinds), fixed)
     if not fitting or math.isfinite(search.value.get(same, math.inf)):

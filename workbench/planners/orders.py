@@ -1,6 +1,6 @@
-"""Which order of the devices to plan for: Algorithm 1 takes 'an ordered set of all devices', and leaves the order open (PAC+, section V-A).
+"""Choose the device order: Algorithm 1 takes 'an ordered set of all devices' and leaves the order open (PAC+, section V-A).
 
-Equal devices are interchangeable, so that only the distinct orders of device types count: 4 of one type and 4 of another have 70.
+Equal devices are interchangeable, so only the distinct orders of device types count: 4 of one type and 4 of another have 70.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from workbench.core.profile import Profile
 
 Order = tuple[int, ...]
 OTHER_ORDER = "Nothing fits with the devices in the order of the cluster: this plan has another order, as with order=all."
-"""The note of a plan that stands in for one of the given order."""
+"""The note on a plan that replaces one in the given order."""
 
 
 def device_types(profile: Profile, cluster: Cluster) -> tuple[int, ...]:
-    """Return each rank's type, as the lowest rank that is equal to it in speed, memory and links."""
+    """Return each rank's type: the lowest rank with equal speed, memory and links."""
     kinds = []
     for rank, device in enumerate(cluster.devices):
-        name = device.name if cluster.pairs else ""  # a link between two named devices tells them apart
+        name = device.name if cluster.pairs else ""  # with links between named devices, each name is a type
         kinds.append((replace(device, name=name, address=None), profile.layers[rank]))
     return tuple(kinds.index(kind) for kind in kinds)
 
@@ -35,7 +35,7 @@ def count_orders(types: Sequence[int]) -> int:
 
 
 def distinct_orders(types: Sequence[int]) -> Iterator[Order]:
-    """Yield the ranks in every distinct order of their types, the ranks of a type rising, in lexical order."""
+    """Yield the ranks in every distinct order of their types, with rising ranks within a type, in lexical order."""
     left = {kind: [rank for rank, other in enumerate(types) if other == kind] for kind in set(types)}
     chosen: list[int] = []
 
@@ -51,7 +51,7 @@ def distinct_orders(types: Sequence[int]) -> Iterator[Order]:
 
 
 def checked_order(cluster: Cluster, order: Sequence[int]) -> Order:
-    """Return an order that a user gave.  Raises ConfigError if it names a rank twice, or one that is not there."""
+    """Return an order given by the user.  Raises ConfigError for a repeated or unknown rank."""
     ranks = tuple(order)
     if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(cluster.world_size)):
         raise ConfigError(
@@ -63,7 +63,7 @@ def checked_order(cluster: Cluster, order: Sequence[int]) -> Order:
 
 
 def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Order]:
-    """Return the orders by speed and by memory, each rising and falling, without repetitions."""
+    """Return the orders by speed and by memory, rising and falling, without repetitions."""
     ranks = range(cluster.world_size)
     seconds = [
         sum(layer.forward_s(1, sequence_length) + layer.backward_s(1, sequence_length) for layer in profile.layers[rank]) for rank in ranks
@@ -80,7 +80,7 @@ def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """value[order] of every order that was looked at, infinite where nothing fits; exhaustive: these are all `num_orders` distinct ones."""
+    """value[order] of every evaluated order, infinite if nothing fits; exhaustive: all `num_orders` distinct orders were evaluated."""
 
     value: dict[Order, float]
     num_orders: int
@@ -90,9 +90,9 @@ class Search:
 def search_orders(
     types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int, seed: int = 0
 ) -> Search:
-    """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by exchanging two devices.
+    """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by swapping two devices.
 
-    The climb takes the first exchange that helps, in random order, and ends where none does or after max_orders evaluations.
+    The climb takes the first swap that helps, in random order.  It ends if none helps or after max_orders evaluations.
     """
     num_orders = count_orders(types)
     if num_orders <= max_orders:

@@ -22,13 +22,13 @@ from workbench.planners.pricing import Price, Pricer
 
 Objective = Literal["paper", "bottleneck"]
 MAX_CELLS = 1_600_000
-"""So many entries of Eq. 3's tables are computed for all orders together: 0.05 s for 8 orders of 8 devices and 48 layers."""
+"""The table entries of Eq. 3 computed for all orders together: 0.05 s for 8 orders of 8 devices and 48 layers."""
 CELLS_OF_AN_ORDER = 12_000
-"""An order takes as long as so many entries besides its own."""
+"""The fixed cost of an order, in table entries."""
 MAX_PLANS = 32
-"""So many of the plans of all orders are returned."""
+"""The number of plans returned for all orders together."""
 MORE_ORDERS = 10
-"""Where nothing fits in these orders, so many times as many are looked at for one in which something does."""
+"""If nothing fits in these orders, this many times as many are tried to find one in which something does."""
 
 
 def plan(
@@ -45,10 +45,10 @@ def plan(
 ) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
-    order: the ordered set D as ranks, or "all" to try every distinct one (see orders.search_orders: all of them if MAX_CELLS
-    allows, else a local search).  Default: as the cluster lists them; if nothing fits so, as for "all", and a note says it.
+    order: the ordered set D as ranks, or "all" to try every distinct order (see orders.search_orders: all of them if MAX_CELLS
+    allows, else a local search).  Default: the cluster's order; if nothing fits in it, as for "all", with a note.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
-    sequence_length: of a typical batch, which is timed.  memory_length: of the longest, which must fit (default: the same).
+    sequence_length: of a typical batch, for timing.  memory_length: of the longest, which must fit (default: the same).
     settings: micro_batches and others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
     """
     lengths: dict[str, Any] = {"sequence_length": sequence_length, "memory_length": memory_length}
@@ -74,9 +74,9 @@ def candidates(
     max_group: int | None = None,
     memory_length: int | None = None,
 ) -> list[Plan]:
-    """Return W_s for every number of stages s that fits, cheapest by the objective first, for re-ranking by simulation.
+    """Return W_s for every number of stages s that fits, in order of the objective, for re-ranking by simulation.
 
-    Of several orders these are the cheapest MAX_PLANS, with a W_s of each order.
+    With several orders these are the MAX_PLANS cheapest, with a W_s of each order.
     max_group: the most devices of a group (1: a plain pipeline).  memory_length: see plan.  Raises PlanError if nothing fits.
     """
     size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
@@ -157,7 +157,7 @@ def objective_s(cost: Price, objective: Objective) -> float:
 
 
 def micro_batch_size(profile: Profile, cluster: Cluster, batch_size: int, micro_batches: int, sequence_length: int) -> int:
-    """Return B of Table II.  Raises ConfigError if the profile, the cluster and the numbers do not belong together."""
+    """Return B of Table II.  Raises ConfigError if profile, cluster and numbers do not fit together."""
     if profile.world_size != cluster.world_size:
         raise ConfigError(
             f"A plan for cluster '{cluster.name}' of {cluster.world_size} devices was asked for.",
@@ -191,7 +191,7 @@ def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
 def _refusal(
     profile: Profile, cluster: Cluster, nearest: Balanced, size: int, micro_batches: int, sequence_length: int, *, is_fixed: bool
 ) -> PlanError:
-    """Return the error that names what is missing in the plan that comes nearest to fitting."""
+    """Return the error for the plan that comes closest to fitting, with its missing bytes."""
     made = Plan(method="", stages=nearest.stages, micro_batch_size=size, num_micro_batches=micro_batches)
     needs = memory.plan_needs(profile, made, sequence_length=sequence_length)
     rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)

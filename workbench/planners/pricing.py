@@ -1,4 +1,4 @@
-"""Price a pipeline of device groups in closed form (PAC+, section V-A, Eq. 5-7)."""
+"""Predict the step time of a pipeline of device groups in closed form (PAC+, section V-A, Eq. 5-7)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from workbench.core.profile import Profile
 class Price:
     """The predicted seconds of a mini-batch.
 
-    beginning_s, execution_s, ending_s: L_b, L_e, L_n of Eq. 5-6.  Eq. 5 charges the execution phase to the last stage:
-    right when that stage is the slowest, too low otherwise.  bottleneck_s: our correction, the largest of the times at
-    which each stage k, if it never waited after its first micro-batch, would let the mini-batch end; equal to total_s
-    when the last stage is the slowest.  slowest_stage: the k of that largest time.
+    beginning_s, execution_s, ending_s: L_b, L_e, L_n of Eq. 5-6.  Eq. 5 computes the execution phase from the last stage.  That is right if
+    this stage is the slowest, and too low otherwise.  bottleneck_s: our correction.  For each stage k, assume that it never waits after its
+    first micro-batch, and compute when the mini-batch ends; bottleneck_s is the largest of these times.  It equals total_s if the last
+    stage is the slowest.  slowest_stage: the k of that largest time.
     """
 
     beginning_s: float
@@ -30,11 +30,11 @@ class Price:
 
     @property
     def total_s(self) -> float:
-        """Return L_b + L_e + L_n, what Eq. 7 minimises."""
+        """Return L_b + L_e + L_n, the objective of Eq. 7."""
         return self.beginning_s + self.execution_s + self.ending_s
 
     def parts(self) -> dict[str, float]:
-        """Return the three phases by name, as Plan.predicted_s holds them."""
+        """Return the three phases by name, as in Plan.predicted_s."""
         return {"beginning": self.beginning_s, "execution": self.execution_s, "ending": self.ending_s}
 
 
@@ -46,9 +46,9 @@ def phase_lengths(
     reduce_s: Sequence[float],
     num_micro_batches: int,
 ) -> Price:
-    """Return Eq. 5-6 from e_f, e_b and AR of each stage (s of each) and c_f, c_b of each boundary (s - 1 of each)."""
+    """Return Eq. 5-6 from e_f, e_b and AR of each stage (s values each) and c_f, c_b of each boundary (s - 1 values each)."""
     last = len(forward_s) - 1
-    before, after = 0.0, reduce_s[0]  # of stage k: until its first micro-batch arrives, and from its last backward pass on
+    before, after = 0.0, reduce_s[0]  # of stage k: until its first micro-batch arrives, and after its last backward pass
     finish = []
     for k in range(last + 1):
         if k:
@@ -66,7 +66,7 @@ def phase_lengths(
 
 
 class Pricer:
-    """Prices pipelines of one profile and cluster; what it has found of a stage it keeps for the next pipeline that has it."""
+    """Predicts the step time of pipelines of one profile and cluster; results for a stage are cached for other pipelines with it."""
 
     def __init__(self, profile: Profile, cluster: Cluster, *, sequence_length: int) -> None:
         self._profile, self._cluster, self._length = profile, cluster, sequence_length
@@ -75,7 +75,7 @@ class Pricer:
         self._summed: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def __call__(self, stages: Sequence[Stage], num_micro_batches: int) -> Price:
-        """Return the price of stages whose shares' samples sum to the micro-batch."""
+        """Return the predicted time of stages whose shares' samples sum to the micro-batch."""
         alone = [self._stage(stage) for stage in stages]
         between = [self._boundary(stage, following) for stage, following in itertools.pairwise(stages)]
         return phase_lengths(
@@ -88,7 +88,7 @@ class Pricer:
         )
 
     def _stage(self, stage: Stage) -> tuple[float, float, float]:
-        """Return e_f and e_b, those of the slowest rank, each with its share of samples, and AR."""
+        """Return e_f and e_b of the slowest rank, with each rank's share of samples, and AR."""
         if stage not in self._alone:
             sums = [self._sums(share.rank, share.samples) for share in stage.shares]
             forward, backward = (max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1))
@@ -119,20 +119,20 @@ class Pricer:
 
 
 def price(profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_micro_batches: int, sequence_length: int) -> Price:
-    """Return the price of stages whose shares' samples sum to the micro-batch."""
+    """Return the predicted time of stages whose shares' samples sum to the micro-batch."""
     return Pricer(profile, cluster, sequence_length=sequence_length)(stages, num_micro_batches)
 
 
 def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
-    """Return the bytes whose gradients a stage's group sums."""
+    """Return the bytes of gradients that a stage's group sums."""
     return sum(layer.trainable_bytes for layer in profile.layers[stage.ranks[0]][stage.start : stage.stop])
 
 
 def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False) -> float:
     """Return c_f, or c_b if `reverse`: the seconds in which a micro-batch crosses from one group to the next.
 
-    Each sample goes from the rank that made it to the rank that takes it; ranks send and receive side by side, and
-    a rank's own messages share its link.
+    Each sample goes from the rank that computed it to the rank that needs it.  Ranks send and receive in parallel; a rank's own messages
+    share its link.
     """
     if nbytes_per_sample == 0:
         return 0.0
@@ -153,5 +153,5 @@ def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_samp
 
 
 def allreduce_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
-    """Return AR, a ring all-reduce; 0 for one rank, or nothing to sum."""
+    """Return AR, the seconds of a ring all-reduce; 0 for one rank or no bytes."""
     return ring_allreduce_s(cluster, ranks, nbytes) if nbytes else 0.0

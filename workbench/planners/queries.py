@@ -1,10 +1,10 @@
 """Divide q queries among unequal devices (P-RGE's outer loop, Algorithm 1 line 4, spread over a cluster; our extension of the paper).
 
-Every device that holds the model takes some of the queries, both signs of each; losses are exchanged, and every device makes the same
-update.  The step lasts until the slowest device has told its last losses.  A chain of stages holds a model that no device can.
+Every device that has the model computes some of the queries, both signs of each.  The devices exchange losses and make the same update.
+The step ends when the slowest device has sent its last losses.  If a model fits on no single device, a chain of stages computes it.
 
-There is no backward pass, so a chain is only filled and emptied: with G groups of queries, a step lasts as long as one group's way through
-all stages and links, and G - 1 times the slowest of them.
+There is no backward pass, so a chain is only filled and emptied.  With G groups of queries, a step takes one group's way through all
+stages and links, plus G - 1 times the slowest of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from workbench.core.profile import Profile
 from workbench.planners.query_costs import LOSS_BYTES, METHOD, Passing, RankCosts, StepSize, passes, too_small, whole
 
 ALL_SETS_UP_TO = 10
-"""So many devices, or fewer, are tried in every combination; of more, the k fastest for every k."""
+"""Up to this many devices are tried in every combination; with more, the k fastest for every k."""
 
 
 def chosen_passings(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> dict[int, Passing]:
-    """Return how every rank of a plan computes its queries: the fastest way that fits in its memory; along a chain all in the same.
+    """Return how every rank of a plan computes its queries: the fastest way that fits in its memory; in a chain the same for all.
 
     Raises PlanError, naming device and bytes, if a rank's share fits in no way.
     """
@@ -44,7 +44,7 @@ def chosen_passings(profile: Profile, cluster: Cluster, plan: Plan, size: StepSi
 
 
 def step_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> float:
-    """Return the seconds of a step under a plan of one stage: the slowest device's, its losses told, and the update.
+    """Return the seconds of a step under a plan of one stage: the slowest device's, including sending its losses, and the update.
 
     Infinity if a device's share does not fit.
     """
@@ -61,11 +61,11 @@ def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
 
 
 def plan_queries(profile: Profile, cluster: Cluster, size: StepSize) -> Plan:
-    """Return the plan with the shortest step: who takes how many queries, or which layers.
+    """Return the plan with the shortest step: the queries, or the layers, of each device.
 
-    Exact: of all divisions of the queries among all sets of devices none has a smaller `step_s` (more than ALL_SETS_UP_TO devices: of
-    the sets of the k fastest).  A device's seconds are taken not to fall with the number of its queries.  Where a device cannot hold the
-    model, chains of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing fits.
+    Exact: no division of the queries among any set of devices has a smaller `step_s` (with more than ALL_SETS_UP_TO devices: among the sets
+    of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does not fit on a device, chains
+    of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing fits.
     """
     found = _divided(profile, cluster, size)
     holds_all = all(costs.fits(1) for costs in whole(profile, cluster, size))
@@ -98,7 +98,7 @@ def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
             continue
         slowest = max(tables[rank][count] for rank, count in zip(ranks, counts, strict=True) if count)
         seconds = slowest + max(costs[rank].noise_s(queries) for rank in ranks)
-        if seconds < best_s * (1 - 1e-9):  # fewer devices come first, and stay where more gain nothing
+        if seconds < best_s * (1 - 1e-9):  # fewer devices come first, and are kept if more save no time
             shares = tuple(Share(rank=rank, queries=count) for rank, count in zip(ranks, counts, strict=True) if count)
             best_s, best = seconds, shares
     if best is None:
@@ -114,14 +114,14 @@ def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
 
 
 def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]:
-    """Return the seconds of 0, 1, ... queries, never falling: a dip in measured times is noise."""
+    """Return the seconds of 0, 1, ... queries, made monotone: a decrease in measured times is noise."""
     return list(accumulate((_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)), max))
 
 
 def smallest_maximum(tables: Sequence[Sequence[float]], total: int) -> list[int] | None:
-    """Return how many of `total` like things each taker gets so that max tables[i][count_i] is smallest; None if they do not all fit.
+    """Divide `total` equal items so that the largest tables[i][count_i] is as small as possible; return None if they do not all fit.
 
-    tables[i][n]: the seconds of taker i with n things, not falling in n; infinity where it cannot.
+    tables[i][n]: the seconds of taker i with n items, not falling in n; infinity if it cannot.
     """
     levels = sorted({seconds for table in tables for seconds in table if math.isfinite(seconds)})
     low, high = 0, len(levels) - 1
@@ -134,7 +134,7 @@ def smallest_maximum(tables: Sequence[Sequence[float]], total: int) -> list[int]
         else:
             low = middle + 1
     counts = [_most(table, levels[low]) for table in tables]
-    for _ in range(sum(counts) - total):  # one less where it relieves most
+    for _ in range(sum(counts) - total):  # take surplus items where that helps most
         slowest = max((index for index in range(len(tables)) if counts[index]), key=lambda index: tables[index][counts[index]])
         counts[slowest] -= 1
     return counts
@@ -145,13 +145,13 @@ def _most(table: Sequence[float], limit_s: float) -> int:
 
 
 ALL_ORDERS_UP_TO = 4
-"""So many devices, or fewer, are tried in every order; more in the cluster's order and by their memory."""
+"""Up to this many devices are tried in every order; with more, the cluster's order and the order by memory."""
 
 
 class _Way(NamedTuple):
     """A chain that covers some first layers.  sum_s: one group's way through it; slowest_s: of its stages and links.
 
-    update_s: of the stage that takes longest for the step.
+    update_s: of the stage whose update takes longest.
     """
 
     sum_s: float
@@ -189,9 +189,9 @@ def _tables(profile: Profile, cluster: Cluster, size: StepSize, rank: int, passi
 
 
 def plan_chain(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
-    """Return the fastest chain of at least two stages, one device each; None if the model fits on none.
+    """Return the fastest chain of at least two stages with one device each; None if the model fits on no chain.
 
-    Exact in its price (`chain_s`) for up to ALL_ORDERS_UP_TO devices: of all orders, cuts and executions none is faster.
+    Exact in its cost (`chain_s`) for up to ALL_ORDERS_UP_TO devices: no other order, cut or execution is faster.
     """
     best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
     for passing in size.passings(size.queries, cut=True):
@@ -215,7 +215,7 @@ def plan_chain(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | Non
 
 
 def chain_passing(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> Passing:
-    """Return the fastest way to send all queries through a chain.  Raises PlanError if a stage fits in none."""
+    """Return the fastest way to run all queries through a chain.  Raises PlanError if a stage fits in no way."""
     passing = min(size.passings(size.queries, cut=True), key=lambda passing: chain_s(profile, cluster, plan, size, passing))
     if math.isinf(chain_s(profile, cluster, plan, size, passing)):
         smallest = min(size.passings(size.queries, cut=True), key=lambda passing: passing.parts)
@@ -268,9 +268,9 @@ def _ways(
     tables: Sequence[_Tables],
     passing: Passing,
 ) -> Iterable[_Way]:
-    """Yield the chains of the first 2, 3, ... devices of an order that no other of the same devices beats in all times.
+    """Yield the chains of the first 2, 3, ... devices of an order, except those that another chain of the same devices beats in all times.
 
-    sum_s has the telling of the losses in it.
+    sum_s includes sending the losses.
     """
     count = profile.num_layers
     front: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}

@@ -1,4 +1,4 @@
-"""Prices of P-RGE's parts on a device: passes, noise, losses told, memory (P-RGE, sections 3.1 and 3.2)."""
+"""Costs of P-RGE's parts on a device: passes, noise, sending losses, memory (P-RGE, sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ LOSS_BYTES = 4
 
 
 def passes(execution: Execution, queries: int) -> tuple[int, int]:
-    """Return (forward passes, parts of one pass) in which 2 x queries parts are computed (section 3.1 and 3.2)."""
+    """Return (forward passes, parts per pass) for the 2 x queries parts (section 3.1 and 3.2)."""
     return {"sequential": (2 * queries, 1), "outer": (2, queries), "inner": (queries, 2), "both": (1, 2 * queries)}[execution]
 
 
 class Passing(NamedTuple):
-    """How a device computes its queries: in groups of so many, each group in an execution."""
+    """How a device computes its queries: the number per group, and the execution of each group."""
 
     queries: int
     execution: Execution
 
     def groups(self, queries: int) -> int:
-        """Return the number of groups that some queries make."""
+        """Return the number of groups for `queries` queries."""
         return -(-queries // self.queries)
 
     @property
@@ -41,13 +41,13 @@ class Passing(NamedTuple):
         return passes(self.execution, self.queries)[1]
 
     def passes(self, queries: int) -> tuple[int, int]:
-        """Return (passes, parts of one pass) of a group of so many queries; the last group may be smaller than the others."""
+        """Return (passes, parts per pass) of a group of `queries` queries; the last group may be smaller than the others."""
         return passes(self.execution, queries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """What one step is: q queries, E samples each, their padded length in tokens; memory is reckoned for memory_length."""
+    """The size of one step: q queries, E samples each, their padded length in tokens; memory is computed for memory_length."""
 
     queries: int
     batch_size: int
@@ -62,11 +62,11 @@ class StepSize:
 
     @property
     def executions(self) -> tuple[Execution, ...]:
-        """Return those that may be chosen."""
+        """Return the executions to choose from."""
         return EXECUTIONS if self.execution == "auto" else (self.execution,)
 
     def passings(self, queries: int, *, cut: bool = False) -> list[Passing]:
-        """Return the ways to compute some queries in equal groups; cut: in several also where the execution is given."""
+        """Return the ways to compute `queries` queries in equal groups; cut: allow several groups even if the execution is given."""
         sizes = [size for size in range(queries, 0, -1) if queries % size == 0]
         if self.execution != "auto" and not cut:
             sizes = [queries]
@@ -75,7 +75,7 @@ class StepSize:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCosts:
-    """Prices of some layers on one device."""
+    """Costs of some layers on one device."""
 
     profile: Profile
     cluster: Cluster
@@ -94,7 +94,7 @@ class RankCosts:
         return sum(layer.seconds("F", rows, self.size.sequence_length) for layer in self._layers)
 
     def noise_s(self, queries: int) -> float:
-        """Return the seconds of drawing and adding the noise of some queries: to perturb with it, or to make the step."""
+        """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make the step."""
         return sum(layer.seconds("STEP", queries, 1) for layer in self._layers) if queries else 0.0
 
     def group_s(self, passing: Passing) -> float:
@@ -103,10 +103,10 @@ class RankCosts:
         return count * self.pass_s(parts) + self.noise_s(passing.queries)
 
     def need_bytes(self, parts: int) -> int:
-        """Return the bytes that these layers need while they compute `parts` parts at once.
+        """Return the bytes that these layers need to compute `parts` parts at once.
 
-        Frozen and trainable values, the copies of the trainable ones that the parts perturb and the noise, the scratch of a pass, and
-        what comes in and goes out.
+        These are frozen and trainable values, the parts' perturbed copies of the trainable values and their noise, the temporary memory of
+        a pass, and its input and output.
         """
         rows, length = parts * self.size.batch_size, self.size.memory_length
         trainable = sum(layer.trainable_bytes for layer in self._layers)
@@ -119,7 +119,7 @@ class RankCosts:
         return self.need_bytes(parts) <= self.cluster.devices[self.rank].memory_bytes
 
     def best(self, queries: int) -> tuple[float, Passing | None]:
-        """Return the fastest way to compute some queries that fits, and its seconds; infinity and None if none does."""
+        """Return the seconds and the way of the fastest computation of `queries` queries that fits; infinity and None if none does."""
         found: tuple[float, Passing | None] = (math.inf, None)
         for passing in self.size.passings(queries):
             if self.fits(passing.parts):
@@ -129,13 +129,13 @@ class RankCosts:
         return found
 
     def told_s(self, ranks: Sequence[int], losses: int) -> float:
-        """Return the seconds in which this device sends some losses to the others, one after the other."""
+        """Return the seconds in which this device sends its losses to the others, one after the other."""
         nbytes = LOSS_BYTES * losses
         return sum(self.cluster.link(self.rank, other).transfer_s(nbytes) for other in ranks if other != self.rank)
 
 
 def whole(profile: Profile, cluster: Cluster, size: StepSize) -> list[RankCosts]:
-    """Return every device's prices of the whole model."""
+    """Return every device's costs of the whole model."""
     return [
         RankCosts(profile=profile, cluster=cluster, size=size, rank=rank, start=0, stop=profile.num_layers)
         for rank in range(cluster.world_size)
@@ -143,7 +143,7 @@ def whole(profile: Profile, cluster: Cluster, size: StepSize) -> list[RankCosts]
 
 
 def too_small(costs: RankCosts, queries: int) -> PlanError:
-    """Return the error of a device that cannot hold its layers and the smallest pass of its queries."""
+    """Return the error of a device whose memory is too small for its layers and the smallest pass of its queries."""
     device = costs.cluster.devices[costs.rank]
     parts = min(passing.parts for passing in costs.size.passings(queries))
     layers = f"layers {costs.start}-{costs.stop - 1}"

@@ -1,7 +1,7 @@
-"""Improve a plan step by step, with any price as judge: what Algorithm 1's balanced partitions leave (PAC+, section V-A, Eq. 7).
+"""Improve a plan step by step under any cost function, beyond Algorithm 1's balanced partitions (PAC+, section V-A, Eq. 7).
 
-Algorithm 1 balances forward plus backward of the stages and looks at one plan for each number of stages.  Messages, all-reduces and
-the order of the phases count only in Eq. 5-7, and waiting nowhere.  So a neighbouring plan may be faster.
+Algorithm 1 balances forward plus backward of the stages and considers one plan for each number of stages.  Messages, all-reduces and
+the order of the phases count only in Eq. 5-7, and waiting counts nowhere.  So a neighbouring plan may be faster.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from workbench.planners.balance import StageTimes
 from workbench.planners.orders import OTHER_ORDER
 from workbench.planners.pricing import Pricer
 
-Shape = tuple[tuple[int, tuple[int, ...]], ...]  # of each stage: its layers, and its group
+Shape = tuple[tuple[int, tuple[int, ...]], ...]  # for each stage: its layers, and its group
 
 Stages = tuple[Stage, ...]
 
 GAIN = 1e-6
-"""The least share by which a step must be faster."""
+"""The minimum relative gain of a step."""
 NEAR = 1.1
-"""A plan whose closed-form price is higher by this factor is not asked for: its price is not expected to be lower."""
+"""A plan whose closed-form time is higher by this factor is skipped: its cost is unlikely to be lower."""
 MAX_CLOSED = 400
-"""After so many closed-form prices no further start is improved: 0.03 s."""
+"""After this many closed-form evaluations no further start is improved: 0.03 s."""
 
 
 def refine(
@@ -43,13 +43,13 @@ def refine(
     memory_length: int | None = None,
     max_prices: int = 400,
 ) -> Plan:
-    """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory as the starts do.
+    """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
-    starts: plans of one micro-batch size.  They are improved by the closed form (pricing.Price.bottleneck_s), the best first, until no
-    move helps; the best plan by `price` among all these is then improved by `price`.
-    A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage, to or from
-    idleness, exchanges two devices or two stages, merges two stages, or cuts one.  max_prices: how often `price` may be asked.
-    The shares of the cached epochs stay as they are.
+    starts: plans with one micro-batch size.  The closed form (pricing.Price.bottleneck_s) improves them, the best first, until no move
+    helps.  The best plan by `price` among all these is then improved by `price`.
+    A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or to or from idleness,
+    swaps two devices or two stages, merges two stages, or cuts one.  max_prices: the most calls of `price`.
+    The shares of the cached epochs do not change.
     """
     first = starts[0]
     longest = sequence_length if memory_length is None else memory_length
@@ -76,7 +76,7 @@ def refine(
         return asked[stages]
 
     def descend(best: Stages, value: Callable[[Stages], float], near: float) -> Stages:
-        """Return where no neighbour is better; the first that is, by the closed form, is taken."""
+        """Return the stages at which no neighbour is better; each step takes the first better one in closed-form order."""
         improved = True
         while improved:
             improved = False
@@ -108,7 +108,7 @@ def refine(
 
 
 def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int, num_layers: int) -> Iterator[Stages]:
-    """Yield the stages one move away, samples divided by Eq. 4 wherever layers or devices have changed; those that fit nowhere left out."""
+    """Yield the stages one move away that fit.  Where layers or devices have changed, Eq. 4 divides the samples."""
     size, count = plan.micro_batch_size, len(current)
     for index, stage in enumerate(current):
         for shares in _sample_moves(stage.shares):
@@ -190,7 +190,7 @@ def _stage_moves(shape: Shape) -> Iterator[Shape]:
 
 
 def _changed_pair(shape: Shape, moved: Shape) -> list[int]:
-    """Return the first of two neighbouring stages between which devices have moved, or into which a stage was cut."""
+    """Return the first of two neighbouring stages whose devices were exchanged, or into which a stage was cut."""
     if len(moved) == len(shape) + 1:
         return [next(index for index, (_, group) in enumerate(moved) if index == len(shape) or group != shape[index][1])]
     changed = [index for index in range(len(shape)) if len(moved) == len(shape) and moved[index][1] != shape[index][1]]
@@ -198,7 +198,7 @@ def _changed_pair(shape: Shape, moved: Shape) -> list[int]:
 
 
 def _recut(shape: Shape, index: int, times: StageTimes, micro_batches: int) -> Shape:
-    """Return the stages with the cut behind stage `index` where the slower of its two sides is fastest."""
+    """Return the stages with the cut after stage `index` placed so that the slower of its two sides is as fast as possible."""
     start = sum(layers for layers, _ in shape[:index])
     (left, first), (right, second) = shape[index : index + 2]
     stop = start + left + right

@@ -1,11 +1,11 @@
 """Assign contiguous blocks and a ring order to devices: RingAda's coordinator (section IV-B, 1), whose algorithm the paper leaves open.
 
-Ours minimises the expected time of the whole training, in which the load moves to the top as layers unfreeze, not of one moment.
-A mini-batch with some unfrozen layers takes as long as the busiest device computes, or as the unfrozen part takes, whichever is longer:
-without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch form a pipeline.
-A stage waits for the first micro-batch from below, passes all of them there and back, and stands idle while the first is above it,
-unless forward passes of the others fill that time; then the last micro-batch goes down.
-The search moves layers between the ring's devices and swaps devices as long as that helps, from several beginnings.
+Our algorithm minimises the expected time of the whole training, in which the load moves to the top as layers unfreeze, not of one moment.
+A mini-batch with some unfrozen layers takes the longer of two times: the computation of the busiest device, or the unfrozen part.
+Without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch form a pipeline.
+A stage waits for the first micro-batch from below and passes all of them there and back.  It is idle while the first is above it, unless
+forward passes of the others fill that time.  Then the last micro-batch goes down.
+The search moves layers between the ring's devices and swaps devices as long as that helps, from several starts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from workbench.planners.memory import readable
 from workbench.planners.orders import device_types, distinct_orders
 
 _FEW = 4
-"""So many devices or fewer: every ring order is a beginning."""
+"""With at most this many devices, every ring order is a start."""
 _SOME = 6
-"""So many or fewer: a swap and a move are tried together, too."""
+"""With at most this many devices, a swap and a move are also tried together."""
 _TURN_S = 0.6
-"""Seconds between two plans besides reading and sending: as measured once on four emulated devices (.9 s in all, .3 s of them priced)."""
+"""Seconds between two plans besides reading and sending: measured once on four emulated devices (.9 s in all, .3 s of them predicted)."""
 
 
 class RingPricer:
-    """The seconds of an average mini-batch of a training.
+    """The average seconds of a mini-batch over a training.
 
-    depths: unfrozen layers -> mini-batches of the run in which they are so many; cached: of those whose frozen layers' output is cached.
-    rest_bytes: of a device besides its layers.
+    depths: number of unfrozen layers -> mini-batches of the run with that number; cached: those that read the frozen layers' output from a
+    cache.  rest_bytes: of a device besides its layers.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RingPricer:
         self._budgets = np.array([device.memory_bytes - rest_bytes for device in cluster.devices])
 
     def needs(self, rank: int, start: int, stop: int) -> int:
-        """Return the bytes that layers [start, stop) need on a device, all of them unfrozen, and what it keeps besides."""
+        """Return the bytes of layers [start, stop) on a device, all of them unfrozen, and of its other memory."""
         return int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes
 
     def __call__(self, orders: np.ndarray, cuts: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ class RingPricer:
         count = self._micro_batches  # above: (rings, devices, depths)
         busiest = (count * (frozen + unfrozen) + step).max(axis=1)
         is_open = stops[:, :, None] > self._firsts
-        # A hidden state goes from stage to stage, home to the initiator, and its gradient the same way back.
+        # A hidden state goes from stage to stage and home to the initiator; its gradient goes the same way back.
         there, back = orders[:, :-1], orders[:, 1:]
         between = self._crossing[there, back] + self._crossing[back, there]
         home = (self._crossing + self._crossing.T).mean(axis=1)[orders[:, -1:]]
@@ -155,9 +155,9 @@ def plan_ring(pricer: RingPricer, *, batch_size: int, micro_batches: int) -> Pla
 
 
 class Segment(NamedTuple):
-    """Rounds of a run in which about the same layers are trained.
+    """Rounds of a run that train about the same layers.
 
-    first: the number of the first of them.  num_steps: their mini-batches.  pricer: of these.
+    first: the number of their first round.  num_steps: their mini-batches.  pricer: of these.
     """
 
     first: int
@@ -166,11 +166,11 @@ class Segment(NamedTuple):
 
 
 def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> Plan:
-    """Return a plan that follows the unfreezing: an assignment for each segment, or the one before, by dynamic programming.
+    """Return a plan that follows the unfreezing by dynamic programming: each segment gets a new assignment or keeps the previous one.
 
-    once: the one plan for the whole training, which each segment may keep; the others are the best for one, two, four ... segments.
-    change_s: the seconds of moving layers from one assignment to another before a round.
-    The sum of the rounds' seconds and the moves' is least over all sequences of these assignments; so it is never above `once`'s.
+    once: the single plan for the whole training, which each segment may keep; the other candidates are the best for one, two, four ...
+    segments.  change_s: the seconds of moving layers from one assignment to another before a round.
+    The sum of the rounds' and the moves' seconds is the least over all sequences of these assignments, so it never exceeds `once`'s.
     """
     rings = {_ring_of(once.stages): once.stages}
     runs = (segments[first : first + size] for size in (1, 2, 4, 8, 16) for first in range(len(segments) - size + 1))
@@ -190,13 +190,13 @@ def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[S
 
 
 _Way = tuple[float, float, tuple[int, ...]]
-"""Of some segments: all seconds, those of moves, and the numbers of the rings."""
+"""Of some segments: all seconds, the seconds of moves, and the indices of the rings."""
 
 
 def _cheapest(rings: Sequence[tuple[Ring, Stages]], segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> _Way:
-    """Return which of some rings to take in each segment, by dynamic programming."""
+    """Return the index of the ring for each segment, by dynamic programming."""
     orders, cuts = np.array([order for (order, _), _ in rings]), np.array([cuts for (_, cuts), _ in rings])
-    ways: list[_Way] = [(0.0, 0.0, ())] * len(rings)  # that end with each ring
+    ways: list[_Way] = [(0.0, 0.0, ())] * len(rings)  # the best sequence that ends with each ring
     for number, segment in enumerate(segments):
         rounds_s = segment.num_steps * segment.pricer(orders, cuts)
         cheapest, longer = sorted(enumerate(ways), key=lambda pair: pair[1][0]), list[_Way]()
@@ -214,11 +214,11 @@ def _cheapest(rings: Sequence[tuple[Ring, Stages]], segments: Sequence[Segment],
 def change_s(
     profile: Profile, cluster: Cluster, former: Stages, stages: Stages, *, rest_bytes: int = 0, inputs: Mapping[int, int] | None = None
 ) -> float:
-    """Return the seconds for which a run stands still while its layers are moved.
+    """Return the seconds for which a run pauses while its layers move.
 
-    Each device reads its new block, and what it has besides (rest_bytes), from its own disk, where the whole model lies.  An adapter with
-    both moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer); what a device sends, or receives, follows
-    each other.  For the rest, ending one group of processes and forming the next, see _TURN_S.
+    Each device reads its new block, and its other weights (rest_bytes), from its own disk, which has the whole model.  An adapter with both
+    moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer).  The transfers that a device sends, or
+    receives, are sequential.  Ending one group of processes and forming the next takes _TURN_S.
     """
     busy_s = np.zeros((2, cluster.world_size))
     for layer, (source, target) in enumerate(zip(ring_homes(former), ring_homes(stages), strict=True)):
@@ -248,12 +248,12 @@ def _ring_of(stages: Stages) -> Ring:
 
 
 Stages = tuple[Stage, ...]
-Seconds = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (orders, cuts) -> of each ring (see RingPricer)
-Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in their order, and the cuts
+Seconds = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (orders, cuts) -> seconds of each ring (see RingPricer)
+Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in order, and the cuts
 
 
 def _search(pricer: RingPricer, seconds: Seconds | None = None) -> tuple[tuple[int, ...], tuple[int, ...], float]:
-    """Return the best ring found, and its seconds, by another function of rings than the pricer's if one is given."""
+    """Return the best ring found, and its seconds.  seconds: a cost function to use instead of the pricer."""
     world, layers = pricer.cluster.world_size, pricer.profile.num_layers
     speed = [1 / max(sum(layer.forward_s(1, 1) for layer in row), 1e-12) for row in pricer.profile.layers]
     types = device_types(pricer.profile, pricer.cluster)
@@ -268,7 +268,7 @@ def _search(pricer: RingPricer, seconds: Seconds | None = None) -> tuple[tuple[i
 
 
 def _improved(pricer: Seconds, types: Sequence[int], ring: Ring) -> tuple[float, Ring]:
-    """Return the seconds and the ring at which neither moving a layer nor swapping two devices helps, nor both at once."""
+    """Return the seconds and the ring that no move of a layer, no swap of two devices, and no combination of both improves."""
 
     def best_of(rings: list[Ring]) -> tuple[float, Ring]:
         seconds = pricer(np.array([order for order, _ in rings]), np.array([cuts for _, cuts in rings]))
@@ -297,7 +297,7 @@ def _proportional(num_layers: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _moved(ring: Ring) -> list[Ring]:
-    """Return the rings with a layer less on one device and one more on another, and those with all but one layer of each on one device."""
+    """Return the rings with a layer moved from one device to another, and those with all layers but one per device on one device."""
     (order, cuts), places = ring, range(len(ring[0]))
     pairs = [(a, b) for a in places for b in places if a != b and cuts[a + 1] - cuts[a] > 1]
     more = cuts[-1] - len(order)
@@ -306,7 +306,7 @@ def _moved(ring: Ring) -> list[Ring]:
 
 
 def _swapped(ring: Ring, types: Sequence[int]) -> list[Ring]:
-    """Return the rings with two devices swapped, each place or each device with the number of layers that it had."""
+    """Return the rings with two devices swapped; the numbers of layers stay with the places, or move with the devices."""
     found, (order, cuts) = list[Ring](), ring
     for b, a in combinations(range(len(order)), 2):
         if types[order[a]] != types[order[b]]:

@@ -1,4 +1,4 @@
-"""Every planner by name: the paradigms of any technique, and the systems of PAC+'s evaluation, with Asteroid and PAC+ (Homo) (VI-A)."""
+"""All planners by name: the paradigms of any technique, and the systems of PAC+'s evaluation, with Asteroid and PAC+ (Homo) (VI-A)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P_co = TypeVar("P_co", covariant=True)
 
 
 class Planner(Protocol[P_co]):
-    """Returns a Plan, one pipeline, or VirtualWorkers, several.  Raises PlanError, naming device, stage and bytes, if nothing fits."""
+    """Returns a Plan (one pipeline) or VirtualWorkers (several).  Raises PlanError, naming device, stage and bytes, if nothing fits."""
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class Planner(Protocol[P_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A system of the evaluation.  label: as the paper writes it.  technique: what it fine-tunes with, to be profiled for."""
+    """A system of the evaluation.  label: as in the paper.  technique: its fine-tuning technique, which the profile must have."""
 
     label: str
     technique: str
@@ -50,7 +50,7 @@ class System:
 
 
 def whole_batches(planner: Callable[..., Plan]) -> Planner[Plan]:
-    """Return a planner that works 'strictly at the mini-batch granularity' (section VI-B), whatever micro_batches is."""
+    """Return a planner that works 'strictly at the mini-batch granularity' (section VI-B) and ignores micro_batches."""
 
     def planned(profile: Profile, cluster: Cluster, *, micro_batches: int, **job: Any) -> Plan:
         return planner(profile, cluster, **job)
@@ -62,8 +62,8 @@ def asteroid(profile: Profile, cluster: Cluster, *, batch_size: int, micro_batch
     """Return the fastest hybrid pipeline of full fine-tuning (Asteroid; Ye et al., MobiCom 2024).
 
     profile: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts are fitted to the
-    devices.  Ours to choose: the price (pricing.Price.bottleneck_s), the orders (the cluster's, by speed, by memory), and that a
-    mini-batch is cut finer than into `micro_batches` where that is faster or the only way to fit.  job: memory_length of Planner.
+    devices.  Our choices: the cost function (pricing.Price.bottleneck_s), the orders (the cluster's, by speed, by memory), and a finer
+    division of a mini-batch than `micro_batches` if that is faster or the only way to fit.  job: memory_length of Planner.
     Raises PlanError, naming device, stage and bytes, if nothing fits even with one sample in each micro-batch.
     """
     micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
@@ -89,11 +89,11 @@ def asteroid(profile: Profile, cluster: Cluster, *, batch_size: int, micro_batch
 
 
 def homogeneous(profile: Profile, cluster: Cluster, *, micro_batches: int, sequence_length: int, **job: Any) -> Plan:
-    """Return PAC+ (Homo)'s plan: Algorithm 1 for devices that are all alike, as fast as their mean, priced on the devices as they are.
+    """Return PAC+ (Homo)'s plan: Algorithm 1 with all devices at their mean speed; its predicted time uses the real devices.
 
-    It believes in the memory of the smallest device, so the plan runs wherever it finds one, as in Fig. 12.
+    It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.
     job: batch_size and memory_length of Planner, and cached of pac_plus.plan.
-    Raises PlanError, naming device, stage and bytes, if it finds none or one does not fit.
+    Raises PlanError, naming device, stage and bytes, if it finds no plan or one does not fit.
     """
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
     job |= {"sequence_length": sequence_length, "method": "pac_plus_homogeneous"}
