@@ -1,4 +1,4 @@
-"""Predict in one process: backbone and any number of adapters, one pass over the backbone for all of them."""
+"""Predict in one process: one pass over the backbone serves any number of adapters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from workbench.models.parallel_adapter import IGNORED, ParallelAdapter
 from workbench.models.stack import LayerStack
 
 LOWEST = torch.finfo(torch.float32).min
-"""The logit of padding, which nothing chooses."""
+"""The logit of padding, so that padding is never chosen."""
 
 
 class Predictions:
-    """Logits, labels and sample ids of a split, in the order of the sample ids.
+    """Logits, labels and sample ids of a split, ordered by sample id.
 
-    logits: (samples, outputs) float32; in sequence-to-sequence the log-likelihoods of the label words; of spans and tags (rows, tokens,
-    outputs), rows being windows.  labels: (samples,), the classes also of label words, or as a batch's.  sample_ids: (samples,) int64.
+    logits: (samples, outputs) float32; for sequence-to-sequence the log-likelihoods of the label words; for spans and tags (rows, tokens,
+    outputs), where rows are windows.  labels: (samples,), classes also for label words, or as in a batch.  sample_ids: (samples,) int64.
     """
 
     def __init__(self, logits: Sequence[Tensor], labels: Sequence[Tensor], sample_ids: Sequence[Tensor]) -> None:
@@ -30,7 +30,7 @@ class Predictions:
         self.sample_ids, self.labels, self.logits = ids[order], _joined(labels, IGNORED)[order], _joined(logits, LOWEST)[order]
 
     def answers(self, kind: str) -> list[int] | list[float]:
-        """Return the predicted classes, or the predicted numbers in regression.  Raises DivergedError for outputs that are no numbers."""
+        """Return the predicted classes, or the predicted numbers for regression.  Raises DivergedError if outputs are NaN or infinite."""
         logits = require_numbers(self.logits, "Predictions")
         return logits.squeeze(1).tolist() if kind == "regression" else logits.argmax(dim=1).tolist()
 
@@ -40,7 +40,7 @@ class Predictions:
 
 
 def _joined(parts: Sequence[Tensor], fill: float) -> Tensor:
-    """Return all rows of parts, which are padded at their second dimension to the widest."""
+    """Concatenate the parts' rows, padding dimension 1 to the widest part."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
     widest = max(part.shape[1] for part in parts)
@@ -48,17 +48,17 @@ def _joined(parts: Sequence[Tensor], fill: float) -> Tensor:
 
 
 def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[BatchLike]) -> list[Predictions]:
-    """Return each adapter's predictions; the backbone runs once for each batch (its decoder once for each label word).
+    """Return each adapter's predictions.  The backbone runs once for each batch (its decoder once for each label word).
 
-    Adapters are put into evaluation mode.  Nothing is kept of a batch's activations after it.
+    Adapters are put into evaluation mode.  The activations of a batch are discarded after it.
     """
     return _score(stack, adapters, ((batch, _taps(stack, batch)) for batch in batches))
 
 
 class ActivationMemory:
-    """A split's activations kept in memory, so that later checkpoints can be scored without the backbone.
+    """Keeps a split's activations in memory, so that later checkpoints can be scored without the backbone.
 
-    These are d values for each token of each tap, padding included; a decoder's for each word.
+    Size: d values per tap for each token, including padding, and per label word for a decoder's taps.
     """
 
     def __init__(self, stack: LayerStack, batches: Iterable[BatchLike]) -> None:
@@ -71,7 +71,7 @@ class ActivationMemory:
 
 
 def attach_head(stack: LayerStack, adapter: ParallelAdapter) -> None:
-    """Give an adapter for sequence-to-sequence its backbone's language model head, unless it has one."""
+    """Attach the backbone's language model head to a sequence-to-sequence adapter, unless it already has one."""
     if adapter.config.kind == "sequence_to_sequence" and not adapter.has_language_model_head:
         assert stack.language_model_head is not None, "a backbone of one stack"
         adapter.attach(stack.language_model_head)
@@ -85,7 +85,7 @@ def word_scores(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
-    """Return the taps; in sequence-to-sequence for each label word, the encoder's being the same tensors."""
+    """Return the taps, for sequence-to-sequence one set per label word, which share the encoder's tensors."""
     with torch.inference_mode():
         if batch.choices is None:
             return [stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[1]]
@@ -123,7 +123,7 @@ def _score(
 
 
 def _classes(batch: BatchLike) -> Tensor:
-    """Return the labels (n,): in sequence-to-sequence which of the label words each sample has."""
+    """Return the labels (n,); for sequence-to-sequence the index of each sample's label word."""
     if batch.choices is None:
         return batch.labels
     return (batch.labels[:, None] == batch.choices).all(dim=2).int().argmax(dim=1)

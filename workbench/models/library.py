@@ -1,4 +1,4 @@
-"""Parallel Adapters as a library: around any supported Hugging Face model, in a plain loop or with transformers' Trainer (PAC+, IV-A).
+"""Parallel Adapters as a library: for any supported Hugging Face model, in a plain loop or with transformers' Trainer (PAC+, IV-A).
 
     model = get_parallel_adapter_model(AutoModel.from_pretrained(...), tokenizer=tokenizer, num_outputs=2)
     loss = model(input_ids, attention_mask, labels=labels).loss
@@ -44,13 +44,13 @@ def get_parallel_adapter_model(
     quantization: QuantizationConfig | None = None,
     **options: Any,
 ) -> ParallelAdapterModel:
-    """Return a frozen backbone with a trainable parallel adapter beside it.
+    """Return a frozen backbone with a trainable parallel adapter.
 
-    model: a Hugging Face model of a supported family (with or without a head of its own, which is left aside), or a model's name.
+    model: a Hugging Face model of a supported family (its own head, if any, is ignored), or a model's name.
     The model itself becomes the backbone: it is frozen, and quantized in place if `quantization` is given.
     config: from `adapter_config`; or give its fields as options (reduction=4, num_outputs=3, kind="regression", ...).
-    tokenizer: needed for pairs of texts in families with token types (BERT), which are told apart by its separator.
-    Raises ConfigError for a family without support, a configuration for another backbone, and as `quantize` does.
+    tokenizer: needed for text pairs in families with token types (BERT), whose separator marks the second text.
+    Raises ConfigError for an unsupported family, a configuration for another backbone, and as `quantize` does.
     """
     name, stack = _stack(model, tokenizer)
     if config is None:
@@ -65,9 +65,9 @@ def get_parallel_adapter_model(
 
 
 def adapter_config(model: Any, **options: Any) -> ParallelAdapterConfig:
-    """Return a configuration whose shape (hidden_size, num_layers, causality, decoder) is the model's; options: its other fields.
+    """Return a configuration with the model's hidden_size, num_layers, causality and decoder.  options: its other fields.
 
-    model: a Hugging Face model, or a model's name.  Raises ConfigError for a family without support and for unknown options.
+    model: a Hugging Face model, or a model's name.  Raises ConfigError for an unsupported family and for unknown options.
     """
     return _config(_stack(model, None)[1], options)
 
@@ -75,13 +75,13 @@ def adapter_config(model: Any, **options: Any) -> ParallelAdapterConfig:
 class ParallelAdapterModel(nn.Module):
     """A frozen backbone and a parallel adapter, called like a Hugging Face model for classification or regression.
 
-    Only the adapter's parameters require gradients, and only they are in the state_dict: what a Trainer saves is the adapter.
-    Dropout masks are a function of the adapter's seed, the epoch and each sample (its sample_ids, or its tokens if none are given).
-    Call set_epoch at the beginning of each epoch; without it each training pass counts as one, so that masks change all the same.
+    Only the adapter's parameters require gradients, and only they are in the state_dict, so a Trainer saves just the adapter.
+    Dropout masks depend on the adapter's seed, the epoch and each sample (its sample_ids, or its tokens if none are given).
+    Call set_epoch at the start of each epoch; otherwise each training pass counts as one epoch, so that masks still change.
     """
 
     accepts_loss_kwargs = False
-    """Tells transformers' Trainer that the loss is a mean over the batch it was given, to be divided when gradients accumulate."""
+    """For transformers' Trainer: the loss is a mean over the given batch, to be divided when gradients accumulate."""
 
     def __init__(self, stack: LayerStack, adapter: ParallelAdapter, *, name: str, quantization: QuantizationConfig | None = None) -> None:
         super().__init__()
@@ -98,9 +98,9 @@ class ParallelAdapterModel(nn.Module):
     def from_pretrained(
         cls, model: Any, folder: Path | str, *, tokenizer: Any = None, quantization: QuantizationConfig | None = None
     ) -> ParallelAdapterModel:
-        """Return a backbone with the adapter that `save_pretrained` (or a run of the workbench) saved, in evaluation mode.
+        """Return a backbone with an adapter saved by `save_pretrained` (or by a run of the workbench), in evaluation mode.
 
-        model, tokenizer, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no whole adapter,
+        model, tokenizer, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no complete adapter,
         or one for another backbone.
         """
         adapter, _ = load_adapter(folder)
@@ -109,7 +109,7 @@ class ParallelAdapterModel(nn.Module):
         return cls(stack, adapter, name=name, quantization=quantization).eval()
 
     def save_pretrained(self, folder: Path | str) -> Path:
-        """Write the adapter alone, as safetensors and JSON, and return the folder."""
+        """Write only the adapter, as safetensors and JSON, and return the folder."""
         description = AdapterDescription(
             config=self.adapter.config,
             model=self.name,
@@ -131,9 +131,9 @@ class ParallelAdapterModel(nn.Module):
     ) -> Any:
         """Return transformers' SequenceClassifierOutput: loss (None without labels) and logits.
 
-        input_ids, attention_mask: (n, t), padding on the right.  labels: (n,) int64 classes or float targets; in
-        sequence-to-sequence (n, s) int64, -100 where padded.  sample_ids: (n,) int64.  decoder_input_ids: (n, s), worked out from the
-        labels if those are given.  Logits are (n, num_outputs), in sequence-to-sequence (n, s, V).
+        input_ids, attention_mask: (n, t), padding on the right.  labels: (n,) int64 classes or float targets; for
+        sequence-to-sequence (n, s) int64, -100 where padded.  sample_ids: (n,) int64.  decoder_input_ids: (n, s), derived from the
+        labels if those are given.  Logits are (n, num_outputs), for sequence-to-sequence (n, s, V).
         """
         from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -150,14 +150,14 @@ class ParallelAdapterModel(nn.Module):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch (from 0) whose dropout masks the next passes draw."""
+        """Set the epoch (from 0) that determines the next dropout masks."""
         self._epoch = epoch
 
     def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> None:
-        """Measure the backbone's activations on some hundred samples, by which the adapter standardises what it reads.
+        """Measure the backbone's activations on a few hundred samples, to standardise the adapter's inputs.
 
-        batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training: without it
-        training works, but begins from worse-scaled inputs.
+        batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training.  Training also
+        works without it, but starts from badly scaled inputs.
         """
         prepared = (
             SimpleNamespace(
@@ -171,18 +171,18 @@ class ParallelAdapterModel(nn.Module):
         set_statistics(self.adapter, calibrate(self.backbone, prepared))
 
     def count_parameters(self) -> tuple[int, int]:
-        """Return the trainable parameters, and all: the backbone's and the adapter's."""
+        """Return the number of trainable parameters, and of all parameters of backbone and adapter."""
         trainable = sum(parameter.numel() for parameter in self.adapter.parameters())
         stored = (part.numel() for part in self.backbone.modules() if isinstance(part, StoredWeight))
         return trainable, trainable + sum(stored) + sum(parameter.numel() for parameter in self.backbone.parameters())
 
     def print_trainable_parameters(self) -> None:
-        """Print how many parameters are trained, of how many, and the bytes that the backbone holds."""
+        """Print the number of trainable parameters, of all parameters, and the backbone's bytes."""
         trainable, total = self.count_parameters()
         print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%}); backbone: {held_bytes(self.backbone):,} bytes")
 
     def train(self, mode: bool = True) -> ParallelAdapterModel:
-        """Set the adapter's mode; the backbone stays in evaluation mode, whose activations never change."""
+        """Set the adapter's mode.  The backbone stays in evaluation mode, so its activations never change."""
         super().train(mode)
         self.backbone.eval()
         return self
@@ -222,7 +222,7 @@ def _stack(model: Any, tokenizer: Any) -> tuple[str, LayerStack]:
         family = family_of(config.model_type)
         base: Any = getattr(model, "base_model", model)
         if config._attn_implementation != "sdpa":
-            base.set_attn_implementation("sdpa")  # the stack's masks are boolean, which only this implementation takes
+            base.set_attn_implementation("sdpa")  # the only implementation that accepts the stack's boolean masks
         name = getattr(config, "_name_or_path", "") or config.model_type
         head = head_of(model) if family.decoder is not None else None
         separator_id = tokenizer.sep_token_id if tokenizer is not None and family.has_token_types else None

@@ -35,7 +35,7 @@ from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import ImageTokenizer, TextTokenizer, image_tokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
 
 TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-"""What transformers can make a fast tokenizer from where there is no tokenizer.json."""
+"""Files from which transformers can make a fast tokenizer if there is no tokenizer.json."""
 _TINY = re.compile(r"tiny-([a-z0-9]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
 
@@ -44,7 +44,7 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
     """Return the frozen stack of a model.
 
     name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a hub name.
-    Raises ConfigError for an unknown name or family, MissingDataError if the files cannot be had.
+    Raises ConfigError for an unknown name or family, MissingDataError if the files are unavailable.
     """
     model = load_model(name, dtype) if is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
     family = family_of(model.config.model_type)
@@ -56,9 +56,9 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
 def load_stage(
     name: str, start: int, stop: int, dtype: torch.dtype = torch.float32, *, after_layer: Callable[[nn.Module], object] | None = None
 ) -> BackboneStage:
-    """Return layers [start, stop) of a model.  after_layer: is called with each layer, before the next is read where that can be.
+    """Return layers [start, stop) of a model.  after_layer: called with each layer, where possible before the next one is read.
 
-    Of a folder with safetensors only these layers are read; of anything else the whole is loaded and the rest released.
+    From a folder with safetensors only these layers are read.  Otherwise the whole model is loaded and the rest released.
     """
     tensors = stored_weights(name)
     if tensors is not None:
@@ -77,7 +77,7 @@ def load_stage(
 
 
 def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> LanguageModelHead:
-    """Return an encoder-decoder's frozen head, without its layers if its folder holds safetensors.
+    """Return an encoder-decoder's frozen head.  If the folder holds safetensors, its layers are not loaded.
 
     Raises ConfigError for a model without a decoder.
     """
@@ -94,13 +94,13 @@ def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> L
 
 @cache
 def import_family(name: str) -> None:
-    """Import what loading the model needs, so that a memory budget that begins afterwards counts the model alone."""
+    """Import the libraries for loading the model, so that a memory budget that begins later counts only the model."""
     with parameters_on_meta():
         model_from_config(model_config(name), name)
 
 
 def require_known(name: str) -> None:
-    """Raise ConfigError if the name can be no model's, MissingDataError if it is an embedded one that was not fetched; at once."""
+    """Check a model's name without loading.  Raises ConfigError if it is invalid, MissingDataError if an embedded model was not fetched."""
     if is_tiny(name):
         _tiny_parts(name)
     else:
@@ -108,7 +108,7 @@ def require_known(name: str) -> None:
 
 
 def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
-    """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny models of text need no transformers for it."""
+    """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny text models do not need transformers for it."""
     if is_tiny(name):
         family = FAMILIES[_tiny_parts(name)[0]]
         if family.reads_images:
@@ -161,21 +161,21 @@ def model_config(name: str) -> Any:
 
 
 def model_from_config(config: Any, name: str = "") -> Any:
-    """Return the base model of a configuration, with random weights; who calls this gives its parameters no memory.
+    """Return the base model of a configuration, with random weights.  The caller decides whether its parameters get memory.
 
-    name: for the message, by default the configuration's.  Raises MissingDataError for one that makes no model.
+    name: for the error message, by default the configuration's.  Raises MissingDataError for an unusable configuration.
     """
     try:
         return _from_config(config)
-    except Exception as error:  # whatever a library says of a configuration that a user gave
+    except Exception as error:  # libraries raise many kinds of errors for a user's configuration
         name = name or getattr(config, "_name_or_path", "") or config.model_type
         raise refused(name, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json.") from error
 
 
 def stored_weights(name: str) -> dict[str, StoredTensor] | None:
-    """Return the tensors of a model's safetensors files, None if it has none on this machine.  Raises as load_stack does.
+    """Return the tensors of a model's safetensors files.  None if it has none on this machine.  Raises as load_stack does.
 
-    Those of a hub name are looked for in the hub's local cache.
+    For a hub name this searches the hub's local cache.
     """
     place = None if is_tiny(name) else locate(name)
     folder = snapshot_of(place) if isinstance(place, str) else place
@@ -183,26 +183,26 @@ def stored_weights(name: str) -> dict[str, StoredTensor] | None:
         return None if folder is None else stored_tensors(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(place, str):
-            return None  # fetched in part; who loads the model fetches the rest
+            return None  # an incomplete download; loading the model fetches the rest
         raise refused(name, f"Its weights do not load: {in_one_line(error)}.", "Check its files.") from error
 
 
 def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a Hugging Face model whole, with its language model head if it is one.  Raises as load_stack does.
+    """Return a complete Hugging Face model, with its language model head if it has one.  Raises as load_stack does.
 
-    A tiny model is the base model of `load_stack`, whose word embedding stands in for a head.
+    A tiny model is the base model of `load_stack`, whose word embedding serves as the head.
     """
     config = model_config(name)
     if not is_tiny(name):
         return _pretrained(name, config, dtype, with_head=True).eval()
-    # fork_rng: making a test model must not change the caller's random numbers.
+    # fork_rng: making a test model must not change the caller's random state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return _from_config(config).to(dtype).eval()
 
 
 def is_tiny(name: str) -> bool:
-    """Return whether a name is that of a random model, which is made and read from nowhere."""
+    """Return whether a name is that of a random model, which is generated, not read."""
     return name.startswith("tiny-") and not Path(name).is_dir()
 
 
@@ -216,7 +216,7 @@ def _tiny_parts(name: str) -> tuple[str, int]:
 
 def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
     own = FAMILIES[family]
-    # Dropout is set to zero so that a stage behaves alike in training mode; token ids beyond the vocabulary would not load.
+    # Dropout is zero, so that training mode gives the same results; token ids beyond the vocabulary would not load.
     settings: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     if not own.reads_images:
         vocabulary = tiny_tokenizer(is_causal=own.is_causal).backend.get_vocab_size()
@@ -237,9 +237,9 @@ def _from_config(config: Any) -> Any:
 
 
 def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool = False) -> Any:
-    """Return the base model of a checkpoint; of an encoder-decoder the whole, whose head may not be its word embedding.
+    """Return the base model of a checkpoint, but a complete encoder-decoder, whose head may differ from its word embedding.
 
-    with_head: of a decoder the whole as well.
+    with_head: return a complete decoder-only model too.
     """
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -247,7 +247,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
     maker = AutoModel if family.decoder is None else AutoModelForSeq2SeqLM
     if with_head and family.is_causal:
         maker = AutoModelForCausalLM
-    # Without its pooler a checkpoint is whole for us; the report of left-over weights would only confuse.
+    # We do not need the pooler, so the report of unused weights would only confuse.
     options = {"add_pooling_layer": False} if config.model_type in ("bert", "vit") else {}
 
     def load(local_only: bool) -> Any:
@@ -258,7 +258,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
             local_files_only=local_only,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told in our words
+            ignore_mismatched_sizes=True,  # our own message reports them
             **options,
         )
 
@@ -272,7 +272,7 @@ def _load(name: str, load: Any) -> Any:
     if isinstance(locate(name), Path):
         try:
             return load(True)
-        except Exception as error:  # whatever a library says of files that a user gave
+        except Exception as error:  # libraries raise many kinds of errors for a user's files
             raise refused(name, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
     return from_hub(
         f"The model '{name}' was asked for.", load, f"Connect to the network, give a model folder, or choose one of {known_models()}."
@@ -281,7 +281,7 @@ def _load(name: str, load: Any) -> Any:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence progress bars and notes of transformers while it loads, and restore them."""
+    """Hide progress bars and notes of transformers while it loads."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,9 +1,9 @@
-"""LoRA on the projections found inside a stage's layers, by peft (Hu et al., ICLR 2022, section 4.2; PAC+, section II, Fig. 2).
+"""LoRA on the projections in a stage's layers, using peft (Hu et al., ICLR 2022, section 4.2; PAC+, section II, Fig. 2).
 
-GPT-2 keeps queries, keys and values in one matrix; there LoRA is on the whole of it, which is peft's own choice too.
+GPT-2 keeps queries, keys and values in one matrix.  There LoRA is applied to the whole matrix, as peft does.
 
-Adapters: Houlsby et al., ICML 2019, section 2.1; PAC+, section II, Fig. 2.  Two in each layer, behind the attention's and the
-feed-forward's last projection and before the residual connection.
+Adapters: Houlsby et al., ICML 2019, section 2.1; PAC+, section II, Fig. 2.  Each layer has two, after the last projection of the
+attention and of the feed-forward network, before the residual connection.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 ADAPTER_ROLES = ("output", "down")
 DEVIATION = 0.01
-"""Of the initial weights, a normal distribution cut off at twice that: each adapter begins near the identity."""
+"""Standard deviation of the initial weights, a normal distribution truncated at twice this: each adapter starts near the identity."""
 
 
 def projections(stage: BackboneStage, roles: Sequence[str], *, technique: str, all_of_them: bool) -> dict[str, dict[str, str]]:
-    """Return each layer's projections in some roles: layer number -> role -> path in the layer.
+    """Return each layer's projections for some roles: layer number -> role -> path in the layer.
 
-    all_of_them: a layer needs every role, else one.  Raises ConfigError for a family whose table does not name them.
+    all_of_them: a layer needs every role, otherwise at least one.  Raises ConfigError for a family whose table does not name them.
     """
     found = {}
     for index, layer in stage.layers.items():
@@ -61,24 +61,24 @@ class Bottleneck(nn.Module):
         self.down, self.up = nn.Linear(hidden_size, width), nn.Linear(width, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return (n, t, d) of (n, t, d)."""
+        """Return the output, (n, t, d), for hidden (n, t, d)."""
         return hidden + self.up(F.gelu(self.down(hidden)))
 
 
 class SerialAdapter(nn.Module):
-    """h + relu(h W_down) W_up (RingAda, Eq. 1; the non-linear function is MAD-X's, Pfeiffer et al., EMNLP 2020).  No biases."""
+    """h + relu(h W_down) W_up (RingAda, Eq. 1; the activation function is MAD-X's, Pfeiffer et al., EMNLP 2020).  No biases."""
 
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__()
         self.down, self.up = nn.Linear(hidden_size, width, bias=False), nn.Linear(width, hidden_size, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return (n, t, d) of (n, t, d)."""
+        """Return the output, (n, t, d), for hidden (n, t, d)."""
         return hidden + self.up(F.relu(self.down(hidden)))
 
 
 def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
-    """Put an adapter at the end of each layer and return them, by layer; the stage must not have any yet."""
+    """Insert an adapter at the end of each layer and return the adapters by layer.  The stage must not have any yet."""
     found = nn.ModuleDict({index: SerialAdapter(stage.hidden_size, width) for index in stage.layers})
 
     def adapted(adapter: nn.Module, output: Any) -> Any:
@@ -90,9 +90,9 @@ def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
 
 
 def inject_adapters(stage: BackboneStage, width: int, *, train_norms: bool) -> nn.ModuleDict:
-    """Put adapters behind each layer's projections and return them, by layer and role; the stage must not have any yet.
+    """Insert adapters after each layer's projections and return them by layer and role.  The stage must not have any yet.
 
-    train_norms: the layers' norms are trained too, as Houlsby et al. do.  Raises ConfigError for a family whose table names no projections.
+    train_norms: train the layers' norms too, as Houlsby et al. do.  Raises ConfigError for a family whose table names no projections.
     """
     found = nn.ModuleDict()
     for index, paths in projections(stage, ADAPTER_ROLES, technique="Adapters", all_of_them=True).items():
@@ -113,7 +113,7 @@ ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 def require_peft() -> Any:
     """Return the module peft.  Raises ConfigError if it is not installed."""
     try:
-        with hidden("bitsandbytes"):  # it brings torch's compiler, and LoRA on our own quantized layers does not need it
+        with hidden("bitsandbytes"):  # it imports torch's compiler, and LoRA on our own quantized layers does not need it
             import peft
     except ImportError:
         raise ConfigError(
@@ -125,35 +125,35 @@ def require_peft() -> Any:
 def lora_targets(stage: BackboneStage) -> dict[str, str]:
     """Return the projections that LoRA adapts: their path in the stage -> their path in a layer.
 
-    Raises ConfigError for a family whose table names none.
+    Raises ConfigError for a family whose table names no projections.
     """
     layers = projections(stage, ROLES, technique="LoRA", all_of_them=False)
     return {f"layers.{index}.{path}": path for index, paths in layers.items() for path in paths.values()}
 
 
 def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float) -> None:
-    """Put LoRA into the stage's projections; only its matrices are trainable afterwards.  They begin as peft draws them."""
+    """Insert LoRA into the stage's projections, with peft's initial values.  Only its matrices are trainable afterwards."""
     peft = require_peft()
     targets = lora_targets(stage)
-    # GPT-2's Conv1D keeps its weight as (in, out).
+    # GPT-2's Conv1D stores its weight as (in, out).
     transposed = any(not isinstance(stage.get_submodule(path), (nn.Linear, QuantizedLinear)) for path in targets)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed)
     config._register_custom_module({QuantizedLinear: peft.tuners.lora.Linear})  # QLoRA (Dettmers et al., NeurIPS 2023, section 3)
-    with warnings.catch_warnings(), hidden("bitsandbytes"):  # see require_peft; peft asks for it again here
-        warnings.simplefilter("ignore")  # it wonders at a model that is not one of transformers'
+    with warnings.catch_warnings(), hidden("bitsandbytes"):  # see require_peft; peft imports it again here
+        warnings.simplefilter("ignore")  # peft warns that the model is not from transformers
         peft.inject_adapter_in_model(config, stage)
 
 
 def peft_names(stage: BackboneStage, names: Iterable[str], prefix: str) -> dict[str, str]:
-    """Return peft's names in its files of LoRA matrices: layers.I.PATH.lora_A.default.weight, ... in the whole stack's stage.
+    """Return the names that peft's files use for LoRA matrices (layers.I.PATH.lora_A.default.weight, ... in the whole stack's stage).
 
-    prefix: of the base model's parameters in the class that peft is given (see Published).
+    prefix: of the base model's parameters in the class given to peft (see Published).
     """
     found = {}
     for name in names:
         _, index, rest = name.split(".", 2)
         part = part_of(stage, int(index))
-        # peft's own names leave the adapter's name, 'default', out; Hugging Face counts a decoder's layers from 0.
+        # peft's files omit the adapter's name, 'default'; Hugging Face counts a decoder's layers from 0.
         number = int(index) if part is stage.family else int(index) - (stage.num_encoder_layers or 0)
         found[name] = f"base_model.model.{prefix}{part.layers}.{number}.{rest.replace('.default', '')}"
     return found
@@ -168,9 +168,9 @@ def save_lora(
     shape: Published,
     **settings: float,
 ) -> None:
-    """Write what PeftModel.from_pretrained reads over the base model: adapter_config.json and adapter_model.safetensors.
+    """Write the files that PeftModel.from_pretrained reads over the base model: adapter_config.json and adapter_model.safetensors.
 
-    state: the LoRA matrices (see peft_names).  head: weight and bias of the matrix on the last hidden states, none of a model that
+    state: the LoRA matrices (see peft_names).  head: weight and bias of the matrix on the last hidden states, empty for a model that
     predicts words.  base: where transformers finds the base model.  shape: its class.  settings: r, lora_alpha, lora_dropout.
     """
     names = peft_names(stage, state, shape.prefix)

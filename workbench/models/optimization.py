@@ -1,6 +1,6 @@
-"""AdamW and its learning rate: warm-up, then linear decay, each step's rate a pure function of its number.
+"""AdamW with warm-up and linear decay: the learning rate depends only on the step number.
 
-No gradient clipping by a global norm: stages on different devices would have to agree on the norm in every step.
+No gradient clipping by global norm, because stages on different devices would have to agree on the norm in every step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workbench.core.errors import ConfigError
 def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: float) -> float:
     """Return the learning rate of step `step` (from 0) of `num_steps`.
 
-    It rises linearly over the warm-up's steps, is `peak` at its end, and falls linearly to one last small step above zero.
+    It rises linearly to `peak` during warm-up, then falls linearly; the last step's rate is still above zero.
     """
     if not 0 <= step < num_steps:
         raise ConfigError(f"The learning rate of step {step} was asked for.", f"There are {num_steps}.", "Count the steps again.")
@@ -25,9 +25,9 @@ def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: fl
 
 
 def make_optimizer(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters (a stage's, or all); set its rate in each step by set_learning_rate.
+    """Return AdamW over the trainable parameters of a stage or model.  Set its rate in each step with set_learning_rate.
 
-    Weight decay is on matrices only, not on biases, norms and lambdas.
+    Weight decay applies only to matrices, not to biases, norms and lambdas.
     """
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -38,6 +38,6 @@ def make_optimizer(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the rate of the next step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,7 +1,7 @@
-"""Parallel Adapters: a narrow trainable network beside a frozen backbone, fed by its activations (PAC+, section IV-A, Fig. 6).
+"""Parallel Adapters: a narrow trainable network next to a frozen backbone, fed by its activations (PAC+, section IV-A, Fig. 6).
 
-Adapter i reads lambda_i W_down b_{i+1} + (1 - lambda_i) a_i and gives a_{i+1}; a_0 = W_down b_0.  The head reads W_up a_L + b_L.
-Beside an encoder-decoder the side network is one too: its decoder begins with W_down of the decoder's embedding.
+Adapter i reads lambda_i W_down b_{i+1} + (1 - lambda_i) a_i and outputs a_{i+1}; a_0 = W_down b_0.  The head reads W_up a_L + b_L.
+For an encoder-decoder the side network is also one: its decoder begins with W_down of the decoder's embedding.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from workbench.models.stack import padding_mask
 __all__ = ["ParallelAdapter", "ParallelAdapterStage", "SideLayer", "TapProjection", "made_up_labels", "task_loss"]
 
 IGNORED = -100
-"""The label of padding in a target, which no loss counts."""
+"""The label of padding in a target, which losses ignore."""
 
 
 class ParallelAdapterStage(nn.Module):
-    """Adapters [start, stop): what a pipeline stage trains beside its backbone layers.
+    """Adapters [start, stop): the trainable part of a pipeline stage.
 
-    Parameters carry the global layer index in their names: the union of all stages' state_dicts is the whole adapter's.
-    Initial weights depend on config.seed and the parameter's name, not on how the adapter is cut.
+    Parameter names contain the global layer index, so the union of all stages' state_dicts is the whole adapter's.
+    Initial weights depend on config.seed and the parameter's name, not on how the adapter is divided.
     """
 
     def __init__(self, config: ParallelAdapterConfig, start: int, stop: int) -> None:
@@ -40,19 +40,19 @@ class ParallelAdapterStage(nn.Module):
         border = config.border
         self.first = TapProjection(config.hidden_size, config.width) if start == 0 else None
         self.layers = nn.ModuleDict({str(index): SideLayer(config, in_decoder=index >= border) for index in range(start, stop)})
-        # Named by its layer, so that a stage's parameters are told by their names here too.
+        # Named by its layer, so that a stage's parameters can be distinguished by name.
         has_embedding = start <= border < stop
         self.decoder_first = nn.ModuleDict({str(border): TapProjection(config.hidden_size, config.width)} if has_embedding else {})
         self.last: SideHead | SequenceHead | None = None
         if stop == config.num_layers:
             self.last = SequenceHead(config) if config.kind == "sequence_to_sequence" else SideHead(config)
-        # In a tuple: the backbone's head is none of this module's parameters.
+        # In a tuple, so that the backbone's head does not become a parameter of this module.
         self._language_model_head: tuple[LanguageModelHead, ...] = ()
         initialize(self, "fan_in")
 
     @property
     def num_taps(self) -> int:
-        """Return how many taps forward takes: those of its backbone stage."""
+        """Return the number of taps that forward takes, which its backbone stage outputs."""
         return self.stop - self.start + (self.first is not None) + len(self.decoder_first)
 
     @property
@@ -61,15 +61,15 @@ class ParallelAdapterStage(nn.Module):
         return bool(self._language_model_head)
 
     def attach(self, head: LanguageModelHead) -> None:
-        """Give the last stage the backbone's frozen head, which sequence-to-sequence reads; it is not saved with the adapter."""
+        """Attach the backbone's frozen head to the last stage, for sequence-to-sequence.  It is not saved with the adapter."""
         self._language_model_head = (head,)
 
     def forward(self, side: Tensor | None, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the side output: (n, t, d / r) up to the encoder's end, and (n, t + s, d / r) behind a decoder's layer.
+        """Return the side output: (n, t, d / r) for encoder layers, (n, t + s, d / r) after a decoder layer.
 
-        side: the stage before's side output, None in the first stage.  attention_mask: (n, t), 1 for real tokens.
-        taps: as BackboneStage gives them, (n, t, d) each (or stacked): b_0 first in the first stage, then one for each layer; a
-        decoder's are (n, s, d), its embedding's before its first layer's.
+        side: the previous stage's side output, None in the first stage.  attention_mask: (n, t), 1 for real tokens.
+        taps: from BackboneStage, (n, t, d) each (or stacked): b_0 first in the first stage, then one per layer; a
+        decoder's are (n, s, d), and its embedding's comes before its first layer's.
         """
         if (side is None) != (self.first is not None) or len(taps) != self.num_taps:
             raise ValueError(f"stage [{self.start}, {self.stop}) got {len(taps)} taps and {'no' if side is None else 'a'} side input")
@@ -106,9 +106,9 @@ class ParallelAdapterStage(nn.Module):
         return side
 
     def head(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return the logits; only the last stage has a head.
+        """Return the logits.  Only the last stage has a head.
 
-        last_hidden: b_L, the last tap.  Returns (n, num_outputs), of a decoder's first state if there is one; in
+        last_hidden: b_L, the last tap.  Returns (n, num_outputs), from the first decoder state if there is a decoder; for
         sequence-to-sequence (n, s, V).  Raises ConfigError for sequence-to-sequence without `attach`.
         """
         assert self.last is not None, f"stage [{self.start}, {self.stop}) has no head"
@@ -134,27 +134,27 @@ class ParallelAdapter(ParallelAdapterStage):
         super().__init__(config, 0, config.num_layers)
 
     def predict(self, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int = 0) -> Tensor:
-        """Return the logits (n, num_outputs) of all taps b_0 ... b_L; sample ids and epoch matter in training mode only."""
+        """Return the logits (n, num_outputs) for all taps b_0 ... b_L.  Sample ids and epoch only matter in training mode."""
         return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch)
 
 
 def made_up_labels(kind: str, batch: int, length: int, target_length: int = 0) -> Tensor:
-    """Return labels as task_loss takes them, all zero: of `batch` samples of `length` tokens, to measure with."""
+    """Return placeholder labels for task_loss, all zero, for measurements: `batch` samples of `length` tokens."""
     wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length}
     shape = (batch, wide[kind]) if kind in wide else (batch,)
     return torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
 
 
 def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "mean", label_std: float = 1.0) -> Tensor:
-    """Return cross entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
+    """Return cross-entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
-    In sequence-to-sequence and of tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its own
-    tokens; of spans (logits (n, t, 2), labels (n, 2) int64) the mean of its first and its last token's cross entropy.
-    reduction: 'mean', or 'sum' when a mini-batch is divided among devices and each divides by the whole's size.
-    label_std: the unit in which a regression's errors count (see ParallelAdapterConfig).
+    For sequence-to-sequence and tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its
+    tokens; for spans (logits (n, t, 2), labels (n, 2) int64) the mean of the cross-entropies of its first and last token.
+    reduction: 'mean', or 'sum' when devices share a mini-batch and each divides by its total size.
+    label_std: the unit of a regression's errors (see ParallelAdapterConfig).
     """
     if kind == "sequence_to_sequence" or kind in TOKEN_KINDS:
-        classes = logits if kind == "question_answering" else logits.transpose(1, 2)  # the classes of a span are the positions
+        classes = logits if kind == "question_answering" else logits.transpose(1, 2)  # a span's classes are the positions
         tokens = F.cross_entropy(classes.float(), labels, ignore_index=IGNORED, reduction="none")  # (n, s)
         samples = tokens.sum(dim=1) / labels.ne(IGNORED).sum(dim=1).clamp(min=1)
         return samples.mean() if reduction == "mean" else samples.sum()

@@ -1,4 +1,4 @@
-"""Read only one stage's weights from a model folder, so that a small device never holds, nor maps, what it does not keep; write tensors."""
+"""Read only one stage's weights from a model folder, so that a small device never maps or stores other weights; write tensors."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 _LARGE = 1 << 16
-"""Numbers from which a tensor counts as a weight."""
+"""Minimum number of values for a tensor to count as a weight."""
 _BUFFER_BYTES = 1 << 20
-"""Bytes that are read and converted at a time."""
+"""Bytes read and converted at a time."""
 Span = tuple[int, int]
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies in a safetensors file.  offset: of its first byte in the file."""
+    """A tensor's location in a safetensors file.  offset: of its first byte in the file."""
 
     path: Path
     dtype: torch.dtype
@@ -47,16 +47,16 @@ class StoredTensor(NamedTuple):
     offset: int
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the tensor, converted; nothing else of the file is mapped or read."""
+        """Return the converted tensor.  Nothing else in the file is mapped or read."""
         found = torch.empty(self.shape, dtype=dtype)
         self.fill(found if self.shape else found[None], (0, self.shape[0] if self.shape else 1))
         return found
 
     def fill(self, out: Tensor, rows: Span, columns: Span | None = None) -> int:
-        """Write rows [start, stop) and columns [start, stop), None is all, into `out`, of just that shape; return the bytes read.
+        """Read rows [start, stop) and columns [start, stop) into `out`, which has exactly that shape; return the bytes read.
 
-        A vector is a matrix of one column.  Rows are read at once where they are whole, else one by one, which needs no memory beyond
-        `out`.  What has to be converted or turned goes through a small buffer, some rows at a time.
+        columns: None reads all.  A vector counts as a matrix with one column.  Complete rows are read at once, others one by one, without
+        extra memory.  Data that must be converted or transposed passes through a small buffer, several rows at a time.
         """
         width = math.prod(self.shape[1:])
         start, stop = (0, width) if columns is None else columns
@@ -87,7 +87,7 @@ def _read(file: IO[bytes], at: int, view: memoryview) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
-    """Return the tensors of a model folder by name, None if it holds no safetensors files.  Raises OSError or ValueError if damaged."""
+    """Return a model folder's tensors by name.  None if it holds no safetensors files.  Raises OSError or ValueError if damaged."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = sorted(set(_decoded(index, index.read_bytes(), _Index).weight_map.values()))
@@ -121,14 +121,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Index:
-    """Which file holds which tensor."""
+    """The index that maps tensors to files."""
 
     weight_map: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A tensor in a safetensors file's header."""
+    """A tensor's entry in the header of a safetensors file."""
 
     dtype: str
     shape: tuple[Annotated[int, Meta(ge=0)], ...]
@@ -143,7 +143,7 @@ def _decoded(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Gives large uninitialised tensors no memory: weights, of which a loader that frees one after the other leaves holes in the heap."""
+    """Creates large uninitialised tensors (weights) without memory: loaders that free them one by one would fragment the heap."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
@@ -159,7 +159,7 @@ def _sizes(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[int, ...]:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Give modules that are made in this block no memory for parameters; buffers are made as always."""
+    """Create modules in this block without memory for parameters; buffers are created as usual."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -187,14 +187,14 @@ def read_stage(
 ) -> BackboneStage | None:
     """Return layers [start, stop) of a model made under `parameters_on_meta`, with their weights read from the files.
 
-    after_layer: is called with each layer as soon as it is read, before the next: to store it smaller.
-    Returns None if a weight of the stage is not in the files under its own name or the base model's prefix.
+    after_layer: called with each layer once it is read, before the next, for example to quantize it.
+    Returns None if a weight of the stage is in the files neither under its own name nor with the base model's prefix.
     """
     stack = LayerStack(model, separator_id=separator_id)
     under = stored_under(model, stack.family)
     names = {(id(module), own): f"{path}.{own}".lstrip(".") for path, module in model.named_modules() for own in module._parameters}
     stage = stack.stage(start, stop)
-    # Before anything is stored smaller: what a layer is stored as may itself be a buffer.
+    # Before anything is quantized, because the quantized form of a layer may be a buffer.
     for module in stage.modules():
         cast_buffers(module, dtype)
     for part in (*stage.layers.values(), stage):
@@ -212,17 +212,17 @@ def read_stage(
 
 
 def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a module's own buffers, but for the frequencies of rotary positions, which lose too much in 16 bits."""
+    """Convert a module's own buffers, except rotary frequencies, which lose too much precision in 16 bits."""
     for name, buffer in list(module.named_buffers(recurse=False)):
         if buffer.is_floating_point() and "inv_freq" not in name:
             module.register_buffer(name, buffer.to(dtype), persistent=name not in module._non_persistent_buffers_set)
 
 
 def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
-    """Return the names under which checkpoint files may keep each parameter of a base model, likeliest first.
+    """Return the names under which checkpoint files may store each parameter of a base model, most likely first.
 
-    A tied weight may be stored under any of its names; what is stored under its own is not tied, as transformers has it.  Files of a
-    model with a head have the base model's prefix.
+    A tied weight may be stored under any of its names; a weight stored under its own name is not tied, as in transformers.  Files of a
+    model with a head use the base model's prefix.
     """
     groups: dict[int, list[str]] = defaultdict(list)
     named = list(model.named_parameters(remove_duplicate=False))
@@ -241,7 +241,7 @@ def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
 
 
 def read_head(config: Any, family: Family, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:
-    """Return an encoder-decoder's language model head, read from the files; None if its weights are not there under known names."""
+    """Return an encoder-decoder's language model head, read from the files.  None if its weights are not there under known names."""
     assert family.decoder is not None
     tied = ["shared.weight", *(f"{part.embedding['words']}.weight" for part in (family.decoder, family))]
     names = ["lm_head.weight", *tied, *(f"model.{name}" for name in tied)]
@@ -253,9 +253,9 @@ def read_head(config: Any, family: Family, tensors: dict[str, StoredTensor], dty
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors under their names, as whole_file does.  Raises WriteError if the system refuses."""
+    """Write tensors under their names, atomically (see whole_file).  Raises WriteError if the system refuses."""
     with whole_file(path) as part:
         try:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, metadata=metadata)
-        except SafetensorError as error:  # it wraps the system's errors
+        except SafetensorError as error:  # it wraps operating system errors
             raise WriteError(f"Writing '{path}' was asked for.", f"{error}.", "Free some space, or choose another place.") from error

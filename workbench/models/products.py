@@ -1,8 +1,8 @@
-"""Products of forward passes, x W + b, by the one of PyTorch's libraries that uses this processor.
+"""Choose the matmul backend for forward passes, x W + b, by the processor.
 
-PyTorch gives float32 to MKL on x86, which on AMD's processors with AVX-512 takes two to three times as long as oneDNN, which PyTorch has
-too.  Which is taken depends on the processor and on sizes alone, never on a measurement: a run that is resumed computes what it would
-have.  One such product is the frozen language model head of an encoder-decoder, which reads up(side) + b_L (PAC+, section IV-A).
+On x86 PyTorch uses MKL for float32.  On AMD processors with AVX-512, MKL takes two to three times as long as oneDNN, which PyTorch
+also includes.  The choice depends only on the processor and on sizes, never on a measurement, so a resumed run computes the same
+results.  One such matmul is the frozen language model head of an encoder-decoder, which reads up(side) + b_L (PAC+, section IV-A).
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torch.utils.flop_counter import register_flop_formula
 from workbench.core.errors import ConfigError
 
 MANTISSA_BITS = 4
-"""oneDNN compiles a kernel, about a megabyte, for each number of rows: it gets numbers of so many binary digits before their zeros.
+"""Significant binary digits in the number of rows passed to oneDNN, which compiles a kernel of about a megabyte for each number.
 
-Others are filled up by an eighth at most; a model does so once for a pass rather than for each product (`filled_length`).
+Other row counts are padded, by an eighth at most.  A model pads once per pass instead of for each matmul (`filled_length`).
 """
 MOST_PADDING = 0.25
-"""A pass's tokens are filled up where they grow by no larger share."""
+"""A pass's tokens are padded only if this increases them by no larger share."""
 
 
 class ForwardLinear(nn.Linear):
-    """nn.Linear by `linear`."""
+    """An nn.Linear that computes with `linear`."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return (..., out) of (..., in)."""
+        """Return the output, (..., out), for inputs (..., in)."""
         return linear(inputs, self.weight, self.bias)
 
 
 @functools.cache
 def prefers_onednn() -> bool:
-    """Return whether oneDNN is the faster one on this machine's processor, as far as PyTorch tells its make."""
+    """Return whether oneDNN is faster on this machine's processor, as far as PyTorch identifies it."""
     tell = getattr(torch.cpu, "get_capabilities", None)
     found: dict[str, Any] = tell() if tell is not None and torch.backends.mkldnn.is_available() else {}
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -45,12 +45,12 @@ def prefers_onednn() -> bool:
 
 
 def library() -> str:
-    """Return in words what forward passes in float32 multiply by."""
+    """Return the name of the float32 matmul backend for forward passes."""
     return "oneDNN" if prefers_onednn() and torch.backends.mkldnn.enabled else "PyTorch's choice"
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, (..., out), of (..., in), (out, in) and (out,), as F.linear does: by it where there is autograd, and for export."""
+    """Return x W^T + b, (..., out), like F.linear, for (..., in), (out, in) and (out,).  With autograd and for export it is F.linear."""
     rows = inputs.numel() // max(1, inputs.shape[-1])
     if not rows or weight.dtype != torch.float32 or not _by_onednn(inputs):
         return F.linear(inputs, weight, bias)
@@ -62,19 +62,19 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def use_fastest(module: nn.Module) -> None:
-    """Make the plain linear layers of a module ForwardLinear; weights and names stay."""
+    """Convert a module's plain linear layers to ForwardLinear.  Weights and names do not change."""
     for part in module.modules():
         if type(part) is nn.Linear:
             part.__class__ = ForwardLinear
 
 
 def is_even(num_rows: int) -> bool:
-    """Return whether a number of rows is one of the few (eight between powers of two) that oneDNN is given."""
+    """Return whether a number of rows is one of the few (eight between powers of two) that are passed to oneDNN."""
     return num_rows > 0 and num_rows.bit_length() - (num_rows & -num_rows).bit_length() < MANTISSA_BITS
 
 
 def filled_length(hidden: Tensor) -> int:
-    """Return to how many tokens hidden states (n, t, d) are best filled up before they go through layers: t or somewhat more."""
+    """Return the length to which hidden states (n, t, d) should be padded before the layers: t or slightly more."""
     count, length = hidden.shape[:2]
     if not _by_onednn(hidden):
         return length
@@ -105,7 +105,7 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 
 
 class LanguageModelHead(nn.Module):
-    """weight: (V, d), as a rule the word embedding itself.  bias: (V,) or None.  scale: of the hidden state (T5: d ** -0.5)."""
+    """weight: (V, d), usually the word embedding itself.  bias: (V,) or None.  scale: of the hidden state (T5: d ** -0.5)."""
 
     bias: Tensor | None
 
@@ -116,11 +116,11 @@ class LanguageModelHead(nn.Module):
         self.scale = scale
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., V) of hidden states (..., d)."""
+        """Return logits (..., V) for hidden states (..., d)."""
         return linear((hidden * self.scale).to(self.weight.dtype), self.weight, self.bias)
 
     def of_tokens(self, tokens: Sequence[int]) -> LanguageModelHead:
-        """Return the head that predicts some tokens alone, c logits in their order."""
+        """Return a head that predicts only these tokens: c logits in their order."""
         chosen = list(tokens)
         return LanguageModelHead(
             self.weight.detach()[chosen].clone(), bias=None if self.bias is None else self.bias[chosen].clone(), scale=self.scale
@@ -128,12 +128,12 @@ class LanguageModelHead(nn.Module):
 
 
 def head_scale(config: Any) -> float:
-    """Return what a model multiplies its last hidden state by before its head."""
+    """Return the factor by which a model multiplies its last hidden state before the head."""
     return config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
 
 
 def head_of(model: Any) -> LanguageModelHead:
-    """Return the head of a Hugging Face encoder-decoder; of its base model, which has none, the word embedding."""
+    """Return the head of a Hugging Face encoder-decoder.  For a base model without one, return the word embedding."""
     lm_head = getattr(model, "lm_head", None)
     weight = model.get_input_embeddings().weight if lm_head is None else lm_head.weight
     bias = getattr(model, "final_logits_bias", None)
@@ -141,7 +141,7 @@ def head_of(model: Any) -> LanguageModelHead:
 
 
 def no_head(name: str) -> ConfigError:
-    """Return the error of a model that has no decoder to read."""
+    """Return the error for a model that has no decoder."""
     return ConfigError(
         f"Sequence-to-sequence on '{name}' was asked for.",
         "It has one stack of layers, no encoder and decoder.",

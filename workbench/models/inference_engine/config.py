@@ -1,4 +1,4 @@
-"""What a program of the inference engine is made for: its file, the tokenized prompts beside it, and the packages that run it."""
+"""Configuration of a program for the inference engine, its description, the tokenized prompts, and access to ExecuTorch."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EngineNoise = Literal["input", "drawn"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The shapes and constants that an exported program keeps.
+    """The shapes and constants of an exported program.
 
-    queries: q.  batch_size: E, samples a step.  sequence_length: t, to which prompts are padded on the right.  num_targets: k, label
-    tokens a sample.  epsilon: the perturbation's scale.
-    backend: whose kernels do the matrix products: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
-    noise: handed in by the host, so that a step can be repeated, or drawn by the program itself from a generator that takes no seed.
-    choices: the tokens among which the loss is, such as the label words' (see PromptBatch); none: the whole vocabulary.
+    queries: q.  batch_size: E, samples per step.  sequence_length: t, to which prompts are padded on the right.  num_targets: k, label
+    tokens per sample.  epsilon: the perturbation's scale.
+    backend: the kernels for matmuls: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
+    noise: passed in by the host, so that a step can be repeated, or drawn by the program from a generator without a seed.
+    choices: the tokens over which the loss is computed, such as the label words' (see PromptBatch); empty: the whole vocabulary.
     """
 
     queries: int = 4
@@ -65,7 +65,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSlot:
-    """A trainable parameter in theta.  name: in the PyTorch model.  start: of its values.  shape: (r, out)."""
+    """A trainable parameter's place in theta.  name: in the PyTorch model.  start: index of its first value.  shape: (r, out)."""
 
     name: str
     start: int
@@ -74,9 +74,9 @@ class EngineSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
-    """What a program says of itself, as JSON, by its method `description`.
+    """A program's description of itself, as JSON, returned by its method `description`.
 
-    model: its name.  trainable: what is trained beside it.  slots: of theta (D,), in stack order.
+    model: name of the model.  trainable: the trainable configuration.  slots: of theta (D,), in stack order.
     """
 
     model: str
@@ -88,7 +88,7 @@ class EngineDescription:
 
     @property
     def num_values(self) -> int:
-        """Return D."""
+        """Return D, the number of trainable values."""
         return sum(math.prod(slot.shape) for slot in self.slots)
 
     def to_json(self) -> str:
@@ -97,13 +97,13 @@ class EngineDescription:
 
     @classmethod
     def from_json(cls, text: str) -> EngineDescription:
-        """Read it back.  Raises msgspec.ValidationError for a text that is no description."""
+        """Parse a description.  Raises msgspec.ValidationError for an invalid text."""
         return msgspec.json.decode(text, type=cls)
 
 
 _TOOLKIT = ("torchao", "torchao.quantization", "torchao.quantization.pt2e", "torchao.quantization.pt2e.utils")
 _AFFINE = "quant_affine_configs"
-"""The XNNPACK patterns that need the toolkit even to be listed; they match quantized activations only."""
+"""XNNPACK patterns that need the toolkit just to be listed.  They match only quantized activations."""
 
 
 def require_executorch() -> None:
@@ -117,7 +117,7 @@ def require_executorch() -> None:
 
 
 def xnnpack_partitioner() -> Any:
-    """Return what chooses the pieces of a program that XNNPACK computes."""
+    """Return the partitioner that selects the parts of a program for XNNPACK."""
     with quiet(), _toolkit():
         from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -125,9 +125,9 @@ def xnnpack_partitioner() -> Any:
 
 
 def bindings() -> Any:
-    """Return the runtime's binding to Python.  Raises ConfigError as require_executorch.
+    """Return the Python bindings of the runtime.  Raises ConfigError as require_executorch does.
 
-    It is the module below `executorch.runtime`, which would import the exporter too: seconds and 100 MB that a device does not have.
+    This is the module below `executorch.runtime`, which would also import the exporter: seconds and 100 MB that a device cannot afford.
     """
     require_executorch()
     with quiet():
@@ -137,7 +137,7 @@ def bindings() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Show no warnings, of which ExecuTorch has many: its interfaces are called experimental, and some decorators are deprecated."""
+    """Hide ExecuTorch's many warnings about experimental interfaces and deprecated decorators."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -150,16 +150,16 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _toolkit() -> Iterator[None]:
-    """Let `torchao` be imported where it is not installed: XNNPACK's patterns take two predicates of convolutions from it.
+    """Provide a stand-in for `torchao` where it is not installed: XNNPACK's patterns import two predicates of convolutions from it.
 
-    Installed for good it would change how peft and transformers load, so that the stand-ins are gone again afterwards.
+    A permanent `torchao` would change how peft and transformers load, so the stand-ins are removed afterwards.
     """
     if find_spec("torchao") is not None:
         yield
         return
     for name in _TOOLKIT:
         module = sys.modules[name] = ModuleType(name)
-        module.__path__ = []  # a package
+        module.__path__ = []  # marks it as a package
     predicates: Any = sys.modules[_TOOLKIT[-1]]
     aten = torch.ops.aten
     predicates._is_conv_node = _calls(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
@@ -191,17 +191,17 @@ class EnginePrompts:
         return len(self.input_ids)
 
     def rows(self, indices: Any) -> EnginePrompts:
-        """Return some of them, as a batch."""
+        """Return the prompts at these indices as a batch."""
         return EnginePrompts(**{name: getattr(self, name)[list(indices)] for name in _FIELDS})
 
     def write(self, path: Path) -> None:
-        """Write them as NumPy's .npz."""
+        """Write the prompts as NumPy's .npz."""
         with whole_file(path) as part, part.open("wb") as file:
             np.savez_compressed(file, **{name: np.asarray(getattr(self, name)) for name in _FIELDS})
 
     @classmethod
     def read(cls, path: Path) -> EnginePrompts:
-        """Read them back.  Raises ConfigError for a file that holds none."""
+        """Read prompts from a file.  Raises ConfigError if the file holds none."""
         try:
             with np.load(path, allow_pickle=False) as held:
                 return cls(**{name: held[name] for name in _FIELDS})

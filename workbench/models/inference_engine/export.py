@@ -28,10 +28,10 @@ from workbench.models.zeroth_order.causal_model import CausalModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """What export made.
+    """The result of an export.
 
-    path, file_bytes: of the program.  export_s: the seconds it took.  delegated: pieces of the step that XNNPACK computes.
-    operators: calls of ExecuTorch's own kernels in a step, by name.
+    path, file_bytes: of the program.  export_s: its duration in seconds.  delegated: number of parts of a step that XNNPACK computes.
+    operators: number of calls of ExecuTorch's own kernels in a step, by name.
     """
 
     path: str
@@ -43,11 +43,11 @@ class ExportResult:
 
 
 def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name: str = "") -> ExportResult:
-    """Write a program with the methods train_step, read_state and write_state, which share the copies of theta; it starts from model's.
+    """Write a program with the methods train_step, read_state and write_state, which share the copies of theta.
 
-    name: of the model, for the description.
-    Raises ConfigError if ExecuTorch is not installed, for a model that is not a whole decoder-only one in float32 with LoRA-FA, and for
-    choices that it does not know.
+    theta starts with the model's values.  name: of the model, for the description.
+    Raises ConfigError if ExecuTorch is not installed, if the model is not a complete decoder-only one in float32 with LoRA-FA, or for
+    choices outside the vocabulary.
     """
     require_executorch()
     begin = time.perf_counter()
@@ -91,7 +91,7 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
 
 
 def example_inputs(config: EngineConfig, num_values: int) -> tuple[Tensor, ...]:
-    """Return arguments of train_step of the right shapes."""
+    """Return example arguments of train_step with the right shapes."""
     samples, length, targets = config.batch_size, config.sequence_length, config.num_targets
     inputs = (
         torch.zeros(samples, length, dtype=torch.int64),
@@ -123,6 +123,6 @@ def _lowered(programs: dict[str, Any], config: EngineConfig, description: Engine
 
 
 def _calls(program: Any) -> Counter[str]:
-    """Return how often a lowered method calls each kernel."""
+    """Return the number of calls of each kernel in a lowered method."""
     names = [getattr(node.target, "__name__", str(node.target)) for node in program.graph.nodes if node.op == "call_function"]
     return Counter(name for name in names if name not in ("alloc", "getitem"))

@@ -1,11 +1,11 @@
-"""The dual-forwarding model as an exported program keeps it: 2q copies of theta in one buffer (P-RGE, section 3.3, Algorithm 2).
+"""The dual-forwarding model in an exported program: 2q copies of theta in one buffer (P-RGE, section 3.3, Algorithm 2).
 
-Each call recovers the last noise from the copies, makes the last step with its scalars, perturbs again and computes all 2q losses.  The
-copies lie sign by sign, [+1 ... +q, -1 ... -q], so that the buffer is cut once, and so do the losses.
+Each call recovers the last noise from the copies, applies the last step with its scalars, perturbs again and computes all 2q losses.
+Copies and losses are ordered by sign, [+1 ... +q, -1 ... -q], so that the buffer is split only once.
 
-Write a backbone's pieces in operations that XNNPACK has, so that all layers become one piece of its work instead of dozens.
-Norms: XNNPACK takes no mean over the last dimension, but a product with a vector of 1/d is one.  Attention: it broadcasts no heads, but
-grouped queries are rows of the same product; the causal mask is added as numbers, once for all layers.
+The backbone is written in operations that XNNPACK supports, so that all layers form one XNNPACK part instead of dozens.
+Norms: XNNPACK has no mean over the last dimension, but a product with a vector of 1/d computes it.  Attention: XNNPACK does not
+broadcast heads, but grouped queries can be rows of the same product; the causal mask is added as numbers, once for all layers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from workbench.models.zeroth_order.causal_model import CausalModel
 
 _ATTENTION = "workbench_inference_engine"
 MASKED = -1e9
-"""Added to scores that count for nothing; -inf would do in exact arithmetic, and gives NaN where kernels subtract it from itself."""
+"""Added to masked scores.  -inf would be exact, but gives NaN where kernels subtract it from itself."""
 
 
 class ProductNorm(nn.Module):
-    """LayerNorm, or with `centers` False RMSNorm, whose means are products with a vector.  weight, bias: (d,), bias may be None."""
+    """LayerNorm, or RMSNorm if `centers` is False, with means computed as products.  weight, bias: (d,), bias may be None."""
 
     share: Tensor
     weight: Tensor
@@ -45,7 +45,7 @@ class ProductNorm(nn.Module):
         self.epsilon, self.centers = epsilon, centers
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., d) of x (..., d)."""
+        """Return the normed x, (..., d)."""
         if self.centers:
             x = x - F.linear(x, self.share)
         y = x * torch.rsqrt(F.linear(x * x, self.share) + self.epsilon) * self.weight
@@ -53,9 +53,9 @@ class ProductNorm(nn.Module):
 
 
 def exportable(model: CausalModel) -> CausalModel:
-    """Return a copy of a model that shares its weights and is written for export.
+    """Return a copy of a model that shares its weights and is rewritten for export.
 
-    Raises ConfigError for a model that is not a whole causal one in float32 with LoRA-FA.
+    Raises ConfigError if the model is not a complete causal one in float32 with LoRA-FA.
     """
     stage = model.backbone
     if not (stage.family.is_causal and model.is_first and model.is_last):
@@ -84,7 +84,7 @@ def _norm_of(module: Any) -> ProductNorm | None:
 
 @contextmanager
 def engine_attention(model: CausalModel) -> Iterator[None]:
-    """Let a model's layers call `attention` while they are traced."""
+    """Make a model's layers call `attention` while they are traced."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, attention)
@@ -103,7 +103,7 @@ def engine_attention(model: CausalModel) -> Iterator[None]:
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, None]:
-    """Return what a layer attends to, (n, t, heads, s), in three-dimensional products.
+    """Return the attention output, (n, t, heads, s), computed with three-dimensional products.
 
     query: (n, heads, t, s).  key, value: (n, groups, t, s), each group read by heads / groups heads.  attention_mask: (t, t), added.
     """
@@ -123,14 +123,14 @@ def _refused(wanted: str, found: str) -> ConfigError:
 
 
 STATE = "copies"
-"""The buffer's name: the same in all methods, which share it by this name.
+"""The buffer's name in all methods, which share it by this name.
 
-No argument may have it in its name: what is so called begins with the values it is exported with, and takes no others.
+No argument's name may contain it: such an argument would start with its exported values and accept no others.
 """
 
 
 class TrainStep(nn.Module):
-    """One step.  model: written for export.  copies: (2q, D) float32."""
+    """One training step.  model: written for export.  copies: (2q, D) float32."""
 
     copies: Tensor
     shares: Tensor
@@ -164,17 +164,17 @@ class TrainStep(nn.Module):
         learning_rate: Tensor,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """Return the losses (2q,) float32 behind the last step, each of its own copy.
+        """Apply the last step and return the losses (2q,) float32 of the new copies.
 
-        input_ids: (E, t) int64.  targets, positions: (E, k) int64; a target is a token, or its place among the choices where there are
-        some.  target_weights: (E k, 1) float32, minus a target's share of the loss.
-        gradients: (q,) g_i of the last step.  learning_rate: (1,), the last step's.  noise: (q, D), None to draw it here.
+        input_ids: (E, t) int64.  targets, positions: (E, k) int64; a target is a token, or its index among the choices if there are any.
+        target_weights: (E k, 1) float32, the negative share of each target in the loss.
+        gradients: (q,) g_i of the last step.  learning_rate: (1,), of the last step.  noise: (q, D), None to draw it here.
         """
         config, queries = self.config, self.config.queries
         plus, minus = self.copies[:queries], self.copies[queries:]
         perturbation = (plus - minus) * 0.5
         scale = (gradients * learning_rate * (1 / (config.epsilon * queries))).view(1, 1, queries)
-        # The mean over all copies, so that rounding cannot lead their centres apart.
+        # The mean over all copies, so that rounding does not make their centres drift apart.
         theta = torch.bmm(self.shares, self.copies[None]) - torch.bmm(scale, perturbation[None])
         theta = theta.view(1, -1)
         if noise is None:
@@ -185,7 +185,7 @@ class TrainStep(nn.Module):
         return self.losses(copies, input_ids, targets, positions, target_weights)
 
     def losses(self, copies: Tensor, input_ids: Tensor, targets: Tensor, positions: Tensor, target_weights: Tensor) -> Tensor:
-        """Return the loss (P,) of each of P copies (P, D) of theta."""
+        """Return the loss (P,) for each of P copies (P, D) of theta."""
         stage, parts = self.model.backbone, copies.shape[0]
         self.model.trainables.bind(copies)
         assert stage.embedding is not None
@@ -209,7 +209,7 @@ class _State(nn.Module):
 
 
 class ReadState(_State):
-    """Give the copies out."""
+    """Returns the copies."""
 
     def forward(self) -> Tensor:
         """Return (2q, D)."""
@@ -217,9 +217,9 @@ class ReadState(_State):
 
 
 class WriteState(_State):
-    """Take copies in."""
+    """Sets the copies."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """Set the buffer to (2q, D); return its first value, since a method must return something."""
+        """Set the buffer to (2q, D).  Returns its first value, because a method must return something."""
         self.copies.copy_(values)
         return values[0, :1].clone()

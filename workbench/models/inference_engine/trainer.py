@@ -1,8 +1,8 @@
-"""Train by a program in ExecuTorch's runtime: it computes, the host hands in seeds' noise and scalars (P-RGE, section 3.3).
+"""Train with a program in ExecuTorch's runtime: the program computes, the host passes in noise and scalars (P-RGE, section 3.3).
 
-No torch arithmetic takes part: the runtime's binding to Python passes values as torch tensors, which here are views of NumPy arrays.
-The noise needs no torch either: a counter-based generator for each query (Philox; Salmon et al., SC 2011).  Equality of two runs needs
-the same stream: this one, or torch's (`Trainables.noise`), never one of each.
+This uses no torch arithmetic: the runtime's Python bindings pass values as torch tensors, which here are views of NumPy arrays.
+The noise needs no torch either: each query has a counter-based generator (Philox; Salmon et al., SC 2011).  Two runs are equal only
+if both use the same stream, either this one or torch's (`Trainables.noise`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from workbench.models.inference_engine.config import EngineDescription, bindings
 from workbench.models.zeroth_order.step_log import StepLog
 
 NoiseOf = Callable[[int, int], Any]
-"""(seed, D) -> standard normals (D,) float32, the same each time."""
+"""(seed, D) -> standard normals (D,) float32, the same in every call."""
 
 
 def philox_noise(seed: int, size: int) -> Any:
-    """Return standard normals (size,) float32 of a query's seed."""
+    """Return standard normals (size,) float32 for a query's seed."""
     return np.random.Generator(np.random.Philox(seed)).standard_normal(size, dtype=np.float32)
 
 
 def replayed(theta: Any, logs: Sequence[StepLog], noise_of: NoiseOf = philox_noise) -> Any:
-    """Return what theta (D,) float32 becomes by logged steps (Algorithm 1, line 14), as a new array."""
+    """Return a new array with theta (D,) float32 after the logged steps (Algorithm 1, line 14)."""
     moved = np.array(theta, dtype=np.float32)
     for log in logs:
         for seed, gradient in zip(log.seeds, log.gradients, strict=True):
@@ -41,7 +41,7 @@ def replayed(theta: Any, logs: Sequence[StepLog], noise_of: NoiseOf = philox_noi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStep:
-    """What a step gave.  losses: (2q,) in the order +1 -1 +2 -2 ....  log: None if the program draws its own noise."""
+    """Result of a step.  losses: (2q,) in the order +1 -1 +2 -2 ....  log: None if the program draws its own noise."""
 
     step: int
     losses: tuple[float, ...]
@@ -55,11 +55,11 @@ class EngineStep:
 
 
 class EngineTrainer:
-    """A loaded program and what it does not keep: the last step's scalars, the number of steps.
+    """A loaded program, with the state that it does not keep: the last step's scalars and the number of steps.
 
-    path: of a .pte that export_program wrote.  seed: of the noise.  noise_of: the stream; the log's steps mean that one.
-    threads: of XNNPACK, in all of this process; None leaves them.
-    Raises ConfigError if ExecuTorch is not installed, and for a file that is no such program.
+    path: of a .pte file written by export_program.  seed: of the noise.  noise_of: the noise stream, to which the log's steps refer.
+    threads: of XNNPACK, in this whole process; None does not change the number.
+    Raises ConfigError if ExecuTorch is not installed, or if the file is not such a program.
     """
 
     def __init__(self, path: Path | str, *, seed: int = 0, noise_of: NoiseOf = philox_noise, threads: int | None = None) -> None:
@@ -86,10 +86,10 @@ class EngineTrainer:
         self._initial = self.theta()
 
     def step(self, batch: Any, learning_rate: float) -> EngineStep:
-        """Make the last step and compute this one's losses.
+        """Apply the last step and compute the losses of this step.
 
         batch: E prompts with input_ids (E, t), targets, positions, target_mask (E, k) as in PromptBatch, tensors or arrays; up to the
-        program's t and k, padded on the right.  learning_rate: of the step that these losses will make.
+        program's t and k, padded on the right.  learning_rate: for the update that will use these losses.
         Raises ConfigError for a batch that does not fit, DivergedError if a loss is not finite.
         """
         if not 0 < learning_rate < float("inf"):
@@ -100,7 +100,7 @@ class EngineTrainer:
             for row, seed in zip(self._arrays[6], seeds, strict=True):
                 row[:] = self.noise_of(seed, len(row))
         [out] = self._methods["train_step"].call(self._inputs, True)
-        # Sign by sign in the program, query by query outside.
+        # The program orders by sign, the log by query.
         losses = out.numpy().reshape(2, -1).T
         gradients = ((losses[:, 0].astype(np.float64) - losses[:, 1]) / (2 * self.config.epsilon)).astype(np.float32)
         if not np.isfinite(losses).all():
@@ -123,13 +123,13 @@ class EngineTrainer:
         return np.ascontiguousarray(held.numpy().reshape(2, self.config.queries, -1).swapaxes(0, 1)).reshape(held.shape)
 
     def theta(self) -> Any:
-        """Return the trained values (D,) float32, the last step included."""
+        """Return the trained values (D,) float32, including the last step."""
         pairs = self.copies().reshape(self.config.queries, 2, -1)
         scale = self._arrays[4] * self._arrays[5] * np.float32(1 / (2 * self.config.epsilon * len(pairs)))
         return pairs.mean(axis=(0, 1)) - scale @ (pairs[:, 0] - pairs[:, 1])
 
     def set_theta(self, theta: Any) -> None:
-        """Let the program go on from trained values (D,).  Raises ConfigError if they are not as many as the program's."""
+        """Set the trained values (D,), from which the program continues.  Raises ConfigError if their number is wrong."""
         size = self.description.num_values
         if np.shape(theta) != (size,):
             raise ConfigError(f"{np.size(theta)} trained values were to be set.", f"The program has {size}.", "Give those of its model.")
@@ -138,7 +138,7 @@ class EngineTrainer:
         self._arrays[4][:] = 0
 
     def resume(self, logs: Sequence[StepLog]) -> None:
-        """Go on behind logged steps that began at the program's own values.  Raises ConfigError for steps of other queries or seeds."""
+        """Continue after logged steps that began at the program's initial values.  Raises ConfigError for other queries or seeds."""
         if self.config.noise != "input":
             raise ConfigError("A run was to be resumed.", "Its program draws noise that no log holds.", "Export with noise as an input.")
         for number, log in enumerate(logs):

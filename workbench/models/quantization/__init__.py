@@ -1,4 +1,4 @@
-"""Backbones whose weights are stored in few bits and computed with in more (PAC+, section IV-D, Eq. 1-2, Fig. 8)."""
+"""Quantized backbones: weights are stored in few bits and dequantized for compute (PAC+, section IV-D, Eq. 1-2, Fig. 8)."""
 
 from workbench.models.quantization.config import (
     STORAGE_TYPES,
