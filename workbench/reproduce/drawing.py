@@ -21,7 +21,7 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
-    """Return each chart, with the result's own title and the title of its first table where the texts ask for them."""
+    """Return each chart, with the result's own title and the title of its first table if the texts require them."""
     said = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
     drawn = []
     for chart in charts:
@@ -58,7 +58,7 @@ def _draw(chart: Chart, result: Result) -> go.Figure:
 
 
 def _cells(chart: Chart, result: Result) -> list[Comparison]:
-    """Return the cells that bars are drawn of: comparisons, or a column of the first table."""
+    """Return the cells to draw as bars: comparisons, or a column of the first table."""
     if chart.column is not None:
         cells = [Comparison(labels=tuple(map(str, row)), paper=None, ours=row[chart.column]) for row in result.tables[0].rows]
     else:
@@ -71,7 +71,7 @@ def _cells(chart: Chart, result: Result) -> list[Comparison]:
 
 
 def _points(chart: Chart, result: Result) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return lines by panel through the comparisons, over the product of the labels that `x` names; the paper's have ', paper' behind."""
+    """Return lines by panel through the comparisons, over the product of the labels that `x` names; the paper's end in ', paper'."""
     sides: list[tuple[str, ...]] = (
         [("ours", "paper")] if chart.paper == "beside" else [("ours",), ("paper",)] if chart.paper else [("ours",)]
     )
@@ -102,7 +102,7 @@ def _points(chart: Chart, result: Result) -> dict[str, dict[str, list[tuple[floa
 def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart) -> go.Figure:
     """Return horizontal bars, the paper's above ours, one panel for each value of the label at chart.facet.
 
-    comparisons: those to draw; a word such as OOM stands as text where its bar would be.
+    comparisons: those to draw; a word such as OOM appears as text in place of its bar.
     """
     facet = chart.facet
     panels: dict[str, list[Comparison]] = {}
@@ -154,7 +154,7 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
 
 
 def lines(result: Result, series: Lines, chart: Chart) -> go.Figure:
-    """Return one line with markers for each series; with colour_by_group those of one name up to the first comma share a colour."""
+    """Return one line with markers for each series; with colour_by_group, names that are equal up to the first comma share a colour."""
     figure = go.Figure()
     groups = list(dict.fromkeys(name.split(", ")[0] if chart.colour_by_group else name for name in series))
     for name, points in series.items():
@@ -166,7 +166,7 @@ def lines(result: Result, series: Lines, chart: Chart) -> go.Figure:
 
 
 def line_panels(result: Result, panels: Mapping[str, Lines], chart: Chart) -> go.Figure:
-    """Return a panel of lines for each name of `panels`, their axes alike; a line of one name has one colour everywhere.
+    """Return a panel of lines for each name of `panels`, with equal axes; a line of one name has the same colour in every panel.
 
     chart.at: where the x axis is labelled.  chart.logarithmic: both axes.
     """
@@ -200,7 +200,7 @@ def _line(name: str, points: Sequence[tuple[float, float]], number: int, chart: 
 
 
 def stacked(result: Result, bars: Mapping[str, Mapping[str, float]], chart: Chart, marks: Mapping[str, float] | None = None) -> go.Figure:
-    """Return a horizontal bar for each name, cut into its parts.  marks: a value of the paper's to set beside a bar."""
+    """Return a horizontal bar for each name, divided into its parts.  marks: a value of the paper to mark at a bar."""
     figure = go.Figure()
     for number, part in enumerate(dict.fromkeys(part for cut in bars.values() for part in cut)):
         figure.add_bar(
@@ -230,7 +230,7 @@ def _finish(figure: go.Figure, result: Result, chart: Chart, **given: Any) -> go
 
 
 def words(name: str) -> str:
-    """Return a name of the registry's data as people write it: 'lora' as 'LoRA', 'data_parallel' as 'data parallel'."""
+    """Return the readable form of a registry name: 'lora' as 'LoRA', 'data_parallel' as 'data parallel'."""
     return ", ".join(NAMES.get(part, part.replace("_", " ")) for part in name.split(", "))
 
 

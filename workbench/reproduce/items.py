@@ -1,4 +1,4 @@
-"""A paper's tables and figures as data/papers/PAPER/items.toml describes them, found by the names that people give them ('Fig. 13')."""
+"""A paper's tables and figures as described in data/papers/PAPER/items.toml, found by their usual names ('Fig. 13')."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.serial import from_builtins, read_toml
 from workbench.reproduce.result import Check, Comparison, Kind, Number, Result, Settings, Source, Table, paper_folder, paper_values
 
-if TYPE_CHECKING:  # plotly takes long to import, and a list of items needs none
+if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need it
     from workbench.plots.export import Captioned
 
-# A new paper is a package of this name here, whose functions are named like its items, and a folder under data/papers.
+# To add a paper: add a package of its name here, with functions named like its items, and a folder under data/papers.
 PAPERS = ("pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant")
 CHANGE = 0.05
 _ROMAN = {"i": "1", "ii": "2", "iii": "3", "iv": "4", "v": "5", "vi": "6", "vii": "7", "viii": "8", "ix": "9", "x": "10"}
 Rows = Sequence[Sequence[Any]]
-"""Of numbers, words and nothing, as Table.rows."""
+"""Rows of numbers, words and None, as in Table.rows."""
 Rules = tuple[tuple[str, ...], ...]
-"""Each a value and the labels that it is for; '*' is any label, and labels that are left out match any.  The first that matches counts."""
+"""Each rule is a value and its labels; '*' is any label, and omitted labels match any.  The first match counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableText:
-    """The words of a further table.  Like all texts here, they may hold {words} that the code supplies."""
+    """The texts of a further table.  Like all texts here, they may contain {words} that the code fills in."""
 
     title: str
     columns: tuple[str, ...]
@@ -41,7 +41,7 @@ SENSITIVITY = TableText(title="Sensitivity to 5 % of each constant, and what a t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A figure of a result; drawing.py says what each field does.
+    """A figure of a result; drawing.py documents each field.
 
     only: patterns of labels, whose cells are drawn in this order.  labels, line: templates of a cell's labels, such as '{1} tokens'.
     column, parts: of the result's first table.  x_axis, y_axis, layout: plotly's own settings.
@@ -79,10 +79,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A table or figure: its words, and which function of the paper's package computes it.
+    """A table or figure: its texts, and the function in the paper's package that computes it.
 
     title: in lists.  heading: of the result.  kinds, units, notes: of cells by their labels; kind, unit: of all others.
-    checks: claim, and what was found.  varied, together, scores, trivial: of the sensitivity (see there).  words: for every text.
+    checks: claim and finding.  varied, together, scores, trivial: of the sensitivity (see there).  words: for every text.
     """
 
     paper: str
@@ -109,12 +109,12 @@ class Item:
     words: dict[str, str] = field(default_factory=dict)
 
     def run(self, settings: Settings) -> Result:
-        """Compute it."""
+        """Compute the result."""
         result: Result = self._function(self.name)(self, settings)
         return result
 
     def draw(self, result: Result) -> list[Captioned]:
-        """Return its figures: by a function draw_NAME where there is one, else as the file says."""
+        """Return the result's figures: by a function draw_NAME if it exists, otherwise as the file describes."""
         from workbench.reproduce.drawing import draw
 
         own: Callable[[Item, Result], list[Captioned]] | None = self._function(f"draw_{self.name}")
@@ -125,7 +125,7 @@ class Item:
         return getattr(module, name.replace("-", "_"), None)
 
     def compare(self, ours: Callable[..., Number]) -> tuple[Comparison, ...]:
-        """Return every value of the paper's table beside ours(*labels)."""
+        """Return every value of the paper's table with ours(*labels)."""
         values = paper_values(self.paper, self.name)
         return tuple(self.cell(labels, one.value, ours(*labels), one.unit) for one in values for labels in [tuple(one.labels.values())])
 
@@ -144,9 +144,9 @@ class Item:
         )
 
     def sensitivity(self, constants: Any, score: Callable[[Any], Sequence[Number]], trivial: Sequence[Number]) -> Rows:
-        """Return the scores as they are, with 5 % less and more of each constant of `varied`, and of a trivial rule.
+        """Return the scores unchanged, with each constant of `varied` 5 % lower and higher, and for a trivial rule.
 
-        constants: a dataclass.  `together` names constants that go with another.
+        constants: a dataclass.  `together` names constants that vary with another.
         """
         rows: list[tuple[Number, ...]] = [("as they are", *score(constants))]
         for name in self.varied:
@@ -157,7 +157,7 @@ class Item:
         return [*rows, (f"trivial rule: {self.trivial}", *trivial)]
 
     def check(self, name: str, holds: bool, **words: object) -> Check:
-        """Return a check in the file's words."""
+        """Return a check with the file's texts."""
         claim, found = (text.format(**self.words, **words) for text in self.checks[name])
         return Check(claim=claim, holds=bool(holds), found=found)
 
@@ -172,9 +172,9 @@ class Item:
         columns: Mapping[str, Sequence[str]] | None = None,
         **words: Any,
     ) -> Result:
-        """Return the result in the file's words.
+        """Return the result with the file's texts.
 
-        tables: rows by name.  holds: which checks do; checks: further ones.  columns: of a table, behind those that the file names.
+        tables: rows by name.  holds: which checks hold; checks: further ones.  columns: of a table, after those that the file names.
         words: for the texts.
         """
 
@@ -202,22 +202,22 @@ class Item:
 
 
 def matches(pattern: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return whether labels are those of a pattern (see Rules)."""
+    """Return whether labels match a pattern (see Rules)."""
     return all(wanted in ("*", label) for wanted, label in zip(pattern, labels, strict=False))
 
 
 def first_match(rules: Rules, labels: Sequence[str], default: str) -> str:
-    """Return the value of the first rule that is for the labels."""
+    """Return the value of the first rule that matches the labels."""
     return next((value for value, *pattern in rules if matches(pattern, labels)), default)
 
 
 def worst(comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted", "fitted")) -> tuple[float, str]:
-    """Return the largest absolute deviation in per cent, and which cell's it is."""
+    """Return the largest absolute deviation in per cent, and its cell."""
     return max((abs(one.deviation), ", ".join(one.labels)) for one in comparisons if one.kind in kinds and one.deviation is not None)
 
 
 def median_deviation(comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted")) -> float:
-    """Return the median absolute deviation in per cent of the cells that nothing was fitted on."""
+    """Return the median absolute deviation in per cent of the cells to which nothing was fitted."""
     return statistics.median(abs(one.deviation) for one in comparisons if one.kind in kinds and one.deviation is not None)
 
 
@@ -227,9 +227,9 @@ def median_off(pairs: Iterable[tuple[Number, Number]]) -> float:
 
 
 def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str]:
-    """Return the pairs of methods whose order is not the paper's.
+    """Return the pairs of methods whose order differs from the paper's.
 
-    cells: (method, paper, ours); those that are no numbers have no order.  tie: nor have two that differ by no more than this share in
+    cells: (method, paper, ours); values that are not numbers have no order.  tie: nor have two that differ by no more than this share in
     the paper.
     """
     known = [cell for cell in cells if isinstance(cell[1], float) and isinstance(cell[2], float)]
@@ -264,7 +264,7 @@ def find_item(paper: str, name: str) -> Item:
 
 
 def canonical(name: str) -> str:
-    """Return 'fig13', 'table5' or 'fig18-executed' for whatever way it is written."""
+    """Return the canonical name, such as 'fig13', 'table5' or 'fig18-executed', of any spelling."""
     words = re.sub(r"[\s._]+", "", name.lower()).replace("figure", "fig")
     head, _, tail = words.partition("-")
     found = re.fullmatch(r"(table|fig)([ivx]+)", head)

@@ -1,4 +1,4 @@
-"""What it costs to take a stage's output from one framework to another (Confidant, section 5.5, Fig. 7)."""
+"""The cost of converting a stage's output from one framework to another (Confidant, section 5.5, Fig. 7)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def timed_ms(call: Callable[[], Any], repeats: int) -> float:
 
 
 def sides(shape: tuple[int, ...], form: Literal["binary", "json"], sender: str, receiver: str, repeats: int) -> tuple[float, float, int]:
-    """Return the milliseconds of sender and receiver for float32 values of a shape, and the message's bytes."""
+    """Return the sender's and the receiver's milliseconds for float32 values of a shape, and the message's bytes."""
     tensor = from_torch(torch.randn(shape, generator=torch.Generator().manual_seed(0)), sender)
     message = Adapted.of(tensor).message(form)
     sent = timed_ms(lambda: Adapted.of(tensor).message(form), repeats)
@@ -41,7 +41,7 @@ def sides(shape: tuple[int, ...], form: Literal["binary", "json"], sender: str, 
 
 
 def fig7(item: Item, settings: Settings) -> Result:
-    """Measure both ways between PyTorch and JAX, or NumPy where JAX is not installed; both forms of the message."""
+    """Measure both directions between PyTorch and JAX, or NumPy if JAX is not installed, with both message formats."""
     other = "jax" if find_spec("jax") else "numpy"
     named = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
     models, batches = (MODELS[:1], BATCHES[:2]) if settings.quick else (MODELS, BATCHES)

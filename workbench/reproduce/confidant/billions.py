@@ -21,7 +21,7 @@ WARM_UP, TIMED = 8, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """constants.toml, [table8].  tokens: of a sample.  pace: of the devices, the catalogue's as 1."""
+    """constants.toml, [table8].  tokens: of a sample.  pace: device speed, relative to the catalogue."""
 
     tokens: int
     pace: float
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 def trained(model: str, batch: int, constants: Constants) -> Found:
-    """Simulate an asynchronous pipeline in float32 over the three devices in their order, cut by Eq. 3."""
+    """Simulate an asynchronous pipeline in float32 over the three devices in their order, partitioned by Eq. 3."""
     cluster = load_cluster(CLUSTER)
     cluster = replace(cluster, devices=tuple(replace(one, flops_per_s=constants.pace * one.flops_per_s) for one in cluster.devices))
     tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
@@ -51,7 +51,7 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
 
 
 def table8(item: Item, settings: Settings) -> Result:
-    """Predict times and memory with two constants, each of which is fitted to one cell."""
+    """Predict times and memory with two constants, each fitted to one cell."""
     constants, paper = Constants(**read_toml(paper_folder(PAPER) / "constants.toml")["table8"]), printed(PAPER, "table8")
     found = {(model, batch): trained(model, int(batch), constants) for model, batch, _ in paper}
 

@@ -1,6 +1,6 @@
-"""What stale weights cost, and the field's options against them, trained in one process that applies each stage's delay (section 2.2).
+"""The cost of stale weights, and known remedies, trained in one process that applies each stage's delay (section 2.2).
 
-Weight stashing is what the pipeline does: it equals such a process to 1e-5 (tests/methods/test_stashing.py).  The others are not built.
+Weight stashing is the pipeline's rule: it equals such a process to 1e-5 (tests/methods/test_stashing.py).  The others are not built.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAMPLES, BATCH_SIZE, MAX_LENGTH, LEARNING_RATE, WARMUP, WEIGHT_DECAY = 1600, 16,
 STAGES, CUTS = 4, (2, 4, 5, 6)
 """Stage i ends before layer CUTS[i]."""
 ANNEALED = 0.25
-"""Of the steps, in which the learning rates are scaled less and less (PipeMare's Transformers: five times the warm-up)."""
+"""Fraction of the steps in which the learning rates are scaled, less and less (PipeMare's Transformers: five times the warm-up)."""
 
 SYNCHRONOUS, STASHING, SCALED, VERTICAL, TWO = "synchronous", "stashing", "stashing, rate by delay", "vertical sync", "2BW"
 DELAYS: dict[str, Callable[[int], int]] = {
@@ -43,12 +43,12 @@ DELAYS: dict[str, Callable[[int], int]] = {
     VERTICAL: lambda stage: STAGES - 1,
     TWO: lambda stage: 1,
 }
-"""Updates between the weights that a mini-batch of a stage computes with and those that its gradient is applied to.
+"""The number of updates between the weights with which a stage computes a mini-batch and the weights that its gradient updates.
 
-Stashing: PipeDream, as the paper uses it.  Vertical sync: its option that all stages take the version that the first one took.  2BW: two
-versions everywhere, of a mini-batch that is cut into as many micro-batches as there are stages (Narayanan et al., ICML 2021).  Rate by
-delay: stashing, each stage's learning rate over 1 + delay at first (PipeMare, Yang et al., MLSys 2021, technique 1).  The versions that
-a stage keeps besides the newest are as many.
+Stashing: PipeDream, as the paper uses it.  Vertical sync: PipeDream's option that all stages use the version of the first stage.  2BW:
+two versions everywhere, with a mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML 2021).  Rate by
+delay: stashing, with each stage's learning rate divided by 1 + delay at first (PipeMare, Yang et al., MLSys 2021, technique 1).  A stage
+stores as many versions besides the newest as its delay.
 """
 
 
@@ -77,7 +77,7 @@ def train(rule: str, seed: int, *, quick: bool) -> Trained:
     model = TechniqueStage(copy.deepcopy(stack).stage(0, stack.num_layers), config)
     groups: list[dict[str, Any]] = []
     for parameter_name, parameter in model.trained().items():
-        layer = next((int(part) for part in parameter_name.split(".") if part.isdigit()), stack.num_layers - 1)  # the head's is the last
+        layer = next((int(part) for part in parameter_name.split(".") if part.isdigit()), stack.num_layers - 1)  # the head is last
         stage = next(index for index, stop in enumerate(CUTS) if layer < stop)
         decay = WEIGHT_DECAY if parameter.ndim >= 2 else 0.0
         history = deque([parameter.detach().clone()], maxlen=DELAYS[rule](stage) + 1)

@@ -1,4 +1,4 @@
-"""What a device that is lost, or leaves on notice, costs at the paper's size (Confidant, section 5.4, Table 7)."""
+"""The cost of a lost device, or of one that leaves on notice, at the paper's size (Confidant, section 5.4, Table 7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATENCY_S = 2e-3
 
 
 class Phones:
-    """Three phones that train and two idle ones, all alike.  batch, tokens: of a mini-batch."""
+    """Three phones that train and two idle ones, all identical.  batch, tokens: of a mini-batch."""
 
     def __init__(self, *, flops_per_s: float, bytes_per_s: float, batch: int, tokens: int, technique: Any = "full") -> None:
         link = Link(bytes_per_s=bytes_per_s, latency_s=LATENCY_S)
@@ -40,7 +40,7 @@ class Phones:
         self.profile: Profile = analytic_profile(description(MODEL), self.cluster, technique=technique, **sizes)
 
     def plan(self, *ranks: int) -> Plan:
-        """Return as many blocks for each of some devices."""
+        """Return a plan with equal blocks for some devices."""
         each = self.profile.num_layers // len(ranks)
         shares = [(Share(rank=rank, samples=self._batch),) for rank in ranks]
         stages = tuple(Stage(start=at * each, stop=(at + 1) * each, shares=own) for at, own in enumerate(shares))
@@ -51,7 +51,7 @@ class Phones:
         return mini_batches_s(self.profile, self.cluster, plan, tokens=self._tokens, count=count)
 
     def moved_s(self, before: Plan, after: Plan, *, lost: int | None = None) -> float:
-        """Return the seconds in which the weights come to their new places; of a lost device, from the next one, which keeps a copy."""
+        """Return the seconds to move the weights to their new places; a lost device's come from the next one, which has a copy."""
         layers = self.profile.layers[0]
         specs = {f"layer {at}": Spec((one.frozen_bytes + one.trainable_bytes,), "uint8") for at, one in enumerate(layers)}
         owners = {name: (at,) for at, name in enumerate(specs)}
@@ -66,7 +66,7 @@ class Phones:
 
 
 def table7(item: Item, settings: Settings) -> Result:
-    """Predict every part with two constants, which are fitted to one part each."""
+    """Predict every part with two constants, each fitted to one part."""
     constants, paper = read_toml(paper_folder(PAPER) / "constants.toml")["table7"], printed(PAPER, "table7")
     made = partial(Phones, **constants)
     phones = made()
@@ -127,14 +127,14 @@ STEPS, DEVICES, SEEDS = 10_000, 1_000, range(5)
 STAYS_MIN = (2, 5, 10, 30, 60, 180, 600)
 BACKUP_EVERY, EPOCH = 10, 1_000
 TIE = 0.5
-"""Points of goodput that the draws make."""
+"""Points of goodput that random draws may change."""
 GIVE_UP = 20.0
-"""A run is given up when it has taken so many times as long as an undisturbed one."""
+"""A run is stopped when it has taken this multiple of an undisturbed run's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Seconds.  step_s: of a mini-batch.  backup_s: what backups add to one.  loss_s: of a loss, without what is done again."""
+    """All in seconds.  step_s: of a mini-batch.  backup_s: that backups add to one.  loss_s: of a loss, without the repeated steps."""
 
     step_s: float
     backup_s: float
@@ -143,12 +143,12 @@ class Prices:
 
     @property
     def alpha_s(self) -> float:
-        """Return how long before it leaves a device must say so."""
+        """Return how long in advance a leaving device must give notice."""
         return self.substitution.loading_s + self.step_s + self.substitution.still_s
 
 
 class Crowd:
-    """Devices that come and go: each stays, and is away, for exponential times of one mean."""
+    """Devices that come and go: the times present and absent are exponential with the same mean."""
 
     def __init__(self, mean_s: float, seed: int) -> None:
         self._draw, self._mean_s = random.Random(seed), mean_s
@@ -156,7 +156,7 @@ class Crowd:
         self.until_s = [self._draw.expovariate(1 / mean_s) for _ in range(DEVICES)]
 
     def another(self, now_s: float, members: Sequence[int]) -> int:
-        """Return a device that is there now and not among the members."""
+        """Return a device that is present now and not a member."""
         while True:
             device = self._draw.randrange(DEVICES)
             while self.until_s[device] <= now_s:
@@ -166,21 +166,21 @@ class Crowd:
                 return device
 
     def gives_notice(self, share: float) -> bool:
-        """Return whether a departure is one of the share that comes with a notice."""
+        """Return whether a departure is one of those with a notice."""
         return self._draw.random() < share
 
 
 def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed: float) -> float:
-    """Return an undisturbed run's seconds over those of a run on three of the devices, none of which is sure to stay.
+    """Return an undisturbed run's seconds over those of a run on three of the devices, any of which may leave.
 
-    keeps: whether devices keep each other's state; else a loss costs the steps since the last epoch.  noticed: the share of departures
-    on notice, which idle devices stand in for.
+    keeps: whether devices back each other up; otherwise a loss costs the steps since the last epoch.  noticed: the share of departures
+    on notice, for which idle devices step in.
     """
     crowd, members = Crowd(mean_s, seed), list[int]()
     for _ in range(TRAINING):
         members.append(crowd.another(0.0, members))
     now_s, step, each_s = 0.0, 0, prices.step_s + (prices.backup_s if keeps else 0.0)
-    recovered_s, lost = -1.0, -1  # when the last loss was made good, and at which place it was
+    recovered_s, lost = -1.0, -1  # when the last loss was repaired, and the place at which it occurred
     while now_s < GIVE_UP * STEPS * prices.step_s:
         place = min(range(TRAINING), key=lambda at: crowd.until_s[members[at]])
         leaves_s = crowd.until_s[members[place]]
@@ -191,7 +191,7 @@ def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed
             now_s = leaves_s
         else:
             step += max(0, int((leaves_s - now_s) / each_s))
-            both = leaves_s < recovered_s and (place - lost) % TRAINING != 0  # of three devices each two are neighbours
+            both = leaves_s < recovered_s and (place - lost) % TRAINING != 0  # any two of three devices are neighbours
             step -= step % (BACKUP_EVERY if keeps and not both else EPOCH)
             now_s = recovered_s = max(now_s, leaves_s) + prices.loss_s
             lost = place
@@ -200,7 +200,7 @@ def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed
 
 
 def goodput(item: Item, settings: Settings) -> Result:
-    """Simulate runs on devices that come and go, by how long they stay."""
+    """Simulate runs on devices that come and go, by the mean time that they stay."""
     constants = read_toml(paper_folder(PAPER) / "constants.toml")["table7"]
     phones = Phones(**constants | {"bytes_per_s": 100 * MBIT, "technique": "lora"})
     before = phones.plan(0, 1, 2)

@@ -1,4 +1,4 @@
-"""Algorithm 1 against the optimum on random profiles, and the most that heads over processors can gain (Confidant, sections 3.3, 5.2)."""
+"""Algorithm 1 against the optimum on random profiles, and the maximum gain from heads over processors (Confidant, sections 3.3, 5.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROFILES, SEED = 1000, 0
 HEADS, PROCESSORS = (12, 16, 32), (2, 3, 4)
 EPSILONS = (0.125, 0.25, EPSILON_STEPS, 1.0, 1e9)
 SAME = 1e-9
-"""Two times are the same if they differ by no more than this share."""
+"""Two times count as equal if they differ by no more than this fraction."""
 
 
 def random_profile(draw: random.Random) -> HeadProfile:
@@ -34,9 +34,9 @@ def random_profile(draw: random.Random) -> HeadProfile:
 
 
 def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[tuple[int, float, float] | None]:
-    """Return Algorithm 1's surplus heads and how much slower it is than the optimum, for each profile; None where it returns nothing.
+    """Return Algorithm 1's surplus heads and its slowdown against the optimum, for each profile; None if it returns nothing.
 
-    Slower: in per cent, as returned and without the surplus heads.  steps: epsilon over the profile's largest step.
+    Slowdown: in per cent, as returned and without the surplus heads.  steps: epsilon over the profile's largest step.
     """
     found: list[tuple[int, float, float] | None] = []
     for profile in profiles:
@@ -51,7 +51,7 @@ def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[
 
 
 def summary(found: Sequence[tuple[int, float, float] | None]) -> dict[str, float]:
-    """Return how often the allocation is what it should be, and the gaps in per cent."""
+    """Return how often the allocation is correct, and the gaps in per cent."""
     kept = [one for one in found if one is not None]
     named = {"no allocation": float(len(found) - len(kept)), "too many heads": float(sum(surplus > 0 for surplus, _, _ in kept))}
     for column, how in ((1, "as returned"), (2, "without surplus")):
@@ -103,7 +103,7 @@ def bound(share: float, processors: float) -> float:
 
 
 def fig4(item: Item, settings: Settings) -> Result:
-    """Put the bounds of heads, and of heads and columns, over two equal processors beside the paper's ratios over FTPipeHD."""
+    """Compare the bounds of heads, and of heads and columns, over two equal processors with the paper's ratios over FTPipeHD."""
     constants, paper = load_constants(), printed(PAPER, "fig4")
     comparisons = item.compare(lambda model, devices: bound(attention_share(model, constants.tokens), 2))
     rows = []

@@ -20,7 +20,7 @@ ONE_DEVICE = Cluster(name="one device", devices=(Device(name="device", flops_per
 
 
 def need(model: str, tokens: int, batch: int) -> Need:
-    """Return what full fine-tuning of the whole model with AdamW in float32 needs, without a language head's logits."""
+    """Return the memory of full fine-tuning of the whole model with AdamW in float32, without a language head's logits."""
     profile = analytic_profile(description(model), ONE_DEVICE, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
     return rank_need(profile, 0, 0, profile.num_layers, samples=batch, sequence_length=tokens, in_flight=1)
 
@@ -31,7 +31,7 @@ def model_gb(model: str, tokens: int, batch: int) -> float:
 
 
 def equation_gb(model: str, tokens: int, batch: int) -> float:
-    """Return the GB of Eq. 1 and 2 as printed, on a single device: N = 1, i = 0, no further version of the weights."""
+    """Return the GB of Eq. 1 and 2 as printed, on a single device: N = 1, i = 0, one version of the weights."""
     sizes = description(model)
     return (
         printed_need(
@@ -49,12 +49,12 @@ def equation_gb(model: str, tokens: int, batch: int) -> float:
 
 
 def state_gb(model: str, bytes_per_param: float) -> float:
-    """Return the GB of what does not depend on the batch."""
+    """Return the GB that do not depend on the batch."""
     return bytes_per_param * description(model).params / GB
 
 
 def tokens_within(model: str, gb: float, batch: int, *, optimizer: bool) -> int:
-    """Return the longest sequences of a mini-batch whose training takes no more than `gb`, 0 for none.  optimizer: with AdamW's state."""
+    """Return the longest sequences of a mini-batch that train within `gb`, 0 for none.  optimizer: with AdamW's state."""
 
     def taken_gb(tokens: int) -> float:
         parts = need(model, tokens, batch)
@@ -64,7 +64,7 @@ def tokens_within(model: str, gb: float, batch: int, *, optimizer: bool) -> int:
 
 
 def table3(item: Item, settings: Settings) -> Result:
-    """Put the sizes that we count with beside the paper's."""
+    """Compare our model sizes with the paper's."""
     fields = {"blocks": "num_layers", "heads": "heads", "embedding": "hidden"}
     return item.result(item.compare(lambda model, quantity: float(getattr(description(model), fields[quantity]))))
 

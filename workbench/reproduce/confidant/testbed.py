@@ -17,12 +17,12 @@ from workbench.simulator import simulate
 
 PAPER = "confidant"
 NAMES = {"LLaMA-7B": "Llama2-7B"}
-"""Models by the paper's name whose sizes are those of another."""
+"""Models with a different name in the paper but the same sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """data/papers/confidant/constants.toml, which says of each what fixed it."""
+    """data/papers/confidant/constants.toml, which states the source of each value."""
 
     tokens: int
     batch: int

@@ -22,7 +22,7 @@ TOKENS = 288  # divides by 8, as 16 heads and 4096 columns do
 LAYERS = 3
 COMPUTATION, COMMUNICATION = "computation of a device", "communication of a sequence"
 RINGS = {1: 4, 2: 2}
-"""What Table II has before LSH."""
+"""Table II's values before LSH."""
 
 
 def footprint_bytes(constants: Constants, model: str) -> float:
@@ -95,9 +95,9 @@ def _one_token_or_284(constants: Constants) -> Rows:
 
 
 def volumes(constants: Constants, scheme: int, count: int) -> dict[str, float]:
-    """Return what one device holds, computes and sends for each layer, in units of Table II's formula: 1 is what the table says.
+    """Return each device's memory, computation and communication per layer, in units of Table II's formula: 1 is the table's value.
 
-    Counted for the last device (the first deals out the tokens and collects the answer as well), as what one layer more adds.
+    Counted for the last device (the first also distributes the tokens and collects the answer), as the increase for one more layer.
     Communication is in units of (N - 1) / N of the formula, one device's part in a ring.
     """
     shorter, longer = (_counted(constants, scheme, count, layers) for layers in (LAYERS, LAYERS + 1))
@@ -113,7 +113,7 @@ def volumes(constants: Constants, scheme: int, count: int) -> dict[str, float]:
 
 
 def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tuple[float, float, float]:
-    """Return the weights that the last device holds in bytes, the FLOPs that it computes and the bytes that it sends."""
+    """Return the last device's weight bytes, the FLOPs that it computes and the bytes that it sends."""
     on = cluster(constants, "Env. A", count=count)
     costs = profile(constants, MODEL, "Env. A", count, layers)
     [shape] = costs.stacks

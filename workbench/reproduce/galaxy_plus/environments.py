@@ -17,7 +17,7 @@ from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings
 MBITS = (125, 250, 500, 750, 1000)
 OTHERS = (MEGATRON, SEQUENCE, EDGESHARD)
 WITHIN = ("DistilBert", "ViT-Huge")
-"""The models whose printed speed-ups at 500 Mbit/s lie in the range that the text gives for Env. A: the others' cannot be in the figure."""
+"""The models whose printed speed-ups at 500 Mbit/s are in the range that the text gives for Env. A: the figure cannot show the others'."""
 NANOS, CARDS = "Env. C", "Env. D"
 Cells = Mapping[tuple[str, str, str, int], float | None]
 Runs = Mapping[tuple[str, str, str], Run]
@@ -35,7 +35,7 @@ def speed_ups(constants: Constants) -> Cells:
 
 
 def bounds(cells: Cells, environment: str, systems: tuple[str, ...], models: tuple[str, ...] = TABLE_V) -> tuple[float, float]:
-    """Return the least and the most speed-up over some baselines, over all bandwidths.  environment: 'any' for both."""
+    """Return the minimum and the maximum speed-up over some baselines, over all bandwidths.  environment: 'any' for both."""
     chosen = [
         value
         for (model, where, system, _), value in cells.items()
@@ -67,7 +67,7 @@ def fig12(item: Item, settings: Settings) -> Result:
         made = speed_ups(changed)
         return (*bounds(made, a, OTHERS), *bounds(made, b, OTHERS), bounds(made, "any", (GALAXY,))[1])
 
-    # Table V's printed values, as if bandwidth did nothing; over Galaxy its largest.
+    # Table V's printed values, as if independent of bandwidth; over Galaxy its largest.
     table = printed(PAPER, "table5")
     told = {key: table[key[0], key[1], f"speed-up over {key[2]}"] for key in product(TABLE_V, ENVIRONMENTS, BASELINES)}
     flat = {(*key, 0): value if isinstance(value, float) else None for key, value in told.items()}
@@ -100,7 +100,7 @@ def fig12(item: Item, settings: Settings) -> Result:
 
 @lru_cache(maxsize=64)
 def runs(constants: Constants) -> Runs:
-    """Return what every method does, by (model, environment, method)."""
+    """Return every method's result, by (model, environment, method)."""
     return {
         (model, environment, system): run_system(constants, model, environment, system)
         for environment, model, system in product((NANOS, CARDS), MODELS, (OURS, *BASELINES))
@@ -108,7 +108,7 @@ def runs(constants: Constants) -> Runs:
 
 
 def factors(made: Runs, environment: str) -> dict[tuple[str, str], float]:
-    """Return a method's seconds over Galaxy+'s, by (baseline, model), where neither runs out of memory."""
+    """Return a method's seconds over Galaxy+'s, by (baseline, model), if neither runs out of memory."""
     found = {}
     for system, model in product(BASELINES, MODELS):
         value = made[model, environment, OURS].speed_up(made[model, environment, system])
@@ -174,7 +174,7 @@ def fig13(item: Item, settings: Settings) -> Result:
 
 
 def _nano_speeds(constants: Constants) -> Rows:
-    """The largest factor in Env. C if a Nano computed more slowly than PAC+'s tables say."""
+    """The largest factor in Env. C if a Nano computed more slowly than in PAC+'s tables."""
     rows: list[tuple[Number, ...]] = []
     gflops = cluster(constants, NANOS).devices[0].flops_per_s / 1e9
     for factor in (1.0, 0.5, 0.25, 0.125):

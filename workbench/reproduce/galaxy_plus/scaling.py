@@ -1,6 +1,6 @@
 """Weak (Fig. 14) and strong (Fig. 15) scaling of one layer on RPi-M at 1000 Mbit/s, simulated (Galaxy+, section IV-E).
 
-Also the simulated seconds of one sequence under a plan, and what stands behind Table V: plans, and the same plans under our schedules.
+Also the simulated seconds of one sequence under a plan, and the basis of Table V: plans, and the same plans under our schedules.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from workbench.simulator import simulate
 SCALED = ("GPT2-L", "OPT-L")
 FOUR = (1, 2, 3, 4)
 EVEN = (2, 4)
-"""Devices, of the paper's, by which the heads divide: with 3 one has a head more than the others, which SP does not mind."""
+"""The paper's numbers of devices that divide the heads evenly: with 3, one device has one more head, which does not affect SP."""
 MANY = (1, 2, 3, 4, 8, 16, 32, 64)
 SCHEDULED = "Galaxy+, as this workbench schedules it"
 SYSTEMS = (OURS, SCHEDULED, GALAXY, MEGATRON, SEQUENCE)
 LAYERS = 24
-"""The layer is repeated, as the paper repeats it: what embedding and head take does not count."""
+"""The layer is repeated, as in the paper; embedding and head do not count."""
 Found = Mapping[tuple[str, str], Mapping[int, float]]
 
 
@@ -86,7 +86,7 @@ def layer_s(constants: Constants, model: str, system: str, count: int, length: i
 
 
 def weak(constants: Constants, model: str, system: str, counts: tuple[int, ...]) -> dict[int, float]:
-    """Return FLOP/s over one device's by the number of devices, each with as many tokens: the devices' number would be linear."""
+    """Return FLOP/s relative to one device, by the number of devices, with the same tokens each: linear would be the number of devices."""
     [sizes] = stack_sizes(MODELS[model])
 
     def rate(count: int) -> float:
@@ -103,7 +103,7 @@ def strong(constants: Constants, model: str, system: str, counts: tuple[int, ...
 
 
 def _result(item: Item, found: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **given: Any) -> Result:
-    """Return a figure's result: ours(value with 4 devices) of each method beside the paper's of Galaxy+."""
+    """Return a figure's result: ours (value with 4 devices) for each method next to the paper's for Galaxy+."""
     paper = {model: value for (model, _), value in printed(PAPER, item.name).items()}
     way = weak if item.name == "fig14" else strong
     ahead = all(
@@ -190,11 +190,11 @@ draw_fig15 = draw_fig14
 
 
 KEPT = 1
-"""Layers of each run of like layers that are simulated; every other takes what one more adds."""
+"""Layers simulated in each run of equal layers; each of the others adds a layer's marginal time."""
 
 
 def timeline(plan: InferencePlan, costs: InferenceProfile, on: Cluster, lengths: Sequence[int]) -> Timeline:
-    """Return the simulated timeline of one sequence, all layers.  What a message costs is in the links' latency."""
+    """Return the simulated timeline of one sequence, all layers.  The links' latency includes the cost of a message."""
     layout = InferenceLayout.build(plan, costs.stacks, lengths)
     prices = InferenceCosts(costs, on, layout, message_s=0.0)
     return simulate(Program.on(on, inference_schedule(layout, on.world_size), prices))
@@ -203,9 +203,9 @@ def timeline(plan: InferencePlan, costs: InferenceProfile, on: Cluster, lengths:
 def sequence_s(plan: InferencePlan, costs: InferenceProfile, on: Cluster, lengths: Sequence[int]) -> float:
     """Return the simulated seconds of one sequence.
 
-    Layers of one stack and one scheme (on one device, in a pipeline) are alike: of each such run one is simulated, and every further
-    layer takes what a second one adds.  That is exact where every block begins in the same order on all devices, which a test compares
-    with all layers; where messages of two blocks meet (both ways round the ring, keys and values) all layers are simulated.
+    Layers of one stack and one scheme (on one device, in a pipeline) are equal.  One layer of each such run is simulated, and every further
+    layer takes the time that a second one adds.  That is exact if every block begins in the same order on all devices; a test compares it
+    with all layers.  If messages of two blocks meet (both ways round the ring, keys and values), all layers are simulated.
     """
     if plan.both_ways or plan.paradigm == "sequence":
         return timeline(plan, costs, on, lengths).makespan_s
@@ -226,7 +226,7 @@ def sequence_s(plan: InferencePlan, costs: InferenceProfile, on: Cluster, length
 
 
 def _runs(plan: InferencePlan, costs: InferenceProfile) -> list[list[int]]:
-    """Return the layers, counted through all stacks, in runs that are alike."""
+    """Return the layers, counted through all stacks, in runs of equal layers."""
     edges = [sum(plan.layers[: position + 1]) for position in range(len(plan.layers))]
 
     def alike(layer: int) -> tuple[int, int]:
@@ -251,7 +251,7 @@ def _shortened(
 
 
 def plans(constants: Constants) -> Rows:
-    """Return every method's partition, devices and seconds, or what is missing."""
+    """Return every method's partition, devices and seconds, or the missing memory."""
     rows: list[tuple[Number, ...]] = []
     for environment, model, system in product(ENVIRONMENTS, TABLE_V, (OURS, *BASELINES[::-1])):
         made = run_system(constants, model, environment, system)

@@ -35,7 +35,7 @@ from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings
 CONFIGURATION = "HMP configuration"
 SPEED_UP = {system: f"speed-up over {system}" for system in BASELINES}
 QUANTITIES = (CONFIGURATION, *SPEED_UP.values())
-TIE = 0.06  # of what is shorter: M-LM and ES stand within 6 % of each other in four columns of Env. B
+TIE = 0.06  # relative to the shorter time: M-LM and ES are within 6 % of each other in four columns of Env. B
 NEAR_LAYERS = 2
 SHARES = (0.0, 0.25, 0.375, 0.5, 1.0)
 Cells = Mapping[tuple[str, ...], Number]
@@ -54,7 +54,7 @@ def cells(constants: Constants, reading: Reading = "balanced") -> dict[tuple[str
 
 
 def configurations_near(ours: Cells, paper: Cells, environments: tuple[str, ...] = ENVIRONMENTS) -> int:
-    """Return in how many cells the layers of scheme 2 are within NEAR_LAYERS of the paper's."""
+    """Return the number of cells whose layers of scheme 2 are within NEAR_LAYERS of the paper's."""
     keys = [labels for labels in paper if labels[2] == CONFIGURATION and labels[1] in environments]
     return sum(abs(_second(ours[labels]) - _second(paper[labels])) <= NEAR_LAYERS for labels in keys)
 
@@ -65,13 +65,13 @@ def median_deviation(ours: Cells, paper: Cells, environments: tuple[str, ...] = 
 
 
 def verdicts(ours: Cells, paper: Cells) -> tuple[int, int]:
-    """Return how many of the speed-ups are OOM or not as in the paper, and how many there are."""
+    """Return the number of speed-ups that are OOM or not as in the paper, and the number of all."""
     keys = [labels for labels in paper if labels[2] in SPEED_UP.values()]
     return sum((ours[labels] == OOM) == (paper[labels] == OOM) for labels in keys), len(keys)
 
 
 def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, list[str]]:
-    """Return the rows (model and environment) whose methods stand in the paper's order, all rows, and the pairs that do not.
+    """Return the rows (model and environment) whose methods are in the paper's order, all rows, and the pairs that are not.
 
     tie: two methods that differ by no more than this share in the paper have no order.  Galaxy+ itself counts as 1.
     """
@@ -167,7 +167,7 @@ def draw_table5(item: Item, result: Result) -> list[Captioned]:
 
 
 def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
-    """Return the rows of a table for each."""
+    """Return the rows of each contradiction's table."""
     return {
         "weights": _weights(constants, paper),
         "accounting": _accounting(constants, paper),
@@ -179,9 +179,9 @@ def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
 
 
 def least_bytes(model: str, second: int) -> tuple[float, float]:
-    """Return what each device must hold of `second` layers of scheme 2, and the weights of all four devices together (Eq. 8).
+    """Return each device's minimum memory with `second` layers of scheme 2, and the weights of all four devices together (Eq. 8).
 
-    The layers of the first stack are taken first, as Algorithm 1 does.
+    The layers of the first stack are taken first, as in Algorithm 1.
     """
     each = total = 0.0
     left = second
@@ -228,7 +228,7 @@ def _second_layers(constants: Constants, model: str, on: Cluster, environment: s
 
 
 def _accounting(constants: Constants, paper: Cells) -> Rows:
-    """Q by Algorithm 1 under each reading of what counts, in Env. A, which only they decide."""
+    """Q by Algorithm 1 under each memory accounting in Env. A, where only the accounting determines it."""
     rows: list[tuple[Number, ...]] = []
     on = cluster(constants, ENVIRONMENTS[0])
     larger = replace(on, devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices))
@@ -242,7 +242,7 @@ def _accounting(constants: Constants, paper: Cells) -> Rows:
 
 
 def _balance(constants: Constants, paper: Cells) -> Rows:
-    """What EdgeShard could lose at most in Env. B, were Galaxy+ perfectly balanced with a free network."""
+    """EdgeShard's maximum disadvantage in Env. B if Galaxy+ were perfectly balanced with a free network."""
     rows: list[tuple[Number, ...]] = []
     devices = cluster(constants, ENVIRONMENTS[1]).devices
     speeds = sorted((device.flops_per_s for device in devices), reverse=True)
@@ -250,7 +250,7 @@ def _balance(constants: Constants, paper: Cells) -> Rows:
         told = paper[model, ENVIRONMENTS[1], "speed-up over ES"]
         weights = least_bytes(model, 0)[1]
         needed = weights
-        seconds = 0.0  # of the layers, dealt to the fastest devices first, in units of the model's FLOPs
+        seconds = 0.0  # of the layers, assigned to the fastest devices first, in units of the model's FLOPs
         for device in sorted(devices, key=lambda each: -each.flops_per_s):
             held = min(needed, float(device.memory_bytes))
             seconds += held / weights / device.flops_per_s
@@ -261,7 +261,7 @@ def _balance(constants: Constants, paper: Cells) -> Rows:
 
 
 def _asked(constants: Constants, paper: Cells) -> Rows:
-    """How close to perfect balance with a free network Galaxy+ must run for the printed factors over EdgeShard."""
+    """How close to perfect balance with a free network Galaxy+ must be for the printed factors over EdgeShard."""
     rows: list[tuple[Number, ...]] = []
     for environment in ENVIRONMENTS:
         speeds = [device.flops_per_s for device in cluster(constants, environment).devices]

@@ -25,7 +25,7 @@ from workbench.runtime.engines import EngineCluster
 LOADED = 1  # the figure's 'Device 1', an RPi-L
 FACTORS = (2.0, 4.0, 8.0)
 FACTOR = 4.0
-"""What the load makes of a request's work on its device.  [assumed]: the paper's load is 'mobile DNN training and inference'."""
+"""Slowdown of a request's work on the loaded device.  [assumed]: the paper's load is 'mobile DNN training and inference'."""
 NUM_REQUESTS = 20
 STEP_S = 10.0
 REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude", "excluded or kept with less": "best"}
@@ -37,7 +37,7 @@ QUICK_SPIKE = LoadSpike(rank=LOADED, start_s=3.0, factor=4.0, until_s=9.0)
 
 @lru_cache(maxsize=8)
 def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
-    """Return what serving GPT2-L is like under each reaction; one device is `factor` times slower from the paper's time on."""
+    """Return the simulation of serving GPT2-L under each reaction; one device is `factor` times slower from the paper's time on."""
     on, costs = cluster(constants, FIG_16), profile(constants, "GPT2-L", FIG_16)
     lengths = stack_lengths(costs, constants.length("GPT2-L"))
     begins = printed(PAPER, "fig16")[("external load begins",)]
@@ -59,13 +59,13 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
 
 
 def rates(report: ServingReport) -> tuple[float, float]:
-    """Return sequences per minute before the load and in the last third of the stream, when all has settled."""
+    """Return sequences per minute before the load and in the last third of the stream, in the steady state."""
     late = report.requests[-len(report.requests) // 3 :]
     return 60 * report.throughput_per_s(0, report.faults[0].start), 60 * len(late) / (late[-1].end_s - late[0].start_s)
 
 
 def busy(report: ServingReport, rank: int) -> tuple[float, float]:
-    """Return the share of the time in which a device computes for requests, before the load and in the last third of the stream."""
+    """Return the fraction of the time in which a device computes for requests, before the load and in the last third of the stream."""
     begins, start = report.faults[0].start, report.requests[-len(report.requests) // 3].start_s
 
     def share(first: float, last: float) -> float:
@@ -149,7 +149,7 @@ draw_fig16_executed = draw_fig16
 
 
 def devices() -> Cluster:
-    """Return two emulated RPi-L and one RPi-M, slow in proportion."""
+    """Return two emulated RPi-L and one RPi-M, slowed in proportion."""
     chosen = tuple(device for device in load_cluster(CLUSTERS["Env. B"]).devices if device.name != "rpi-s")
     return Cluster(name=FIG_16, devices=chosen)
 
@@ -158,7 +158,7 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     """Serve the stream on emulated devices with and without re-scheduling, and by the best plan without the loaded device."""
     on, spike = devices(), QUICK_SPIKE if settings.quick else SPIKE
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
-    # A tiny model on this host would be done at once: an imagined slow core gives it a large model's time.
+    # A tiny model would finish at once on this host: an imaginary slow core gives it a large model's time.
     host = made_up_host(model, 1e8) if settings.quick else measured_host(model, length, ignore)
     engines = EngineCluster.start(on)
     try:
@@ -169,7 +169,7 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
 
 
 def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Result:
-    """Return what the reports say."""
+    """Return the result from the reports."""
     (before, without), (_, after) = (found.throughput_per_s(name) for name in EXECUTED)
     restored_s = found.restored_s("exclusion", 0.9)
     reports = {shown: found.reports[name] for name, shown in EXECUTED.items()}

@@ -1,9 +1,10 @@
 """Every method of the evaluation in an environment: its plan, and the simulated seconds of one sequence (Galaxy+, section IV-A).
 
 The seconds of one sequence as the paper prints them: Eq. 5-7, with the overlap of Fig. 9 and 10 (Galaxy+, sections III-C and III-D).
-Every block ends in a synchronization.  A split block's first product runs tile by tile beside the all-gather, its attention when all
-tiles are there, its second product tile by tile beside the reduce-scatter, then the connection.  (The schedules of this workbench go on
-without waiting, and take a tile through both products of a feed-forward block at once: they overlap more than the paper tells.)
+Every block ends in a synchronization.  In a split block, the first product overlaps the all-gather tile by tile; attention starts when
+all tiles are present; the second product overlaps the reduce-scatter tile by tile; then the connection follows.  (The schedules of this
+workbench continue without waiting, and take a tile through both products of a feed-forward block at once: they overlap more than the
+paper describes.)
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ def printed_s(
 ) -> float:
     """Return the seconds of one sequence.
 
-    lengths: tokens of each stack.  handling_s_per_byte: by rank, what a byte that is sent while a product is computed takes of the
-    processor, which has no other to handle it.
+    lengths: tokens of each stack.  handling_s_per_byte: by rank, the processor time for a byte sent while a product is computed, because
+    the device has no other processor to handle it.
 
-    Baselines, and plans without overlap, have nothing overlapped (planners.galaxy_plus.price_plan).
+    Baselines, and plans without overlap, overlap nothing (planners.galaxy_plus.price_plan).
     """
     priced = price_plan(plan, profile, cluster, length=lengths[0], decoder_length=lengths[-1])
     if plan.paradigm != "hybrid" or not plan.overlap:
@@ -99,9 +100,9 @@ class _Ring:
         self._hops = [[link.transfer_s(count * nbytes) if count else 0.0 for count in tokens] for link in links]
 
     def gathered(self, kind: str, parts: Sequence[int]) -> float:
-        """Return the seconds of a product beside the all-gather of what it reads (Fig. 9)."""
+        """Return the seconds of a product that overlaps the all-gather of its input (Fig. 9)."""
         n = self._count
-        there = [0.0] * n  # when position i has the tile that it multiplies in this step
+        there = [0.0] * n  # time at which position i has the tile that it multiplies in this step
         done, sent = [0.0] * n, [0.0] * n
         for step in range(n):
             tile = [(i - step) % n for i in range(n)]
@@ -113,9 +114,9 @@ class _Ring:
         return max(done)
 
     def scattered(self, kind: str, parts: Sequence[int]) -> float:
-        """Return the seconds of a product beside the reduce-scatter of what it writes (Fig. 10)."""
+        """Return the seconds of a product that overlaps the reduce-scatter of its output (Fig. 10)."""
         n = self._count
-        done, sent, there = [0.0] * n, [0.0] * n, [0.0] * n  # there: when the sum of the tiles so far has come
+        done, sent, there = [0.0] * n, [0.0] * n, [0.0] * n  # there: arrival of the sum of the tiles so far
         for step in range(n):
             tile = [(i - step - 1) % n for i in range(n)]
             done = [done[i] + self._costs[i].seconds(kind, self.tokens[tile[i]], parts[i]) for i in range(n)]
@@ -137,16 +138,16 @@ PLANNERS: dict[str, InferencePlanner] = {
     EDGESHARD: edgeshard,
 }
 WITH_GPUS = ("Env. C", "Env. D")
-"""Where overlap costs launches and no processor time: there it is used only where it is faster."""
+"""Here overlap costs kernel launches and no processor time; it is used only where it is faster."""
 BASELINES = (MEGATRON, SEQUENCE, EDGESHARD, GALAXY)
 Reading = Literal["latency", "balanced", "equal"]
-"""Of EdgeShard: its programme for latency; a pipeline whose slowest stage is as fast as can be; as many layers on every device."""
+"""How to read EdgeShard: its programme for latency; a pipeline with the fastest possible slowest stage; equal layers on every device."""
 READINGS: tuple[Reading, ...] = ("latency", "balanced", "equal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a method does.  plan, seconds: None where it runs out of memory, for the reason given."""
+    """A method's result.  plan, seconds: None if it runs out of memory, for the given reason."""
 
     plan: InferencePlan | None = None
     seconds: float | None = None
@@ -158,7 +159,7 @@ class Run:
         return OOM if self.plan is None else "[{},{}]".format(*self.plan.configuration)
 
     def speed_up(self, other: Run) -> float | None:
-        """Return another method's seconds over these; None where one of them runs out of memory."""
+        """Return another method's seconds over these; None if one of them runs out of memory."""
         return None if self.seconds is None or other.seconds is None else other.seconds / self.seconds
 
 
@@ -193,9 +194,9 @@ def run_system(
 def _staged(
     constants: Constants, costs: InferenceProfile, on: Cluster, length: int, decoder_length: int, *, is_equal: bool
 ) -> InferencePlan:
-    """Return a pipeline through all devices: as many layers on each, or so that its slowest stage is as fast as can be.
+    """Return a pipeline through all devices: with equal layers on each, or with the fastest possible slowest stage.
 
-    The latter is what EdgeShard's programme for throughput aims at; of equally good stages those on fast devices are filled first.
+    EdgeShard's programme for throughput aims at the latter; among equally good stages those on fast devices are filled first.
     """
     shares = list(proportional_parts(costs.num_layers, (1,) * on.world_size))
     if not is_equal:

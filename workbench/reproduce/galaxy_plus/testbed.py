@@ -22,8 +22,8 @@ ENVIRONMENTS = ("Env. A", "Env. B")
 FIG_16 = "Fig. 16"  # two RPi-L and one RPi-M (section IV-F)
 CLUSTERS = {"Env. A": "galaxy-env-a", "Env. B": "galaxy-env-b", "Env. C": "galaxy-env-c", "Env. D": "galaxy-env-d"}
 
-# The paper counts 16 heads in OPT-L, the published model has 32; T5-L's 'hidden size 2048' is its 16 heads' width twice, 740 million
-# parameters are those of 1024.
+# The paper counts 16 heads in OPT-L, the published model has 32.  T5-L's 'hidden size 2048' is twice the width of its 16 heads;
+# 740 million parameters correspond to 1024.
 MODELS: dict[str, ModelDescription] = {
     "DistilBert": describe("DistilBERT"),
     "Bert-L": describe("BERT-Large"),
@@ -38,7 +38,7 @@ TABLE_V = ("DistilBert", "Bert-L", "ViT-Huge", "T5-L", "GPT2-L", "OPT-L")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """data/papers/galaxy_plus/constants.toml, which says of each what fixed it."""
+    """data/papers/galaxy_plus/constants.toml, which states the source of each value."""
 
     speed_factor: float
     pi_memory_bytes_per_s: float
@@ -68,7 +68,7 @@ class Constants:
 
     @property
     def memory_rule(self) -> MemoryRule:
-        """Return what the paper's configurations count: Eq. 8, and a share of the embedding on every device."""
+        """Return the memory rule of the paper's configurations: Eq. 8, and a share of the embedding on every device."""
         return replace(EQUATION_8, embedding="each", embedding_share=self.embedding_share)
 
     def length(self, model: str) -> int:
@@ -92,10 +92,10 @@ def cluster(
     count: int | None = None,
     collectives: bool = False,
 ) -> Cluster:
-    """Return an environment at these constants.
+    """Return an environment with these constants.
 
-    mbit_per_s: nominal, its own if not given.  count: so many of its first device.  collectives: links as a library's collectives
-    use them, not a ring of one's own.
+    mbit_per_s: nominal, by default the environment's own.  count: number of copies of its first device.  collectives: links as used by a
+    library's collectives, not by a custom ring.
     """
     efficiency = constants.collective_efficiency if collectives else constants.ring_efficiency
     made = _described(environment)
@@ -107,7 +107,7 @@ def cluster(
 
 @lru_cache(maxsize=8)
 def _described(environment: str) -> Cluster:
-    """Return an environment as the catalogue has it; sensitivities ask for it often."""
+    """Return an environment from the catalogue; cached, because sensitivities request it often."""
     if environment == FIG_16:
         known = {device.name: device for device in load_cluster(CLUSTERS["Env. B"]).devices}
         return Cluster(name=FIG_16, devices=tuple(known[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")))
@@ -120,9 +120,9 @@ def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_e
         speed, efficiency = constants.speed_factor, pi_efficiency
     elif device.model.startswith("jetson"):
         speed, efficiency = constants.nano_speed_factor, constants.nano_link_efficiency
-    else:  # the catalogue's PCIe rate is what is reached
+    else:  # otherwise: the catalogue's PCIe rate is the achieved one
         speed, efficiency = 1.0, 1.0
-    # A path's latency is the sum of both ends': so a message costs message_s more, whatever sends it.
+    # A path's latency is the sum of both ends': so every message costs message_s more, whatever sends it.
     message_s = constants.gtx_message_s if device.model.startswith("gtx") else constants.message_s
     link = Link(bytes_per_s=nominal * efficiency, latency_s=device.link.latency_s + message_s / 2)
     return replace(device, flops_per_s=device.flops_per_s * speed, link=link)
@@ -130,7 +130,7 @@ def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_e
 
 @lru_cache(maxsize=512)
 def profile(constants: Constants, model: str, environment: str, count: int | None = None, num_layers: int = 0) -> InferenceProfile:
-    """Return a model's analytic profile on an environment.  count: see cluster.  num_layers: of a single stack, not the model's own."""
+    """Return a model's analytic profile on an environment.  count: see cluster.  num_layers: of a single stack, instead of the model's."""
     on = cluster(constants, environment, count=count)
     described = MODELS[model]
     stacks = stack_sizes(replace(described, num_layers=num_layers) if num_layers else described)
@@ -158,7 +158,7 @@ def _overheads(constants: Constants, device: Device) -> tuple[float, float]:
 
 
 def handling(constants: Constants, on: Cluster) -> tuple[float, ...]:
-    """Return the seconds that a byte sent beside a computation takes of each device's processor: by its clock; 0 for a GPU's host."""
+    """Return each device's processor seconds for a byte sent during a computation, by its clock rate; 0 for a GPU's host."""
     return tuple(
         constants.handling_s_per_byte * 8.8e9 * constants.speed_factor / device.flops_per_s if device.model.startswith("rpi") else 0.0
         for device in on.devices

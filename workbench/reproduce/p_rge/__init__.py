@@ -1,1 +1,1 @@
-"""P-RGE: every table and figure whose numbers can be simulated from sizes, or executed small."""
+"""P-RGE: every table and figure that can be simulated from sizes or executed at small size."""
