@@ -1,4 +1,4 @@
-"""What a table or figure's reproduction found, the paper's numbers beside ours, and the paper's printed values it is compared with."""
+"""The result of reproducing a table or figure: the paper's printed values, ours, and the comparison."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One value of the paper beside ours.
+    """One value of the paper and ours.
 
-    labels: what it is a value of, under Result.label_columns.  paper: None where the paper gives none.  ours: None where we have none.
-    kind: 'fitted' if our constants were chosen to meet this very value, 'predicted' if constants chosen elsewhere give it, 'bounded' if
-    ours is a bound that the note names, 'computed' from sizes alone, 'measured' where something ran.  deviation_in: 'percent' of the
-    paper's value, or 'points' (ours - paper) of a value that is a percentage itself.
+    labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have none.
+    kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it, 'bounded' if ours is a
+    bound that the note names, 'computed' from sizes alone, 'measured' by an executed run.  deviation_in: 'percent' of the
+    paper's value, or 'points' (ours - paper) for a value that is a percentage itself.
     """
 
     labels: tuple[str, ...]
@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def deviation(self) -> float | None:
-        """Return ours against the paper's in per cent or points; None where one of them is no number."""
+        """Return the deviation of ours from the paper's in per cent or points; None if one of them is not a number."""
         if not isinstance(self.paper, int | float) or not isinstance(self.ours, int | float):
             return None
         if self.deviation_in == "points":
@@ -48,7 +48,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether two words are the same (OOM where the paper has OOM); None where both are numbers or one is missing."""
+        """Return whether two words are equal (OOM where the paper has OOM); None if both are numbers or one is missing."""
         if self.paper is None or self.ours is None or self.deviation is not None:
             return None
         return self.paper == self.ours
@@ -56,7 +56,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Further numbers without a value of the paper's beside each: a sensitivity, a contradiction worked out, a plan."""
+    """Further numbers that have no counterparts in the paper: a sensitivity, a contradiction worked out, a plan."""
 
     title: str
     columns: tuple[str, ...]
@@ -66,7 +66,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim, whether it holds in our numbers, and what was found."""
+    """A claim, whether it holds in our numbers, and the finding."""
 
     claim: str
     holds: bool
@@ -77,8 +77,8 @@ class Check:
 class Result:
     """The reproduction of one table or figure.
 
-    item: its name in the registry.  source: what our numbers are.  explanation: sentences on why ours differ from the paper's, what was
-    fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
+    item: its name in the registry.  source: the origin of our numbers.  explanation: sentences on why ours differ from the paper's, what
+    was fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
     environment: the machine and the settings of an executed one.
     """
 
@@ -96,15 +96,15 @@ class Result:
 
 
 def _silent(line: str) -> None:
-    """Drop a progress line."""
+    """Ignore a progress line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a reproduction runs; simulated ones need none of it.
+    """Settings of executed reproductions; simulated ones ignore them.
 
     data: a local folder with the GLUE tasks, None for the embedded data.  seeds: of each executed comparison.  quick: a tiny version
-    that shows that it runs, not what it finds.  workdir: for what an executed one keeps while it runs.  progress: gets lines to show.
+    that only tests that the code runs.  workdir: for intermediate files of an executed one.  progress: called with lines to show.
     """
 
     data: Path | None = None
@@ -115,7 +115,7 @@ class Settings:
 
 
 def read_kept(path: Path, kind: type[T]) -> T | None:
-    """Return what a file keeps of an earlier run; None if it is not there, cut off, or written by another version."""
+    """Return a file's content from an earlier run; None if it is missing, truncated, or written by another version."""
     try:
         return from_json(path.read_bytes(), kind, source=str(path)) if path.is_file() else None
     except ConfigError:
@@ -123,7 +123,7 @@ def read_kept(path: Path, kind: type[T]) -> T | None:
 
 
 def kept_or_made(path: Path | None, kind: type[T], make: Callable[[], T]) -> T:
-    """Return what a file keeps of an earlier run, or make it and keep it there.  path: None keeps nothing."""
+    """Return a file's content from an earlier run, or create it and store it there.  path: None stores nothing."""
     found = None if path is None else read_kept(path, kind)
     if found is None:
         found = make()
@@ -151,7 +151,7 @@ def paper_folder(paper: str) -> Path:
 
 
 def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
-    """Return a table's values in the file's order.  Raises MissingDataError naming a file that is missing or not of this form."""
+    """Return a table's values in the file's order.  Raises MissingDataError naming a missing or malformed file."""
     path = paper_folder(paper) / f"{table}.csv"
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -180,7 +180,7 @@ def lookup(values: tuple[PaperValue, ...]) -> dict[tuple[str, ...], Number]:
 
 
 def printed(paper: str, table: str) -> dict[tuple[str, ...], Any]:
-    """Return a table's values by their labels, for sums with cells that are known to be numbers."""
+    """Return a table's values by their labels, for arithmetic with cells that are known to be numbers."""
     return dict(lookup(paper_values(paper, table)))
 
 

@@ -1,4 +1,4 @@
-"""Write a reproduction to a folder: its result as JSON, its figures as HTML (and PNG where a Chromium is found), and an index of all."""
+"""Write a reproduction to a folder: its result as JSON, its figures as HTML (and PNG if a Chromium is found), and an index."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def write(done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png: Literal["auto"] | bool = "auto") -> list[Path]:
     """Write results and figures under `folder`; return the files, the index first.
 
-    The index lists what this call wrote.  png: as plots.write_figures has it.
+    The index lists the files of this call.  png: as in plots.write_figures.
     """
-    from workbench.plots.export import INDEX, page, write_html, write_pngs  # plotly: not needed to print a table
+    from workbench.plots.export import INDEX, page, write_html, write_pngs  # imports plotly, which is not needed to print a table
 
     make_folder(folder)
     written: list[Path] = []
@@ -43,7 +43,7 @@ def write(done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png:
 
 
 def number_text(value: Number) -> str:
-    """Return a cell: three digits, or a word; nothing for None."""
+    """Return a cell's text: three digits, or a word; '' for None."""
     if isinstance(value, bool | str):
         return str(value)
     if value is None:
@@ -54,7 +54,7 @@ def number_text(value: Number) -> str:
 def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
     """Return the comparisons as a table: labels, paper, ours, deviation, kind, and notes.
 
-    join_labels: the labels in one column, and no notes, for a narrow terminal.
+    join_labels: put the labels into one column, without notes, for a narrow terminal.
     """
     rows: list[tuple[Number, ...]] = []
     noted = any(one.note for one in result.comparisons) and not join_labels

@@ -19,9 +19,9 @@ from workbench.reproduce.result import Result, Settings, printed
 MODEL, QUICK_MODEL = "SmolLM2-135M", "tiny-llama-2"
 TASK = "sentiment"
 STEPS, SHORT_STEPS, SCORE_EVERY = 900, 200, 100
-"""A long training and those that are compared: half an hour on two cores, and seven minutes."""
+"""Steps of the long training and of the compared ones: half an hour on two cores, and seven minutes."""
 SEARCH_STEPS = 300
-"""Learning rates are compared after so many steps, or at a shorter training's end."""
+"""Learning rates are compared after so many steps, or at the end of a shorter training."""
 RATES: dict[tuple[Method, str], tuple[float, ...]] = {
     ("P-RGE", "lora_fa"): (4e-3, 8e-3, 1.6e-2),
     ("P-RGE", "lora"): (5e-4, 5e-3),
@@ -33,17 +33,18 @@ RATES: dict[tuple[Method, str], tuple[float, ...]] = {
     ("FO-Adam", "full"): (1e-5,),
     ("FO-Adam", "lora_fa"): (5e-4,),
 }
-"""Learning rates that are tried with the first seed: the one that is chosen by the validation score trains all seeds.
+"""Learning rates tried with the first seed; the one with the best validation score trains all seeds.
 
-P-RGE over LoRA-FA: four times Table 9's largest and more, MeZO: its largest and four times it, as hundreds of steps need larger ones than
-the paper's twenty thousand.  LoRA, DoRA and VeRA: the upper two of appendix B's.  A model a tenth as large takes larger ones in SGD.
+P-RGE over LoRA-FA: four times Table 9's largest and more.  MeZO: its largest and four times it, because hundreds of steps need larger
+rates than the paper's twenty thousand.  LoRA, DoRA and VeRA: the upper two of appendix B's.  A model a tenth as large takes larger ones
+in SGD.
 """
 LONG_RATES, OVER_VOCABULARY = (2e-3, 4e-3, 8e-3), (1e-3, 2e-3, 4e-3)
-"""The same for P-RGE's long training, and for its loss over the vocabulary, whose slopes are steeper."""
+"""The same for P-RGE's long training, and for its loss over the vocabulary, which has larger gradients."""
 NEARLY = 1.0
-"""Points; a score on 500 sentences is uncertain by two of them, and a smaller rate is the safer one."""
+"""In points; a score on 500 sentences is uncertain by two points, and a smaller rate is safer."""
 LOSS: Literal["vocabulary", "label_words"] = "label_words"
-"""MeZO's own loss: some hundred steps are enough for it."""
+"""MeZO's own loss: a few hundred steps are enough for it."""
 _QUICK: dict[str, Any] = {"model": QUICK_MODEL, "steps": 4, "score_every": 2, "samples": (16, 8, 8), "max_length": 64}
 ZERO_SHOT, CALIBRATED = "zero-shot", "calibrated"
 MEZO, Q4, Q16 = "MeZO (LoRA-FA)", "P-RGE (q=4)", "P-RGE (q=16)"
@@ -65,7 +66,7 @@ def trial(settings: Settings, method: Method, technique: str = "lora_fa", **chan
 
 
 def best_rate(runner: Runner, wanted: Trial, seed: int) -> float:
-    """Return the smallest learning rate that does as well as the best on the validation split, but for NEARLY, with one seed."""
+    """Return the smallest learning rate whose validation score is within NEARLY of the best, with one seed."""
     rates: tuple[float, ...]
     if wanted.loss == "vocabulary":
         rates = OVER_VOCABULARY
@@ -83,9 +84,9 @@ def best_rate(runner: Runner, wanted: Trial, seed: int) -> float:
 def run_searched(
     settings: Settings, wanted: Mapping[str, Trial], one_seed: Sequence[str] = (), rate_of: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, list[TrialOutcome]]:
-    """Run each row's trial with each seed and return their outcomes; kept in the settings' workdir, if there is one.
+    """Run each row's trial with each seed and return their outcomes, which are stored in the settings' workdir, if there is one.
 
-    one_seed: rows that run with the first seed only.  rate_of: rows that take the rate of another, earlier row and search none.
+    one_seed: rows that run only with the first seed.  rate_of: rows that use the rate of another, earlier row without a search.
     """
     with ExitStack() as stack:
         if settings.workdir is None:
@@ -117,7 +118,7 @@ def table2_rows(settings: Settings) -> dict[str, Trial]:
 
 
 def table2(item: Item, settings: Settings) -> Result:
-    """Execute it, or take what was executed before."""
+    """Execute it, or load earlier outcomes."""
     wanted = table2_rows(settings)
     outcomes = run_searched(settings, wanted)
     single, four = mean_score(outcomes[MEZO]), mean_score(outcomes[Q4])
@@ -132,7 +133,7 @@ def long_rows(settings: Settings) -> dict[str, Trial]:
 
 
 def table2_long(item: Item, settings: Settings) -> Result:
-    """Execute what q = 4 with E = 4 reaches in a longer training."""
+    """Execute a longer training of q = 4 with E = 4."""
     wanted = long_rows(settings)
     outcomes = run_searched(settings, wanted)
     reached, steps = mean_score(outcomes[Q4]), wanted[Q4].steps
@@ -148,7 +149,7 @@ def table2_long(item: Item, settings: Settings) -> Result:
 
 
 def reference_rows(settings: Settings) -> dict[str, Trial]:
-    """Return the trials beside Table 2; the first is Table 2's."""
+    """Return the reference trials of Table 2; the first is Table 2's."""
     first_order: dict[str, Any] = {"batch_size": 8, "steps": 150}
     return {
         Q4: table2_rows(settings)[Q4],
@@ -170,7 +171,7 @@ def table2_references(item: Item, settings: Settings) -> Result:
 
 
 def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str, bool], **said: Any) -> Result:
-    """Return each row's mean test score beside the paper's, of Tables 2 and 10; how it was trained; and its validation scores by steps."""
+    """Return each row's mean test score with the paper's (Tables 2 and 10), its training settings, and its validation scores by steps."""
     paper = {method: value for (model, method, task), value in printed(PAPER, "table2").items() if (model, task) == (TINY, "SST-2")}
     paper |= {f"FO-Adam ({space})": value for (space, task), value in printed(PAPER, "table10").items() if task == "SST-2"}
     seeds, curves = [], {}
@@ -182,7 +183,7 @@ def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str
         if one.steps:
             curves[name] = {step: fmean(outcome.curve[at][1] for outcome in each) for at, (step, _) in enumerate(each[0].curve)}
     steps = sorted({step for curve in curves.values() for step in curve})
-    # All begin at zero-shot, where that is a row.
+    # All start from zero-shot, if that is a row.
     begin = tuple((0.0, one.validation_score) for one in outcomes.get(ZERO_SHOT, ()))
     return item.result(
         [item.cell((name,), paper.get(name.split(", ")[0]), mean_score(each)) for name, each in outcomes.items()],
@@ -200,7 +201,7 @@ def mean_score(outcomes: Sequence[TrialOutcome]) -> float:
 
 
 def technique_rows(settings: Settings) -> dict[str, Trial]:
-    """Return each technique's trial: as many steps as Table 2's comparison, q = 4 with E = 4."""
+    """Return each technique's trial: the number of steps of Table 2's comparison, q = 4 with E = 4."""
     ranks = {"vera": 8 if settings.quick else 1024}
     return {
         name: trial(settings, "P-RGE", technique, queries=4, batch_size=4, steps=SHORT_STEPS, rank=ranks.get(technique, 16))
@@ -209,7 +210,7 @@ def technique_rows(settings: Settings) -> dict[str, Trial]:
 
 
 def table7(item: Item, settings: Settings) -> Result:
-    """Execute LoRA, LoRA-FA, DoRA and VeRA, trained by forward passes."""
+    """Execute LoRA, LoRA-FA, DoRA and VeRA, trained with forward passes only."""
     wanted, paper = technique_rows(settings), printed(PAPER, "table7")
     outcomes = run_searched(settings, wanted)
     means = {name: mean_score(each) for name, each in outcomes.items()}

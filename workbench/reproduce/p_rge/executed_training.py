@@ -1,6 +1,6 @@
-"""One training of Table 2 or 7, by forward passes or by backpropagation in one process, and what is kept of it (P-RGE, section 4.1, D.2).
+"""One training of Table 2 or 7, with forward passes only or by backpropagation in one process, and its files (P-RGE, section 4.1, D.2).
 
-A forward-only training writes each step's seeds and scalars before the next begins; one that is begun again replays them.
+A forward-only training writes each step's seeds and scalars before the next step begins; a restarted training replays them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORWARD_ONLY = ("P-RGE", "MeZO")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """All that a training's result depends on.
+    """All inputs of a training's result.
 
     P-RGE: both parallelizations.  MeZO: perturbed in place, one pass after another.  zero-shot, calibrated: no steps.
     loss: over the whole vocabulary, or among the label words.
@@ -68,30 +68,30 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Return it in words, for a progress line."""
+        """Return its name for a progress line."""
         words = f"{self.method} {self.technique} q={self.queries} E={self.batch_size} lr={self.learning_rate:g} seed {self.seed}"
         words += ", loss among the label words" if self.loss == "label_words" else ""
         return words if self.steps else self.method
 
     @property
     def digest(self) -> str:
-        """Return what tells trials apart in a folder."""
+        """Return a digest that identifies the trial in a folder."""
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
     @property
     def run_header(self) -> dict[str, Any]:
-        """Return what its steps depend on: a longer training goes on from a shorter one's."""
+        """Return the inputs of its steps: a longer training continues a shorter one's steps."""
         settings = asdict(self) | {"steps": 0, "score_every": 0, "samples": [self.samples[0], 0, 0]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @property
     def run_digest(self) -> str:
-        """Return what tells the steps of trials apart in a folder."""
+        """Return a digest that identifies the steps of trials in a folder."""
         return replace(self, steps=0, score_every=1, samples=(self.samples[0], 0, 0)).digest
 
     @property
     def curve_digest(self) -> str:
-        """Return what tells the scores on the way of trials apart in a folder: a shorter training's are a longer one's."""
+        """Return a digest that identifies the intermediate scores of trials in a folder: a longer training reuses a shorter one's."""
         return replace(self, steps=0, score_every=1, samples=(*self.samples[:2], 0)).digest
 
     def is_scored(self, step: int) -> bool:
@@ -101,10 +101,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """What a training gave.
+    """The result of a training.
 
     curve: (step, validation score in %), rising steps, the last is the end.  validation_score, test_score: of the end, in %.
-    loss: mean of the last score_every steps that this run made; None if none was made.  trained_values: theta's.
+    loss: mean of the last score_every steps that this run made; None if it made none.  trained_values: number of values in theta.
     """
 
     trial: Trial
@@ -116,7 +116,7 @@ class TrialOutcome:
 
 
 class TrialFolder:
-    """Outcomes and steps as files, found by all that they depend on: an interrupted table goes on where it was, in mid-training."""
+    """Outcomes and steps as files, named by all their inputs: an interrupted table resumes, even in the middle of a training."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -130,7 +130,7 @@ class TrialFolder:
         return self.folder / "steps" / f"{trial.task}-{trial.method}-{trial.queries}-{trial.seed}-{trial.run_digest}.jsonl"
 
     def curve_path(self, trial: Trial) -> Path:
-        """Return the file of a training's scores on the way."""
+        """Return the file of a training's intermediate scores."""
         return self.folder / "steps" / f"{trial.task}-{trial.method}-{trial.queries}-{trial.seed}-{trial.curve_digest}.curve.json"
 
 
@@ -139,14 +139,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    """Scores on the way by their steps."""
+    """Intermediate scores by step."""
 
     points: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What trials of one model and task share: tokenized once."""
+    """The data and model that trials of one model and task share: tokenized once."""
 
     task: PromptTask
     tokenizer: Any
@@ -154,7 +154,7 @@ class Bench:
 
     @classmethod
     def load(cls, trial: Trial) -> Bench:
-        """Return it for a trial.  Raises as load_prompt_task and encode_prompts do."""
+        """Return the bench of a trial.  Raises as load_prompt_task and encode_prompts do."""
         counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), trial.samples, strict=True))
         task, tokenizer = load_prompt_task(trial.task, **counts), load_tokenizer(trial.model)
         train = encode_prompts(task.train, task.prompt, tokenizer, is_causal=True, max_length=trial.max_length)
@@ -170,14 +170,14 @@ class Bench:
 
 
 class Runner:
-    """Runs trials, or finds them in a folder, where it keeps them."""
+    """Runs trials, or finds their outcomes in a folder, where it also stores them."""
 
     def __init__(self, folder: TrialFolder, progress: Progress) -> None:
         self.folder, self.progress = folder, progress
         self._benches: dict[tuple[object, ...], Bench] = {}
 
     def outcome(self, trial: Trial) -> TrialOutcome:
-        """Return a trial's outcome: from the folder where it is there, else by running it now."""
+        """Return a trial's outcome: from the folder if it exists, otherwise by running it now."""
         outcome = kept_or_made(
             self.folder.path(trial), TrialOutcome, lambda: run_trial(trial, self._bench(trial), self.folder, self.progress)
         )
@@ -185,7 +185,7 @@ class Runner:
         return outcome
 
     def validation_score(self, trial: Trial) -> float:
-        """Return the validation score at a trial's end in per cent, by training as far if it is not kept; nothing is tested."""
+        """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing is tested."""
         kept = _read_scores(self.folder.curve_path(trial))
         if trial.steps not in kept:
             _, curve, _ = _trained(trial, self._bench(trial), self.folder, self.progress)
@@ -201,7 +201,7 @@ class Runner:
 
 
 def run_trial(trial: Trial, bench: Bench, folder: TrialFolder, progress: Progress) -> TrialOutcome:
-    """Train, score the validation split on the way and both splits at the end."""
+    """Train, score the validation split at intervals and both splits at the end."""
     model, curve, losses = _trained(trial, bench, folder, progress)
     recent = losses[-trial.score_every :]
     return TrialOutcome(
@@ -250,11 +250,11 @@ def _by_backpropagation(trial: Trial, bench: Bench, model: CausalModel, folder: 
 
 
 class _Curve:
-    """Scores on the way, kept in a file: steps that are replayed are not scored again."""
+    """Intermediate scores, stored in a file: replayed steps are not scored again."""
 
     def __init__(self, path: Path, trial: Trial, bench: Bench, model: CausalModel, progress: Progress) -> None:
         self._path, self._trial, self._bench, self._model, self._progress = path, trial, bench, model, progress
-        # Backpropagation starts again from the beginning, and need not find the same to the bit.
+        # Backpropagation restarts from the beginning, and may not give bit-identical results.
         self._known = _read_scores(path) if trial.method in FORWARD_ONLY else {}
 
     @property
@@ -263,7 +263,7 @@ class _Curve:
         return tuple(sorted((step, score) for step, score in self._known.items() if self._trial.is_scored(step)))
 
     def on_the_way(self, step: int) -> None:
-        """Score if it is time to, before a step."""
+        """Score if it is due, before a step."""
         if step and self._trial.is_scored(step):
             self.at(step)
 

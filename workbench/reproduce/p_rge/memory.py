@@ -20,7 +20,7 @@ METHODS = {STANDARD: (1, 1), "MeZO (LoRA-FA), inner": (1, 2), "P-RGE (q=4), oute
 
 
 def footprint(constants: Constants, model: str, method: str, sequence_length: int, batch_size: int) -> dict[str, float]:
-    """Return bytes by part of a method of Table 3.  P-RGE: q = 1, both signs at once, as the table's numbers tell."""
+    """Return bytes by part of a method of Table 3.  P-RGE: q = 1, both signs at once, as the table's numbers imply."""
     described, rule = describe(model), constants.memory
     if method.startswith("FO"):
         space: FirstOrder = "full" if method == "FO (full)" else "lora_fa"
@@ -85,7 +85,7 @@ def table12(item: Item, settings: Settings) -> Result:
     for _, length, queries, batch in (one.labels for one in runtimes):
         by_length.setdefault(length, []).append(outer(constants, "runtime", length, queries, batch))
     differs = max(max(group) / min(group) - 1 for group in by_length.values())
-    # The rows that each memory cell is worth by Table 3's rule, with one B.
+    # The rows that each memory cell corresponds to by Table 3's rule, with one B.
     model = describe(LLAMA)
     parts = forward_memory(model, constants.memory, rows=1, sequence_length=1)
     base = sum(parts.values()) - parts["largest output"]
@@ -108,7 +108,7 @@ def table12(item: Item, settings: Settings) -> Result:
 
 
 def longest_tokens(constants: Constants, table: str) -> dict[str, float]:
-    """Return each task's tokens in a row of the largest batch, which its standard MeZO cell is fitted to."""
+    """Return each task's tokens in a row of the largest batch, fitted to its standard MeZO cell."""
     model = describe(MODEL_OF[table])
     per_token = constants.logit_bytes * model.vocab * constants.batch_size
     parts = forward_memory(model, constants.memory, rows=constants.batch_size, sequence_length=1)
@@ -124,7 +124,7 @@ def peak_bytes(constants: Constants, model: str, method: str, tokens: float) -> 
         plain = forward_memory(described, constants.memory, rows=constants.batch_size, sequence_length=tokens, adapted=False)
         return sum(plain.values()) + FP16_BYTES * described.vocab * described.hidden  # the noise of the largest parameter
     queries, signs = METHODS[method]
-    copies = queries if signs == 1 else 2 * queries - 1  # of one query both signs are as large as MeZO's B and noise
+    copies = queries if signs == 1 else 2 * queries - 1  # for one query, both signs are as large as MeZO's B and noise
     rows = signs * constants.batch_size
     return sum(forward_memory(described, constants.memory, rows=rows, sequence_length=tokens, copies=copies).values())
 
@@ -135,7 +135,7 @@ def run_gb(table: str, constants: Constants, method: str, task: str) -> float:
 
 
 def table17(item: Item, settings: Settings) -> Result:
-    """Fit each task's longest batch on its standard cell, predict the six other methods; Table 18 too."""
+    """Fit each task's longest batch to its standard cell, and predict the six other methods; Table 18 too."""
     constants, paper = load_constants(), printed(PAPER, item.name)
     comparisons = item.compare(partial(run_gb, item.name, constants))
     found, wrong, count = spread(comparisons), [], 0

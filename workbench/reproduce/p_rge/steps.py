@@ -21,7 +21,7 @@ LENGTHS, BATCHES = (64, 128, 256), (1, 8, 16)
 
 
 def relative_times(constants: Constants) -> dict[tuple[str, str, str, Execution], float]:
-    """Return whole trainings' time over that with one query, of Table 1's rows and of P-RGE's; q = 16, B = 16, 64 tokens, Llama2-7B."""
+    """Return the time of whole trainings relative to one query, for Table 1's rows and P-RGE's; q = 16, B = 16, 64 tokens, Llama2-7B."""
 
     def seconds(queries: int, batch_size: int, execution: Execution) -> float:
         model, machine = describe(LLAMA), constants.a100()
@@ -38,7 +38,7 @@ def relative_times(constants: Constants) -> dict[tuple[str, str, str, Execution]
 
 
 def table1(item: Item, settings: Settings) -> Result:
-    """Say which of the trade-offs take longer than one query; what they gain is Table 2's question."""
+    """State which of the trade-offs take longer than one query; Table 2 examines their benefit."""
     times = relative_times(load_constants())
 
     def ours(queries: str, batch: str, steps: str, quantity: str) -> Number:
@@ -58,7 +58,7 @@ def table1(item: Item, settings: Settings) -> Result:
 
 
 def jetson_s(constants: Constants, model: str, method: str, length: str, batch: str) -> float:
-    """Return a step's seconds on the Jetson with NF4 weights, or how many times longer MeZO's is."""
+    """Return a step's seconds on the Jetson with NF4 weights, or MeZO's time relative to it."""
     if method == SPEEDUP:
         return jetson_s(constants, model, MEZO, length, batch) / jetson_s(constants, model, PRGE, length, batch)
     return step_s(
@@ -72,7 +72,7 @@ def jetson_s(constants: Constants, model: str, method: str, length: str, batch: 
 
 
 def table4(item: Item, settings: Settings) -> Result:
-    """Simulate both signs apart and in one pass on the Jetson."""
+    """Simulate both signs separately and in one pass on the Jetson."""
     constants, paper = load_constants(), printed(PAPER, "table4")
     comparisons = item.compare(partial(jetson_s, constants))
     found = spread(comparisons)
@@ -110,7 +110,7 @@ def phone(constants: Constants, quantity: str, length: str, batch: str) -> float
 
 
 def table5(item: Item, settings: Settings) -> Result:
-    """Simulate the phone's NPU, and set the paper's phone beside its Jetson."""
+    """Simulate the phone's NPU, and compare the paper's phone with its Jetson."""
     constants, paper, board = load_constants(), printed(PAPER, "table5"), printed(PAPER, "table4")
     comparisons = item.compare(partial(phone, constants))
     rows = []
@@ -163,7 +163,7 @@ def server_s(constants: Constants, method: str, length: str, batch: str) -> floa
 
 
 def table13(item: Item, settings: Settings) -> Result:
-    """Simulate both signs apart and in one pass on the A100."""
+    """Simulate both signs separately and in one pass on the A100."""
     constants, paper = load_constants(), printed(PAPER, "table13")
     comparisons = item.compare(partial(server_s, constants))
     found, ours = spread(comparisons), {labels: server_s(constants, *labels) for labels in paper}
@@ -189,7 +189,7 @@ def table13(item: Item, settings: Settings) -> Result:
 
 
 def speedup(constants: Constants, model: str, precision: Precision, sequence_length: int, batch_size: int) -> float:
-    """Return a sequential step's time over one with both signs in one pass."""
+    """Return a sequential step's time over a step with both signs in one pass."""
     weight_bytes, described, machine = constants.weight_bytes(precision), describe(model), constants.a100(precision)
     given: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length, "weight_bytes": weight_bytes}
     apart = step_s(described, machine, **given, execution="sequential")

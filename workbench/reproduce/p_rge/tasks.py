@@ -29,7 +29,7 @@ METHODS: dict[str, tuple[int, Execution]] = {
     "P-RGE (q=16), both": (16, "both"),
 }
 FITTED_ON = ("MeZO (LoRA-FA), inner", "P-RGE (q=4), both", "P-RGE (q=16), both")
-"""The cells that fix a task's mean padded length at E = 16, 4 and 1."""
+"""The cells to which a task's mean padded length at E = 16, 4 and 1 is fitted."""
 LONGEST = 4096.0
 TOKENIZER = "SmolLM2-135M"
 BATCHES = (1, 2, 4, 8, 16)
@@ -55,9 +55,9 @@ def minutes(constants: Constants, model: str, method: str, tokens: float) -> flo
 
 @cache
 def padded_lengths(constants: Constants, table: str) -> dict[tuple[str, int], float]:
-    """Return tokens of a padded row, by task and queries: what the cells of FITTED_ON imply.
+    """Return tokens of a padded row, by task and queries, as implied by the cells of FITTED_ON.
 
-    A cell that launches alone fill implies no length: the longest that they hide is given.
+    A cell that kernel launches alone explain implies no length: the result is the longest length that they hide.
     """
     found = {}
     for (method, task), value in printed(PAPER, table).items():
@@ -76,13 +76,13 @@ def run_minutes(table: str, constants: Constants, method: str, task: str) -> flo
 
 
 def speedups(cells: Mapping[tuple[str, ...], Any], over: str) -> dict[str, float]:
-    """Return by task how many times faster the best of P-RGE's 'both' is than a method."""
+    """Return, by task, the speedup of the best of P-RGE's 'both' over a method."""
     tasks = dict.fromkeys(task for _, task in cells)
     return {task: cells[over, task] / min(cells[method, task] for method in FITTED_ON[1:]) for task in tasks}
 
 
 def table15(item: Item, settings: Settings) -> Result:
-    """Fit each task's lengths on the cells with both signs in one pass, predict the others; Table 16 too."""
+    """Fit each task's lengths to the cells with both signs in one pass, and predict the others; Table 16 too."""
     constants, paper = load_constants(), printed(PAPER, item.name)
     comparisons = item.compare(partial(run_minutes, item.name, constants))
     found, lengths = spread(comparisons), padded_lengths(constants, item.name)
@@ -114,7 +114,7 @@ table16 = table15
 
 
 def fig4(item: Item, settings: Settings) -> Result:
-    """Divide Tables 15 and 16."""
+    """Divide the values of Tables 15 and 16."""
     constants, claims = load_constants(), printed(PAPER, "claims")
     comparisons = []
     for table, model in MODEL_OF.items():
@@ -134,7 +134,7 @@ def fig4(item: Item, settings: Settings) -> Result:
 
 
 def statistics(settings: Settings) -> dict[str, list[PaddingRow]]:
-    """Return each task's padding at BATCHES, of 1,000 training prompts: the embedded task's, and of those that the data folder holds."""
+    """Return each task's padding at BATCHES, of 1,000 training prompts: for the embedded task, and for those in the data folder."""
     tokenizer = load_tokenizer(TOKENIZER)
     found = {}
     for name in PROMPT_TASKS:

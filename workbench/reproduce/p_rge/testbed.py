@@ -21,7 +21,7 @@ Precision = Literal["float16", "int8", "nf4"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """data/papers/p_rge/constants.toml, which says of each what fixed it."""
+    """data/papers/p_rge/constants.toml, which states the source of each value."""
 
     logit_bytes: float
     first_order_logit_bytes: float
@@ -79,7 +79,7 @@ class Constants:
         )
 
     def appendix(self) -> Machine:
-        """Return the server as Table 6 shows it."""
+        """Return the server implied by Table 6."""
         return Machine(
             flops_per_s=self.appendix_flops_per_s,
             memory_bytes_per_s=self.memory_bytes_per_s,
@@ -101,7 +101,7 @@ class Constants:
         )
 
     def jetson(self) -> Machine:
-        """Return the Jetson of Table 4: preparing an NF4 product does not run ahead of the arithmetic."""
+        """Return the Jetson of Table 4: preparing an NF4 product does not overlap the arithmetic."""
         return Machine(
             flops_per_s=self.jetson_flops_per_s,
             memory_bytes_per_s=self.jetson_memory_bytes_per_s,
@@ -126,7 +126,7 @@ def load_constants() -> Constants:
 
 
 def spread(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the largest deviation of a predicted cell in per cent, where it is, and the median, as words for a text."""
+    """Return the largest deviation of a predicted cell in per cent, its cell, and the median, as words for a text."""
     largest, where = worst(comparisons, ("predicted",))
     return {"largest": largest, "where": where, "median": median_deviation(comparisons)}
 

@@ -109,7 +109,7 @@ def table1(item: Item, settings: Settings) -> Result:
 
     comparisons = item.compare(cell)
     memory = [one for one in comparisons if one.unit == "GB"]
-    # 0.035 GB prints as the paper's 0.04: the same digits are no deviation.
+    # 0.035 GB prints as the paper's 0.04: equal digits are no deviation.
     differing = [one for one in memory if isinstance(one.ours, float) and round(one.ours, 2) != one.paper]
     largest = max(differing, key=lambda one: abs(one.deviation or 0.0))
     targets: list[tuple[Number, ...]] = []
@@ -132,7 +132,7 @@ def table1(item: Item, settings: Settings) -> Result:
 
 
 def draw_table1(item: Item, result: Result) -> list[Captioned]:
-    """Return the breakdown, the paper's totals beside it."""
+    """Return the breakdown with the paper's totals."""
     by_technique: dict[str, dict[str, Any]] = {}
     for one in result.comparisons:
         if one.unit == "GB" and one.labels[1] != "total":
@@ -180,7 +180,7 @@ def fig15(item: Item, settings: Settings) -> Result:
 
 
 def _most(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the most that INT4 saves in per cent, against full fine-tuning and against the others."""
+    """Return INT4's maximum saving in per cent, against full fine-tuning and against the others."""
 
     def saved(*others: str) -> float:
         return max(100 * (1 - values["Parallel Adapters, INT4"] / values[other]) for values in found.values() for other in others)

@@ -1,6 +1,6 @@
 """Table V: training durations in Env. A, simulated (PAC+, section VI-B; 3 epochs of MRPC and STS-B, 1 of SST-2 and QNLI).
 
-The contradictions: where the table and what the text says of it contradict each other, arithmetic, or physics (sections I, II-B).
+The contradictions: where the table and the text about it contradict each other, arithmetic, or physics (sections I, II-B).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BASELINES = tuple(product(TECHNIQUES, PARADIGMS))
 OURS: tuple[Technique, Paradigm] = ("parallel_adapters", "hybrid")
 ROWS = (*BASELINES, OURS)
 PREDICTED_MODELS = MODELS[1:]
-TIE = 0.06  # of what is shorter: .41 h printed to two digits is anything from .405 to .415
+TIE = 0.06  # relative to the shorter time: .41 h printed to two digits is anything from .405 to .415
 DEVICES = 4
 Cells = Mapping[tuple[str, ...], Any]
 
@@ -58,13 +58,13 @@ def median_deviation(ours: Cells, paper: Cells, models: tuple[str, ...]) -> floa
 
 
 def verdicts(ours: Cells, paper: Cells) -> int:
-    """Return how many of the 27 baseline x model verdicts, out of memory or not, are the paper's."""
+    """Return the number of the 27 baseline x model verdicts (out of memory or not) that agree with the paper."""
     cells = [(*row, model, "MRPC") for row in BASELINES for model in MODELS]
     return sum((ours[labels] == OOM) == (paper[labels] == OOM) for labels in cells)
 
 
 def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, list[str]]:
-    """Return the columns whose methods stand in the paper's order, all columns, and the pairs that do not.
+    """Return the columns whose methods are in the paper's order, all columns, and the pairs that are not.
 
     tie: two methods that differ by no more than this share in the paper have no order.
     """
@@ -116,7 +116,7 @@ def table5(item: Item, settings: Settings) -> Result:
 
 
 def _speedups(ours: Cells, paper: Cells) -> Rows:
-    """Return what section VI-B says of the table, from the text, from the paper's cells and from ours."""
+    """Return the speedups of section VI-B: from the text, from the paper's cells and from ours."""
     claims = printed(PAPER, "claims")
     large, small = ("SST-2", "QNLI"), ("MRPC", "STS-B")
     pipelines = [row for row in BASELINES if row[1] == "pipeline_parallel"]
@@ -148,7 +148,7 @@ def _plans(constants: Constants) -> Rows:
 
 
 def _readings(constants: Constants, paper: Cells) -> Rows:
-    """Return the verdicts by what one device trains at a time: its share of the mini-batch, or all of it."""
+    """Return the verdicts if one device trains its share of the mini-batch at a time, or all of it."""
     rows = []
     for name, alone in (("4 samples at a time, as a device of data parallelism", None), ("the mini-batch of 16", constants.mini_batch)):
         found = dict(durations(constants))
@@ -160,7 +160,7 @@ def _readings(constants: Constants, paper: Cells) -> Rows:
 
 
 def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
-    """Return the rows of a table for each."""
+    """Return the rows of each contradiction's table."""
     return {
         "epochs": _epochs(constants, paper),
         "full": _full(constants, paper),
@@ -171,7 +171,7 @@ def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
 
 
 def _epochs(constants: Constants, paper: Cells) -> Rows:
-    """Seconds per sample of every row from every task: they should agree, and tell what a cached epoch costs."""
+    """Seconds per sample of every row from every task: they should agree, and they give the cost of a cached epoch."""
     rows: list[tuple[Number, ...]] = []
     for labels in dict.fromkeys(labels[:3] for labels in paper):
         values = [(paper[*labels, task], samples * epochs) for task, samples, epochs in constants.datasets]
@@ -182,7 +182,7 @@ def _epochs(constants: Constants, paper: Cells) -> Rows:
 
 
 def _full(constants: Constants, paper: Cells) -> Rows:
-    """Full fine-tuning over adapters in the same pipeline: 1.5 by FLOPs; T5-Base says 1.17, BART-Large 4.45."""
+    """Full fine-tuning over adapters in the same pipeline: 1.5 by FLOPs; 1.17 for T5-Base, 4.45 for BART-Large."""
     rows = []
     for model in MODELS[:2]:
         full, adapters = (paper[technique, "pipeline_parallel", model, "SST-2"] for technique in ("full", "adapters"))
@@ -193,7 +193,7 @@ def _full(constants: Constants, paper: Cells) -> Rows:
 
 
 def _idle(constants: Constants, paper: Cells) -> Rows:
-    """What the pipeline cells ask of a Nano, if each stage computes in 4 of 7 slots as a synchronous pipeline must."""
+    """The speed of a Nano that the pipeline cells imply, if each stage computes in 4 of 7 slots as in a synchronous pipeline."""
     cores, mhz = next((cores, mhz) for name, cores, mhz in constants.cores_and_mhz if name == "jetson-nano-h")
     peak = cores * FLOPS_PER_CORE_AND_CYCLE * mhz * 1e6
     samples = constants.samples("SST-2")

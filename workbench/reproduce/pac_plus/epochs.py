@@ -27,7 +27,7 @@ OURS, HOMOGENEOUS, ASTEROID, HETPIPE = "pac_plus", "pac_plus_homo", "asteroid", 
 LABELS = {OURS: "PAC+", HOMOGENEOUS: "PAC+ (Homo)", ASTEROID: "Asteroid", HETPIPE: "HetPipe"}
 TASK = "MRPC"
 EPOCHS = (1, 3)
-WAVES = 8  # of HetPipe: enough for its pipelines to fill
+WAVES = 8  # of HetPipe: enough to fill its pipelines
 SECOND, TENTH = 2, 10
 
 
@@ -56,7 +56,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
     given: dict[str, Any] = {"batch_size": constants.mini_batch, "sequence_length": length}
     if system in (OURS, HOMOGENEOUS):
         costs_of = profile(constants, model, "parallel_adapters", cluster)
-        # Asteroid may cut a mini-batch finer than into 4; both get the same freedom.
+        # Asteroid may split a mini-batch into more than 4; both get the same freedom.
         plans: list[Plan] = []
         for count in (constants.micro_batches, 2 * constants.micro_batches, constants.mini_batch):
             if system == OURS:
@@ -86,7 +86,7 @@ def _words(plan: Plan) -> str:
 
 
 def claims(found: Mapping[tuple[str, str], Run]) -> dict[tuple[str, ...], float]:
-    """Return ours of what section VI-C states."""
+    """Return our values of section VI-C's claims."""
 
     def ratios(system: str, epochs: int) -> list[float]:
         pairs = [(found[model, system].hours, found[model, OURS].hours) for model in MODELS]
@@ -150,7 +150,7 @@ def fig12(item: Item, settings: Settings) -> Result:
 
 @lru_cache(maxsize=64)
 def phases(constants: Constants) -> Mapping[str, tuple[float, float, float]]:
-    """Return by model the hours of an epoch through the backbone, of the redistribution, and of an epoch from the cache."""
+    """Return, by model, the hours of an epoch through the backbone, of the redistribution, and of an epoch from the cache."""
     found = {}
     for model in MODELS:
         made = step(constants, model, "parallel_adapters", "hybrid")
@@ -162,14 +162,14 @@ def phases(constants: Constants) -> Mapping[str, tuple[float, float, float]]:
 
 
 def saved(hours: tuple[float, float, float], epochs: int) -> float:
-    """Return the per cent of the time that the cache saves in so many epochs."""
+    """Return the percentage of time that the cache saves in so many epochs."""
     first, moved, cached = hours
     with_cache = first + (moved + (epochs - 1) * cached if epochs > 1 else 0.0)
     return 100 * (1 - with_cache / (epochs * first))
 
 
 def _savings(hours: Mapping[str, tuple[float, float, float]]) -> dict[tuple[str, ...], float]:
-    """Return ours of what section VI-H states."""
+    """Return our values of section VI-H's claims."""
     at_two, at_ten = ({model: saved(values, epochs) for model, values in hours.items()} for epochs in (SECOND, TENTH))
     return {
         ("latency saved", "T5-Large", "2"): at_two["T5-Large"],

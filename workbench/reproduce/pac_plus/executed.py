@@ -1,4 +1,4 @@
-"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and where parity with LoRA holds (PAC+, section VI)."""
+"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and when parity with LoRA holds (PAC+, section VI)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from workbench.reproduce.result import Number, Result, Settings, printed
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 RATES = {"full": 5e-5, "adapters": 1e-3, "lora": 2e-3, "parallel_adapters": 2e-3}
-"""Learning rates that an earlier search on sentiment found good, each technique's own."""
+"""The best learning rates of an earlier search on sentiment, for each technique."""
 TITLES = {"sentiment": "sentiment", "mrpc": "MRPC", "stsb": "STS-B", "sst2": "SST-2"}
 LABELS = {"full": "Full Model", "adapters": "Adapters", "lora": "LoRA", "parallel_adapters": "Parallel Adapters"}
 SST2_TRAIN = 8000
-"""Of SST-2's 67,349 training phrases; all other tasks are taken whole."""
+"""Number of SST-2's 67,349 training phrases to use; all other tasks are used whole."""
 BACKWARD = ("full", "adapters", "lora")
 OURS = "parallel_adapters"
 TARGET_POINTS = 2.5
-"""At most so far below LoRA on the embedded task: what a search over thirty configurations of the side network had reached is 2.4."""
+"""Maximum loss against LoRA on the embedded task: a search over thirty configurations of the side network reached 2.4."""
 PRECISIONS = ("float32", "float16", "int8", "int4", "nf4")
 PAPER_LOSS_POINTS = 2.01
 """The largest loss in the paper's table: T5-Large on MRPC, FP32 to INT4."""
@@ -58,11 +58,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "r = 8, averaged weights": {"averaging": 0.995},
     "r = 8, rate 1e-3": {"learning_rate": 1e-3},
 }
-"""Ways to train Parallel Adapters: changes of the comparison's settings.  Those after the first three are tried on sentiment alone."""
+"""Ways to train Parallel Adapters: changes of the comparison's settings.  Those after the first three run only on sentiment."""
 
 
 def tasks_of(settings: Settings) -> tuple[str, ...]:
-    """Return the tasks: the embedded one, and GLUE's where a folder is given."""
+    """Return the tasks: the embedded one, and GLUE's if a folder is given."""
     return ("sentiment",) if settings.data is None else ("sentiment", "mrpc", "stsb", "sst2")
 
 
@@ -75,13 +75,13 @@ def training(settings: Settings, task: str, technique: str, seed: int, **changes
 
 
 def run_trainings(settings: Settings, trainings: list[Training]) -> dict[Training, Outcome]:
-    """Run what was not run before; outcomes are kept in the settings' workdir."""
+    """Run the trainings without a stored outcome; outcomes are stored in the settings' workdir."""
     folder = None if settings.workdir is None else settings.workdir / "trainings"
     return run_all(trainings, folder, settings.data, settings.progress)
 
 
 def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
-    """Return the first side's score less the second's, on the same test samples."""
+    """Return the first side's score minus the second's, on the same test samples."""
     own, other = ([one.test_outputs for one in side] for side in (first, second))
     return paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else RESAMPLES)
 
@@ -146,7 +146,7 @@ def parity(item: Item, settings: Settings) -> Result:
         plans = {"LoRA": [training(settings, name, "lora", seed) for seed in settings.seeds]}
         for variant in variants:
             plans[variant] = [training(settings, name, OURS, seed, **VARIANTS[variant]) for seed in settings.seeds]
-        # All trainings together: the variants share the backbone's taps.
+        # All trainings together, because the variants share the backbone's taps.
         done = run_trainings(settings, [one for plan in plans.values() for one in plan])
         found = {variant: [done[one] for one in plan] for variant, plan in plans.items()}
         lora, title = found["LoRA"], TITLES[name]
@@ -170,7 +170,7 @@ def parity(item: Item, settings: Settings) -> Result:
 
 
 def table7(item: Item, settings: Settings) -> Result:
-    """Train Parallel Adapters on backbones that are stored in fewer bits, with each task and seed."""
+    """Train Parallel Adapters on backbones with quantized weights, with each task and seed."""
     tasks, paper = tasks_of(settings), paper_means("table7")
     plan = [
         training(settings, task, OURS, seed, backbone=precision) for task in tasks for precision in PRECISIONS for seed in settings.seeds
@@ -240,7 +240,7 @@ def fig14(item: Item, settings: Settings) -> Result:
 
 
 def draw_fig14(item: Item, result: Result) -> list[Captioned]:
-    """Return the curves, from a little below the lowest."""
+    """Return the curves; the axis starts a little below the lowest value."""
     drawn = draw(item.figures, result)
     lowest = min(value for points in result.series.values() for _, value in points)
     drawn[0].figure.update_yaxes(rangemode="normal", range=[lowest - 2, None])
@@ -248,7 +248,7 @@ def draw_fig14(item: Item, result: Result) -> list[Captioned]:
 
 
 def mean_curve(outcomes: Sequence[Outcome]) -> list[tuple[int, float]]:
-    """Return the mean over seeds at each step that was scored."""
+    """Return the mean over seeds at each scored step."""
     return [
         (points[0][0], sum(score for _, score in points) / len(points)) for points in zip(*(one.curve for one in outcomes), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Build what a training needs and run those that were not run before; the backbone runs once for all trainings that share its taps."""
+"""Build the inputs of the trainings and run those without an outcome; the backbone runs once for all trainings that share its taps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from workbench.tasks.tokenize import Batch, collate, tokenize
 LORA_RANK, LORA_ALPHA = 8, 16
 BOTTLENECK = 64
 DISTILLATION_SHARE = 4
-"""Where a comparison takes fewer training samples, so many times as many unlabelled texts are distilled on."""
+"""If a comparison uses fewer training samples, this many times as many unlabelled texts are used for distillation."""
 _SPLITS = ("train", "validation", "test")
 _TAP_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,13 +51,13 @@ _TAP_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def run_all(
     trainings: Sequence[Training], folder: Path | None, data: Path | None, progress: Callable[[str], None]
 ) -> dict[Training, Outcome]:
-    """Return the outcome of each training: from the folder where it is there, else by running it now.
+    """Return the outcome of each training: from the folder if it exists, otherwise by running it now.
 
-    folder: None keeps none.  data: a folder with the GLUE tasks, for those that need one.
+    folder: None stores none.  data: a folder with the GLUE tasks, for those that need one.
     """
     bench = _Bench(data, folder, progress)
     found: dict[Training, Outcome] = {}
-    for training in sorted(dict.fromkeys(trainings), key=_grouping):  # stable: trainings that share taps come one after the other
+    for training in sorted(dict.fromkeys(trainings), key=_grouping):  # stable: trainings that share taps are consecutive
         path = None if folder is None else folder / training.file_name
         found[training] = kept_or_made(path, Outcome, partial(bench.outcome, training))
         progress(f"{training.name}: test {found[training].test_score:.2f}")
@@ -75,7 +75,7 @@ def _grouping(training: Training) -> tuple[Any, ...]:
 
 
 class _Bench:
-    """What consecutive trainings share; of each kind only the last is kept."""
+    """State shared by consecutive trainings; only the last of each kind is kept."""
 
     def __init__(self, data: Path | None, folder: Path | None, progress: Callable[[str], None]) -> None:
         self._data, self._folder, self._progress = data, folder, progress
@@ -83,7 +83,7 @@ class _Bench:
 
     def _once(self, kind: str, key: Any, make: Callable[[], Any]) -> Any:
         if kind not in self._kept or self._kept[kind][0] != key:
-            self._kept.pop(kind, None)  # let go of the old one before the new one is made
+            self._kept.pop(kind, None)  # free the old one before the new one is made
             self._kept[kind] = (key, make())
         return self._kept[kind][1]
 
@@ -134,7 +134,7 @@ class _Bench:
     def _initialize(self, adapter: ParallelAdapter, training: Training, stack: LayerStack) -> None:
         how: Any = training.initialization
         if how in get_args(How):
-            # Weights that are to be copied are those of the backbone before it was quantized.
+            # Weights to copy are those of the backbone before quantization.
             initialize(adapter, how, stack=stack if training.backbone == "float32" else load_stack(training.model))
             return
         initialize(adapter, "fan_in")
@@ -147,7 +147,7 @@ class _Bench:
             raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {known}.", "Choose one of them.")
 
     def _distilled(self, training: Training, config: ParallelAdapterConfig) -> dict[str, torch.Tensor]:
-        """Return the distilled state of a shape: one for all tasks and seeds, as a server would make it."""
+        """Return the distilled state of a shape: one for all tasks and seeds, as a server would produce it."""
         config = replace(config, seed=0, kind="classification", num_outputs=2)
         texts = load_unlabelled()
         if training.samples[0] is not None:
@@ -180,7 +180,7 @@ def adapter_config(stack: LayerStack, training: Training, data: TokenizedTask) -
 
 
 def backbone(model: str, storage: str) -> LayerStack:
-    """Return a frozen backbone whose weights are stored as `storage` and compute in float32 (16-bit ones: as they are stored)."""
+    """Return a frozen backbone with weights stored as `storage`, computing in float32 (16-bit weights compute in their own dtype)."""
     stack = load_stack(model)
     if storage != "float32":
         compute = storage if storage in ("float16", "bfloat16") else "float32"
@@ -189,10 +189,10 @@ def backbone(model: str, storage: str) -> LayerStack:
 
 
 def _attach(stack: LayerStack, technique: str) -> nn.Module:
-    """Make a technique's parameters trainable and return the modules that hold them beside the stack's own."""
+    """Make a technique's parameters trainable and return the modules that contain them, besides the stack's."""
     stack.requires_grad_(technique == "full")
     if technique == "lora":
-        import_bitsandbytes()  # peft would import it, with noise
+        import_bitsandbytes()  # peft would import it, with console output
         peft = require_peft()
 
         paths = layer_paths(stack.family, stack.layers[0])

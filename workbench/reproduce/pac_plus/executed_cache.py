@@ -30,7 +30,7 @@ Source = Callable[[Sequence[int]], tuple[Batch, list[Tensor]]]
 
 
 def fig18_executed(item: Item, settings: Settings) -> Result:
-    """Time the steps of an epoch with the backbone and from the cache in turns, and sum them up to 1 to 10 epochs."""
+    """Time an epoch's steps with the backbone and from the cache in alternation, and sum them up to 1 to 10 epochs."""
     task = "sentiment" if settings.data is None else "mrpc"
     limit = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
     one = training(settings, task, "parallel_adapters", settings.seeds[0], **limit)
@@ -52,7 +52,7 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     for indices in batches[:_WARM_UP_STEPS]:
         for step in steps:
             step(indices)
-    # In turns: whatever else the machine does meets both sides alike.
+    # In alternation, so that other load on the machine affects both sides alike.
     seconds = [[step(indices) for step in steps] for indices in batches]
     without, with_cache = (sum(column) for column in zip(*seconds, strict=True))
     ratios = [backbone / own for backbone, own in seconds]
@@ -84,7 +84,7 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
 
 
 def saving(epochs: int, without_s: float, cached_s: float) -> float:
-    """Return the per cent that the cache saves over so many epochs, of which the first runs the backbone."""
+    """Return the percentage of time that the cache saves over so many epochs, of which the first runs the backbone."""
     return 100 * (1 - (without_s + (epochs - 1) * cached_s) / (epochs * without_s))
 
 
@@ -98,7 +98,7 @@ def _from_backbone(stack: LayerStack, split: TokenizedSplit) -> Source:
 
 
 def _step(adapter: ParallelAdapter, source: Source, weight_decay: float, rate: float) -> Callable[[Sequence[int]], float]:
-    """Return a training step that takes sample indices and gives its seconds."""
+    """Return a training step that takes sample indices and returns its seconds."""
     optimizer = make_optimizer(adapter, weight_decay)
     set_learning_rate(optimizer, rate)
     adapter.train()

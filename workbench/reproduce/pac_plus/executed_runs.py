@@ -1,4 +1,4 @@
-"""One training of an executed comparison, what it gave, its score, and whether two differ by more than chance (PAC+, section VI-B)."""
+"""One training of an executed comparison, its outcome and score, and significance tests for differences (PAC+, section VI-B)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from workbench.tasks.metrics import compute
 from workbench.tasks.task import Task
 
 SCORES = {"mrpc": ("accuracy", "f1"), "stsb": ("pearson", "spearman"), "sentiment-rating": ("pearson", "spearman")}
-"""Tasks whose score is a mean of two metrics, as in Table VI; that of all others is the accuracy."""
+"""Tasks whose score is a mean of two metrics, as in Table VI; all others use the accuracy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """All that a training's result depends on.
+    """All inputs of a training's result.
 
-    technique: full, lora, adapters or parallel_adapters.  dropout: in front of the head.  backbone_dropout: whether the backbone's own is
-    on where a technique trains through it.  compute: float32, or bfloat16 by autocast in the backbone.
+    technique: full, lora, adapters or parallel_adapters.  dropout: in front of the head.  backbone_dropout: whether the backbone's own
+    dropout is active if a technique trains through it.  compute: float32, or bfloat16 by autocast in the backbone.
     backbone: storage of the frozen weights.  taps: storage of the cached activations.  samples: at most so many in train, validation, test.
     averaging: decay of an exponential moving average of the weights that is scored in their place, 0 for none.
     score_every: score on validation after so many steps as well as after each epoch; 0 for epochs only.
@@ -56,7 +56,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """Return it in words, for a progress line: what is not as usual is named."""
+        """Return its name for a progress line, with every setting that is not the default."""
         named = ("reduction", "initialization", "averaging", "backbone", "taps", "compute")
         usual = {field.name: field.default for field in fields(self)}
         special = [f"{field} {getattr(self, field)}" for field in named if getattr(self, field) != usual[field]]
@@ -64,19 +64,19 @@ class Training:
 
     @property
     def file_name(self) -> str:
-        """Return the name of the file that keeps its outcome: another for each setting."""
+        """Return the name of its outcome's file, which differs for each setting."""
         digest = hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
         return f"{self.task}-{self.technique}-{self.seed}-{digest}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a training gave.
+    """The result of a training.
 
     curve: (step, validation score), rising steps; the last is the end of the training.  best_step: the end of the epoch with the best
     validation score, whose weights scored the test split, once.  *_outputs: logits (samples, outputs) of that step, in the order of the
-    sample ids.  losses: mean training loss of each epoch.  seconds: wall-clock time of the training steps, scoring not counted; says
-    nothing on a machine that is busy otherwise.
+    sample ids.  losses: mean training loss of each epoch.  seconds: wall-clock time of the training steps, without scoring; meaningless
+    on a machine with other load.
     """
 
     training: Training
@@ -110,7 +110,7 @@ def answers(task: Task, outputs: Sequence[Sequence[float]]) -> list[float]:
 
 
 def score_name(task: str) -> str:
-    """Return what a task's score is called."""
+    """Return the name of a task's score."""
     return {"mrpc": "mean of accuracy and F1", "stsb": "Pearson-Spearman", "sentiment-rating": "Pearson-Spearman"}.get(task, "accuracy")
 
 
@@ -119,9 +119,9 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """First minus second in points of the score, the mean over the seeds; with a 95 % interval of resampled test sets.
+    """First minus second in points of the score, the mean over the seeds, with a 95 % interval of resampled test sets.
 
-    p_value: two-sided, the share of resamples on the other side of zero, doubled.
+    p_value: two-sided: twice the share of resamples on the other side of zero.
     """
 
     points: float
@@ -131,7 +131,7 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Return whether the interval leaves out zero."""
+        """Return whether the interval excludes zero."""
         return not self.low <= 0 <= self.high
 
     @property

@@ -28,14 +28,14 @@ _CALIBRATION_BATCHES = 16
 class TappedSplit:
     """A tokenized split and its taps, (L + 1) x d values for each real token, without padding.
 
-    dtype: of the values that are kept; bfloat16 halves the memory (all-MiniLM-L6-v2: 5.4 kB a token).
+    dtype: of the stored values; bfloat16 halves the memory (all-MiniLM-L6-v2: 5.4 kB a token).
     """
 
     def __init__(self, stack: LayerStack, split: TokenizedSplit, dtype: torch.dtype = torch.bfloat16) -> None:
         self.split = split
         lengths = torch.tensor(split.lengths)
         self._starts = lengths.cumsum(0) - lengths
-        # One row of zeros at the end is what padding points to.
+        # Padding points to the row of zeros at the end.
         self._taps: list[Tensor] = []
         with torch.no_grad():
             for batch in evaluation_batches(split):
@@ -47,7 +47,7 @@ class TappedSplit:
                     kept[rows[real]] = tap[real].to(dtype)
 
     def batch(self, indices: Sequence[int]) -> tuple[Batch, list[Tensor]]:
-        """Return samples as a padded batch and their taps, (n, t, d) each; zeros where there is padding."""
+        """Return samples as a padded batch and their taps, (n, t, d) each, with zeros in the padding."""
         batch = collate(self.split, indices)
         rows = self._rows(batch.indices, batch.input_ids.shape[1])
         return batch, [kept[rows] for kept in self._taps]
@@ -60,7 +60,7 @@ class TappedSplit:
 
 
 def statistics_of(stack: LayerStack, split: TokenizedSplit) -> TapStatistics:
-    """Return the statistics that adapters standardise their inputs by, from the first samples of a split."""
+    """Return the statistics with which adapters standardise their inputs, from the first samples of a split."""
     size = 64
     starts = range(0, min(len(split), size * _CALIBRATION_BATCHES), size)
     return calibrate(stack, (collate(split, range(at, min(at + size, len(split)))) for at in starts))
@@ -76,7 +76,7 @@ class TokenizedTask:
     test: TokenizedSplit
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Return what is learned: classes as they are, numbers standardised (correlations do not change by that)."""
+        """Return the training targets: classes unchanged, numbers standardised (which does not change correlations)."""
         if self.task.kind == "classification":
             return labels
         known = torch.tensor(self.train.labels)
@@ -94,7 +94,7 @@ class Trainee(NamedTuple):
 
 
 def adapter_trainee(adapter: ParallelAdapter, splits: dict[str, TappedSplit]) -> Trainee:
-    """Return a parallel adapter that is fed from memory: the backbone does not run."""
+    """Return a parallel adapter with taps from memory: the backbone does not run."""
 
     def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
         batch, taps = splits[split].batch(indices)
@@ -108,7 +108,7 @@ def backbone_trainee(
 ) -> Trainee:
     """Return a backbone with trainable parts inside it, mean pooling and a linear head.
 
-    stack: with requires_grad set on what is to be trained.  inserted: holds trainable modules that the stack does not.
+    stack: with requires_grad set on the trainable parameters.  inserted: contains trainable modules that the stack lacks.
     """
     model = _PooledBackbone(stack, inserted, training, num_outputs)
 
@@ -142,7 +142,7 @@ class _PooledBackbone(nn.Module):
 def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
     """Train, choose the epoch on validation, score the test split once with its weights.
 
-    Random numbers are drawn from the training's seed and leave the caller's as they were.
+    Random numbers are drawn from the training's seed; the caller's generators do not change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)
@@ -218,7 +218,7 @@ def _trained(module: nn.Module) -> dict[str, Tensor]:
 
 
 class _Average:
-    """An exponential moving average of the trained weights; inside `with`, the module has them in place of its own."""
+    """An exponential moving average of the trained weights; inside `with`, it replaces the module's weights."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self._module, self._decay = module, decay
@@ -228,7 +228,7 @@ class _Average:
 
     def follow(self) -> None:
         self._steps += 1
-        decay = min(self._decay, self._steps / (self._steps + 10))  # the first weights are soon forgotten
+        decay = min(self._decay, self._steps / (self._steps + 10))  # the first weights soon lose their influence
         if self._decay:
             for name, parameter in _trained(self._module).items():
                 self._mean[name].lerp_(parameter, 1 - decay)

@@ -25,7 +25,7 @@ from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 COUNTS = (2, 4, 6, 8)
 DATA, PIPELINE, HYBRID = "data_parallel", "pipeline_parallel", "hybrid"
 TECHNIQUE: Technique = "parallel_adapters"
-Cell = tuple[Plan, float, float]  # plan, samples per second, the most weights on a device in GB
+Cell = tuple[Plan, float, float]  # plan, samples per second, the maximum weights on a device in GB
 Cells = Mapping[tuple[str, ...], Number]
 
 
@@ -51,7 +51,7 @@ def _candidates(constants: Constants, costs_of: Profile, count: int, micro_batch
 
 @lru_cache(maxsize=256)
 def best_plan(constants: Constants, model: str, count: int, micro_batches: int) -> Plan | None:
-    """Return the plan whose simulated mini-batch is shortest, of those of each number of stages; None if nothing fits."""
+    """Return the plan with the shortest simulated mini-batch, among those of each number of stages; None if nothing fits."""
     cluster = nanos(constants, count)
     costs_of = profile(constants, model, TECHNIQUE, cluster)
     plans = _candidates(constants, costs_of, count, micro_batches, None)
@@ -60,7 +60,7 @@ def best_plan(constants: Constants, model: str, count: int, micro_batches: int) 
 
 @lru_cache(maxsize=64)
 def scaling(constants: Constants) -> Mapping[tuple[str, str, int], Cell | None]:
-    """Return what each paradigm does, by (paradigm, model, devices); None where it runs out of memory."""
+    """Return each paradigm's result, by (paradigm, model, devices); None if it runs out of memory."""
     found: dict[tuple[str, str, int], Cell | None] = {}
     for model, count, paradigm in product(MODELS, COUNTS, (DATA, PIPELINE, HYBRID)):
         cluster = nanos(constants, count)
@@ -89,7 +89,7 @@ def _plan(constants: Constants, costs_of: Profile, model: str, count: int, parad
 
 
 def gains(constants: Constants) -> dict[tuple[str, int], float]:
-    """Return PAC+'s throughput over a straight pipeline's in per cent more, where PAC+'s own plan is not that pipeline."""
+    """Return PAC+'s throughput gain over a straight pipeline in per cent, where PAC+'s own plan is not that pipeline."""
     found, cells = {}, scaling(constants)
     for model, count in product(MODELS, COUNTS):
         own, straight = cells[HYBRID, model, count], cells[PIPELINE, model, count]
@@ -153,7 +153,7 @@ def groupings(constants: Constants, micro_batches: int | None = None) -> dict[tu
 
 
 def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
-    """Return what 'fewest stages that fit, even groups' gives, the earlier groups one larger where they cannot be even."""
+    """Return the groupings of the rule 'fewest stages that fit, even groups'; earlier groups get one more device if needed."""
     found: dict[tuple[str, ...], Number] = {}
     for model, count in product(MODELS, COUNTS):
         costs_of = profile(constants, model, TECHNIQUE, nanos(constants, count))
@@ -164,7 +164,7 @@ def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
 
 
 def _fits(constants: Constants, costs_of: Profile, sizes: list[int], count: int) -> bool:
-    """Return whether groups of these sizes can hold all layers: each stage takes as many as fit."""
+    """Return whether groups of these sizes have memory for all layers: each stage takes as many as fit."""
     start = 0
     for index, size in enumerate(sizes):
         samples = -(-count // size)
@@ -180,7 +180,7 @@ def _fits(constants: Constants, costs_of: Profile, sizes: list[int], count: int)
 
 
 def score(found: Cells, paper: Cells, models: tuple[str, ...] = MODELS) -> int:
-    """Return how many groupings are the paper's."""
+    """Return the number of groupings that equal the paper's."""
     return sum(found[labels] == value for labels, value in paper.items() if labels[0] in models)
 
 
@@ -211,7 +211,7 @@ def fig17(item: Item, settings: Settings) -> Result:
 
 
 def draw_fig17(item: Item, result: Result) -> list[Captioned]:
-    """Return the figure's table with ours in it, agreeing cells marked."""
+    """Return the figure's table with our groupings, agreeing cells marked."""
     cells = {one.labels: (one.paper, one.ours) for one in result.comparisons}
     rows = [[cells[model, str(count)] for count in COUNTS] for model in MODELS]
     agree = [[float(paper == ours) for paper, ours in row] for row in rows]

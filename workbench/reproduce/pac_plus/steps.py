@@ -30,7 +30,7 @@ Paradigm = Literal["standalone", "data_parallel", "pipeline_parallel", "hybrid"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a method does on a cluster: seconds per sample and its plan, or the reason why it runs out of memory."""
+    """A method's step on a cluster: seconds per sample and its plan, or the reason why it runs out of memory."""
 
     seconds_per_sample: float | None
     plan: Plan | None = None
@@ -40,7 +40,7 @@ class Step:
 def step_timeline(
     costs_of: Profile, cluster: Cluster, plan: Plan, technique: str, sequence_length: int, *, gpipe: bool = False
 ) -> Timeline:
-    """Return one mini-batch, simulated, under 1F1B or with all forwards first."""
+    """Return one simulated mini-batch under 1F1B or with all forwards first."""
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     order = gpipe_order if gpipe else one_f_one_b_order
     if technique == "parallel_adapters":
@@ -57,7 +57,7 @@ def seconds_per_sample(costs_of: Profile, cluster: Cluster, plan: Plan, techniqu
 
 
 def fastest(costs_of: Profile, cluster: Cluster, plans: Sequence[Plan], technique: str, sequence_length: int) -> tuple[float, Plan]:
-    """Return the least seconds per sample, and the first plan that takes them."""
+    """Return the minimum seconds per sample, and the first plan that achieves them."""
     priced = [(seconds_per_sample(costs_of, cluster, plan, technique, sequence_length), plan) for plan in plans]
     return min(priced, key=lambda one: one[0])
 
@@ -65,8 +65,8 @@ def fastest(costs_of: Profile, cluster: Cluster, plans: Sequence[Plan], techniqu
 def step(constants: Constants, model: str, technique: Technique, paradigm: Paradigm, *, devices: int = 4, alone: int | None = None) -> Step:
     """Return a method's step on Nano-H devices.
 
-    Readings of what the paper leaves open: a single device takes `alone` samples at a time (default: its share of the cluster's
-    mini-batch, as each device of data parallelism does).  The pipelines cut a mini-batch into 4 micro-batches; where they do not fit,
+    Our readings where the paper is silent: a single device takes `alone` samples at a time (default: its share of the cluster's
+    mini-batch, like each device of data parallelism).  The pipelines split a mini-batch into 4 micro-batches; if they do not fit,
     2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches simultaneously input into the pipeline'
     (section VI-B).  Of the plans of each number of stages, the one with the shortest simulated mini-batch is taken.
     """
@@ -88,7 +88,7 @@ def step(constants: Constants, model: str, technique: Technique, paradigm: Parad
 
 
 def pipelines(constants: Constants, costs_of: Profile, cluster: Cluster, *, max_group: int | None) -> list[Plan]:
-    """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError of one in flight."""
+    """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in flight."""
     in_flight = constants.micro_batches
     while True:
         try:
@@ -118,10 +118,10 @@ def cached_timeline(constants: Constants, costs_of: Profile, cluster: Cluster) -
 
 
 def redistribution_s(constants: Constants, costs_of: Profile, cluster: Cluster, plan: Plan, cached: Stage, samples: int) -> float:
-    """Return the seconds in which the adapters and the activations of `samples` samples reach the devices that train on them.
+    """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on them.
 
-    Each device sends what it has computed of a sample to the device that owns the sample from now on; reading and writing the disks
-    goes on meanwhile and is not counted.
+    Each device sends a sample's computed activations to the sample's new owner; reading and writing the disks overlaps and is not
+    counted.
     """
     shares = [share.samples / constants.mini_batch for share in cached.shares]
     transfers: list[tuple[int, int, int]] = []
@@ -131,7 +131,7 @@ def redistribution_s(constants: Constants, costs_of: Profile, cluster: Cluster, 
         for giver in stage.shares:
             kept = samples * giver.samples / plan.micro_batch_size * per_sample
             for taker, part in zip(cached.ranks, shares, strict=True):
-                # A group that holds the whole model keeps what it has: owners follow the cache where they can.
+                # A group with the whole model keeps its activations: owners follow the cache where possible.
                 if taker != giver.rank and len(plan.stages) > 1:
                     transfers.append((giver.rank, taker, len(sizes)))
                     sizes.append(round(kept * part))

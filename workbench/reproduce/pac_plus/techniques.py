@@ -25,7 +25,7 @@ FLOOR_POINTS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds per sample, the backward passes' part of all devices' work per sample, and the fullest device's GB by part."""
+    """Seconds per sample, the backward passes' fraction of all devices' work per sample, and the fullest device's GB by part."""
 
     seconds: float
     backward_s: float
@@ -56,8 +56,8 @@ def _cost(constants: Constants, seconds: float, timeline: Timeline, needs: Itera
 def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
     """Return the cost of every technique, by (model, technique): in one pipeline of 8 equal stages, all micro-batches in flight.
 
-    The one plan that every technique, full fine-tuning included, has room for on 8 devices; 'the same hybrid parallel architecture'.
-    From the cache: the side network's work alone, data parallel on all devices.
+    It is the one plan that fits for every technique on 8 devices, including full fine-tuning; 'the same hybrid parallel architecture'.
+    From the cache: only the side network's work, data parallel on all devices.
     """
     found: dict[tuple[str, str], Cost] = {}
     cluster, length = nanos(constants, DEVICES), constants.sequence_length
@@ -88,7 +88,7 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
 
 
 def percentages(found: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...], float]:
-    """Return ours of every percentage that section VI-D states."""
+    """Return our value of every percentage in section VI-D."""
 
     def saved(techniques: Iterable[str], against: Iterable[str], quantity: str) -> list[float]:
         return [
@@ -156,7 +156,7 @@ def fig13(item: Item, settings: Settings) -> Result:
 
 
 def _sums(paper: Mapping[tuple[str, ...], float]) -> list[tuple[str, float]]:
-    """Return what the paper's percentages say of each other: forward f and backward b of full fine-tuning, side network x."""
+    """Compare the paper's percentages with each other: forward f and backward b of full fine-tuning, side network x."""
     left = 1 - paper["time saved by parallel_adapters", "most"] / 100
     cached = 1 - paper["time saved by parallel_adapters_cached", "most"] / 100
     forward = left - cached

@@ -23,7 +23,7 @@ SPEED_KINDS = {"F": "", "B": "backward_factor", "SF": "side_factor", "SB": "side
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """data/papers/pac_plus/constants.toml, which says of each what fixed it."""
+    """data/papers/pac_plus/constants.toml, which states the source of each value."""
 
     achieved_share: float
     backward_factor: float
@@ -61,7 +61,7 @@ class Constants:
         return next(samples for name, samples, _ in self.datasets if name == task)
 
     def device(self, model: str, name: str) -> Device:
-        """Return a Jetson of the catalogue at these constants."""
+        """Return a Jetson of the catalogue with these constants."""
         cores, mhz = next((cores, mhz) for known, cores, mhz in self.cores_and_mhz if known == model)
         tx2 = "tx2" in model
         rate = self.bandwidth_mbit_per_s * 1e6 / BITS_PER_BYTE * self.link_efficiency
@@ -105,7 +105,7 @@ def description(constants: Constants, model: str) -> ModelDescription:
 
 
 def technique_sizes(constants: Constants) -> TechniqueSizes:
-    """Return what the paper's techniques add to a model."""
+    """Return the values that the paper's techniques add to a model."""
     sizes = {field.name: getattr(constants, field.name) for field in fields(TechniqueSizes) if field.name != "backbone_bytes"}
     return TechniqueSizes(**sizes)
 

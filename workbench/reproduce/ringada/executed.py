@@ -23,7 +23,7 @@ from workbench.tasks.tokenize import collate, evaluation_batches, tokenize
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert-2"
 BATCH_SIZE, MAX_LENGTH, LEARNING_RATE, WARMUP = 32, 128, 1e-3, 0.06
 POINTS, QUICK_POINTS = 20, 4
-"""Of a curve: the loss is a mean between two of them, the accuracy that of the validation split there."""
+"""Points of a curve: the loss is a mean between two points, the accuracy is that of the validation split at the point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Curve:
 
 
 def fig3(item: Item, settings: Settings) -> Result:
-    """Train with all adapters, and with one after the other from the top; PipeAdapter without stale weights has Single's losses."""
+    """Train with all adapters, and with one more at a time from the top; PipeAdapter without stale weights has Single's losses."""
     constants, paper = load_constants(), printed(PAPER, "fig3")
     steps = 24 if settings.quick else round(constants.epochs)
     points = QUICK_POINTS if settings.quick else POINTS
@@ -81,7 +81,7 @@ def fig3(item: Item, settings: Settings) -> Result:
 
 
 def _kept(settings: Settings, scheme: str, seed: int, steps: int, points: int) -> Curve:
-    """Return a training of an earlier run of the same settings, or train now."""
+    """Return the stored training of the same settings, or train now."""
     path: Path | None = None
     if settings.workdir is not None:
         path = settings.workdir / "fig3" / f"{QUICK_MODEL if settings.quick else MODEL}-{scheme}-{steps}-{points}-{seed}.json"
@@ -91,7 +91,7 @@ def _kept(settings: Settings, scheme: str, seed: int, steps: int, points: int) -
 
 
 def _train(settings: Settings, scheme: str, seed: int, steps: int, points: int) -> Curve:
-    """Train; at every step the share of layers that are trained is that of the paper's twelve."""
+    """Train; at every step the fraction of trained layers is that of the paper's twelve."""
     name = QUICK_MODEL if settings.quick else MODEL
     constants = load_constants()
     limits: dict[str, Any] = {f"{part}_samples": 48 for part in ("train", "validation", "test")} if settings.quick else {}

@@ -26,15 +26,15 @@ from workbench.simulator import simulate
 PAPER = "ringada"
 SINGLE, PIPE, RING = "Single", "PipeAdapter", "RingAda"
 TIME = "convergence time"
-SAMPLES = 32  # of a mini-batch; only its parts count
+SAMPLES = 32  # of a mini-batch; only the number of its parts matters
 MICRO_BATCHES = (1, 2, 4, 8)
 TOGETHER = 40
-"""Mini-batches simulated one after the other, of which one is the mean: the paper's between two unfreezings."""
+"""Mini-batches simulated one after the other and averaged: the paper's number between two unfreezings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """data/papers/ringada/constants.toml, which says of each what fixed it."""
+    """data/papers/ringada/constants.toml, which states the source of each value."""
 
     layer_s: float
     backward: float
@@ -70,16 +70,16 @@ def load_constants() -> Constants:
 
 
 def depth_of(constants: Constants, scheme: str, step: int) -> int:
-    """Return how many adapters are trained in a step."""
+    """Return the number of trained adapters in a step."""
     layers = constants.layers
     return min(layers, 1 + int(step // constants.unfreeze_every)) if scheme == RING else layers
 
 
 @lru_cache(maxsize=64)
 def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[dict[int, float], Plan | None]:
-    """Return what a mini-batch takes by the number of trained adapters, in forward passes of one block, and the plan.
+    """Return the time of a mini-batch by the number of trained adapters, in forward passes of one block, and the plan.
 
-    PipeAdapter is the one without stale weights.
+    PipeAdapter is the variant without stale weights.
     """
     layers, steps = constants.layers, range(round(constants.epochs))
     if scheme == SINGLE:
@@ -121,7 +121,7 @@ def simulated(
 
 
 def seconds_after(constants: Constants, scheme: str) -> tuple[float, ...]:
-    """Return the time after each epoch, which is taken to be one mini-batch."""
+    """Return the time after each epoch, which is assumed to be one mini-batch."""
     times, _ = layer_times(constants, scheme, constants.micro_batches)
     steps = range(round(constants.epochs))
     return tuple(accumulate(constants.layer_s * times[depth_of(constants, scheme, step)] for step in steps))
@@ -134,7 +134,7 @@ def average(constants: Constants, scheme: str, micro_batches: int) -> float:
 
 
 def weights_mb(constants: Constants, scheme: str) -> float:
-    """Return the MB of float32 weights of an average device: of RingAda with the embedding's copy on each (section III-A)."""
+    """Return the MB of float32 weights on an average device; for RingAda each has a copy of the embedding (section III-A)."""
     model = constants.model
     embedding, blocks = model.embedding_params, sum(model.layer_params(layer) for layer in range(model.num_layers))
     held = {SINGLE: embedding + blocks, PIPE: (embedding + blocks) / constants.devices, RING: embedding + blocks / constants.devices}
@@ -142,14 +142,14 @@ def weights_mb(constants: Constants, scheme: str) -> float:
 
 
 def ours(constants: Constants, scheme: str, quantity: str) -> Number:
-    """Return our value of a cell, None where nothing was executed."""
+    """Return our value of a cell, None if nothing was executed."""
     if quantity == "memory":
         return weights_mb(constants, scheme)
     return seconds_after(constants, scheme)[-1] if quantity == TIME else None
 
 
 def _deviations(paper: Mapping[tuple[str, ...], float], constants: Constants) -> list[float]:
-    """Return by how many per cent each scheme's time is above the paper's."""
+    """Return how many per cent each scheme's time is above the paper's."""
     return [100 * (seconds_after(constants, scheme)[-1] / paper[scheme, TIME] - 1) for scheme in (SINGLE, PIPE, RING)]
 
 
