@@ -31,7 +31,7 @@ CALLS = CallTable(
         "workbench.methods.galaxy_plus.worker:serve_rank": "",
     }
 )
-"""The functions by name; of each, what it publishes besides dicts."""
+"""The functions by name, each with the types that it publishes in addition to dicts."""
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 
 SILENT_AFTER_STEPS = 10
-"""A peer counts as silent when it takes so many times longer than a step should."""
+"""A peer counts as silent when a step takes this multiple of its expected time."""
 
 REAL_TIMEOUT_S = 300.0
-"""How long a real device waits for a silent one: another may take so long to load its layers.  A lost connection is noticed at once."""
+"""How long a real device waits for a silent one, which may need this time to load its layers.  A lost connection is detected at once."""
 
 MAX_SIMULATIONS = 200
-"""Steps that the refinement of a plan may simulate: a second or two."""
+"""Maximum number of steps that the refinement of a plan may simulate: a second or two."""
 
 
 def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()) -> None:

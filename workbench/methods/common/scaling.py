@@ -37,7 +37,7 @@ def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length:
 
 
 HOST_MODELS = ("", "laptop-core")
-"""Makes of devices that are defined by their share of this host."""
+"""Models of devices that are defined by their share of this host."""
 
 Layers = tuple[LayerProfile, ...]
 

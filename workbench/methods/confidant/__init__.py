@@ -1,1 +1,1 @@
-"""Confidant: an asynchronous pipeline over unlike devices, each within its memory."""
+"""Confidant: an asynchronous pipeline over heterogeneous devices, each within its memory."""

@@ -41,7 +41,7 @@ from workbench.profiler.descriptions import LayerShape
 
 
 def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict[int, Division]:
-    """Return how devices with several processors divide their layers, by rank.  Raises as planners.heads.divide."""
+    """Return how devices with several processors divide their layers, by rank.  Raises the errors of planners.heads.divide."""
     options, facts = _options(prepared), prepared.facts
     columns = column_groups(facts.feed_forward_size) if options.split == "heads_and_columns" else 0
     sizes = {"samples": prepared.job.batch_size, "length": prepared.typical_length}
@@ -66,19 +66,19 @@ def _options(prepared: PreparedJob) -> ConfidantOptions:
 
 
 def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
-    """Return what partitions go by: a device whose processors share its layers is as much faster."""
+    """Return the costs for partitions: a device whose processors share its layers is faster accordingly."""
     shared = divisions(prepared, profile, cluster)
     quick = quickened(profile, shared, samples=prepared.job.batch_size, length=prepared.typical_length)
     return stage_costs(prepared, quick, cluster)
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
-    """Return what every rank is told of a run under a plan."""
+    """Return the description of a run under a plan, for every rank."""
     return replace(whole_layers(prepared, profile, cluster, plan), divisions=divisions(prepared, profile, cluster))
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Return the plan.  Raises PlanError, naming what does not fit where and by how much."""
+    """Return the plan.  Raises PlanError, naming the device that has too little memory, and by how much."""
     options = _options(prepared)
     train = range(min(options.devices or cluster.world_size, cluster.world_size))
     profile, cluster = profile.part(train), cluster.part(train)
@@ -95,7 +95,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterator[str]:
-    """Yield what each device needs by the measured model, and by Eq. 1 and 2 as printed."""
+    """Yield each device's memory by the measured model, and by Eq. 1 and 2 as printed."""
     facts, last = prepared.facts, len(plan.stages) - 1
     for number, stage in enumerate(plan.stages):
         [rank] = stage.ranks
@@ -122,7 +122,7 @@ def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterat
 def stand_in(
     prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
 ) -> int | None:
-    """Return the idle device that is most compatible by Eq. 4 of those in whose memory the stage of `rank` fits; None if there is none."""
+    """Return the idle device that is most compatible by Eq. 4, of those with memory for the stage of `rank`; None if no device has."""
     index = plan.stage_of(rank)
     assert index is not None
     costs, stage, behind = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages) - 1 - index
@@ -133,7 +133,7 @@ def stand_in(
 
 
 class Confidant(FineTuning):
-    """Fine-tuning in an asynchronous pipeline over unlike devices."""
+    """Fine-tuning in an asynchronous pipeline over heterogeneous devices."""
 
     name = "confidant"
     known = staticmethod(require_known)
@@ -143,7 +143,7 @@ class Confidant(FineTuning):
     stand_in = staticmethod(stand_in)
 
     def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, **settings: Any) -> Profile:
-        """Return what every layer costs on every device, and its heads and columns where processors share them (see ProfiledMethod)."""
+        """Return every layer's cost on every device, and the costs of heads and columns if processors share them (see ProfiledMethod)."""
         found = super().profile(prepared, cluster, notify, **settings)
         if not _divides(prepared, *cluster.devices):
             return found
@@ -170,7 +170,7 @@ class Confidant(FineTuning):
         return replace(found, layers=tuple(layers))
 
     def host_parts(self, prepared: PreparedJob, notify: Notify, *, refresh: bool) -> dict[str, Grid]:
-        """Return the seconds of a layer's heads and columns on one unslowed core of this host, measured now or kept from before."""
+        """Return the seconds of a layer's heads and columns on one unslowed core of this host, measured now or stored earlier."""
         settings, _ = self.measured(prepared)
         key = {"parts of": prepared.job.model, "shape": asdict(prepared.facts), "max_length": prepared.profiled_length, **settings}
 
@@ -182,7 +182,7 @@ class Confidant(FineTuning):
         return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, what=", parts of a layer")[0].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist, a single device, and a split where every device has one processor (see Method)."""
+        """Reject unknown names, a single device, and a split if every device has only one processor (see Method)."""
         super().require_known(job, cluster)
         if job.options.get("split", "none") != "none" and all(len(device.processors) < 2 for device in cluster.devices):
             raise ConfigError(

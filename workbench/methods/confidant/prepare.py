@@ -1,4 +1,4 @@
-"""Find a Confidant job's model and data, which are those of fine-tuning, and its options."""
+"""Find a Confidant job's model and data, as in fine-tuning, and its options."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NumDevices = Annotated[int, Meta(ge=0, le=10**6)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidantOptions(FineTuningOptions):
-    """Settings of Confidant, given in Job.options besides fine-tuning's.
+    """Settings of Confidant, given in Job.options in addition to fine-tuning's.
 
     partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set of devices; 'even'
-    as many layers for each ('PipeDream' in section 5); 'capacity' by computing capacity without memory (FTPipeHD).
-    devices: the first so many that are there train; the others stand by, and take the place of one that leaves on notice.  0: all train.
-    split: what the processors of a device share of a layer: its heads (section 3.3), the feed-forward's columns too (ours), or nothing.
-    heads: who takes how many, by Algorithm 1 or by the optimum.
+    gives each the same number of layers ('PipeDream' in section 5); 'capacity' divides by computing capacity without memory (FTPipeHD).
+    devices: number of devices that train, the first available ones; the others are idle and replace one that leaves on notice.  0: all.
+    split: the parts of a layer that a device's processors share: its heads (section 3.3), the feed-forward's columns too (ours), or none.
+    heads: how heads are assigned to processors, by Algorithm 1 or by the optimum.
     """
 
     technique: Technique = "full"
@@ -38,7 +38,7 @@ class ConfidantOptions(FineTuningOptions):
 
 
 def require_known(job: Job) -> ConfidantOptions:
-    """Return the options.  Raises ConfigError for an option, task or model that does not exist."""
+    """Return the options.  Raises ConfigError for an unknown option, task or model."""
     options = read_options("confidant", ConfidantOptions, job.options)
     if options.schedule != "asynchronous_1f1b" or options.paradigm != "hybrid":
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Fine-tuning by backpropagation through the backbone: what PAC+ is compared with (section VI-A)."""
+"""Fine-tuning by backpropagation through the backbone: the baseline of PAC+ (section VI-A)."""

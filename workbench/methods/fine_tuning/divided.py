@@ -1,4 +1,4 @@
-"""What a stage's operations do whose layers several processors share (Confidant, section 3.3; see schedules.tensor.divide_layers)."""
+"""The operations of a stage whose layers several processors share (Confidant, section 3.3; see schedules.tensor.divide_layers)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.runtime.executor import Handler
 
 @dataclass(slots=True)
 class JoinContext:
-    """What the backward pass needs of a join.  hidden, total: its inputs (n, t, d), leaves of output's graph."""
+    """Forward results for a join's backward pass.  hidden, total: its inputs (n, t, d), leaves of output's graph."""
 
     hidden: Tensor
     total: Tensor
@@ -33,7 +33,7 @@ class JoinContext:
 class DividedHandlers(BackpropagationHandlers):
     """One step's operations on one rank, layer by layer.
 
-    parts: of the stage's layers, by number.  contexts: of the mini-batches that are going forward.
+    parts: of the stage's layers, by number.  contexts: of the mini-batches in their forward pass.
     """
 
     division: Division
@@ -101,7 +101,7 @@ class DividedHandlers(BackpropagationHandlers):
 
 
 def sum_of(terms: Any) -> Tensor:
-    """Return the sum of tensors (n, t, d), a tensor of its own."""
+    """Return the sum of tensors (n, t, d) as a new tensor."""
     total = terms[0].clone()
     for term in terms[1:]:
         total += term
@@ -109,7 +109,7 @@ def sum_of(terms: Any) -> Tensor:
 
 
 def divided_or_whole(division: Division | None, *, compute: Any, **own: Any) -> BackpropagationHandlers:
-    """Return the handlers of a stage whose layers processors share as `division` says; None: one processor computes them whole."""
+    """Return the handlers of a stage whose layers processors share as `division` says; None: one processor computes whole layers."""
     if division is None:
         return BackpropagationHandlers(shared=(), compute=compute, **own)
     model = compute.model

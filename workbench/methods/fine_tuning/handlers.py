@@ -1,4 +1,4 @@
-"""The programs of a fine-tuning run, what a rank computes (PAC+, section II), and the handler of each operation kind."""
+"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and the handler of each operation kind."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from workbench.schedules.plan_costs import Crossing, DividedCosts, PlanCosts, St
 from workbench.schedules.tensor import divide_layers
 
 TARGET_LENGTH = 1
-"""Tokens of a decoder: classification and regression need the first alone."""
+"""Tokens of a decoder: classification and regression need only the first."""
 FP32_BYTES = 4
 
 
 class SharedParameter(NamedTuple):
-    """A parameter of which several stages hold copies (BackboneStage.shared_parameters).  numel: its values."""
+    """A parameter with copies on several stages (BackboneStage.shared_parameters).  numel: its values."""
 
     name: str
     stages: tuple[int, ...]
@@ -41,7 +41,7 @@ class SharedParameter(NamedTuple):
 
 
 def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[SharedParameter, ...]:
-    """Return the trained parameters that more than one stage of a plan holds: an encoder-decoder's in full fine-tuning, no others."""
+    """Return the trained parameters that several stages of a plan have: an encoder-decoder's in full fine-tuning, no others."""
     border = facts.num_encoder_layers
     if technique != "full" or border is None:
         return ()
@@ -66,7 +66,7 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
 class Programs:
     """Programs of one plan on one cluster; schedules are built once for each shape.
 
-    facts: None for a model that is only priced.  schedule: the order of the micro-batches; of 'asynchronous_1f1b' a step's parts are
+    facts: None if the model is only simulated.  schedule: the order of the micro-batches; with 'asynchronous_1f1b' a step's parts are
     whole mini-batches, each of which updates the weights.  divisions: by rank, of the devices of an asynchronous pipeline whose processors
     share each layer.
     """
@@ -92,7 +92,7 @@ class Programs:
         self._schedules: dict[tuple[int, ...], Schedule] = {}
 
     def step(self, shape: StepShape) -> Program:
-        """Return one optimizer step over pipeline stages and device groups, or some without a drain between them."""
+        """Return one optimizer step over pipeline stages and device groups, or several without a drain between them."""
         if shape.sizes not in self._schedules:
             self._schedules[shape.sizes] = insert_transfers(self._schedule(shape.sizes))
         costs = PlanCosts(
@@ -118,10 +118,10 @@ class Programs:
 
 @dataclass(slots=True)
 class StageContext:
-    """What the backward pass needs of the forward pass: one autograd graph.
+    """Forward results for the backward pass: one autograd graph.
 
     hidden: the stage's input (n, t, d), a leaf; None in the first stage.  output: the stage's, or the loss in the last.
-    nbytes: as profiled, because autograd does not tell.
+    nbytes: as profiled, because autograd does not report them.
     """
 
     hidden: Tensor | None
@@ -136,7 +136,7 @@ class StageCompute:
         self.model = model
 
     def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None) -> StageContext:
-        """Run the layers; with `targets` (last stage) also head and loss, the sum over samples divided by the mini-batch's.
+        """Run the layers; with `targets` (last stage) also head and loss (sum over samples divided by the mini-batch's samples).
 
         hidden_or_ids: (n, t, d) float, or (n, t) int64 in the first stage.  attention_mask: (n, t).
         """
@@ -153,14 +153,14 @@ class StageCompute:
         return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return that of the stage's input, (n, t, d), None in the first stage."""
+        """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in the first stage."""
         torch.autograd.backward(context.output, gradient)
         return None if context.hidden is None else context.hidden.grad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackpropagationHandlers(StepHandlers):
-    """One step's operations on one rank (see StepHandlers).  shared: the parameters of which several stages hold copies."""
+    """One step's operations on one rank (see StepHandlers).  shared: the parameters with copies on several stages."""
 
     shared: tuple[SharedParameter, ...]
 
@@ -169,7 +169,7 @@ class BackpropagationHandlers(StepHandlers):
         return self.common() | {
             "F": self._forward,
             "B": self._backward,
-            SHARE: lambda op, reads: (self._gradient(op.part).reshape(-1).clone(),),  # a clone: it is sent while STEP goes on
+            SHARE: lambda op, reads: (self._gradient(op.part).reshape(-1).clone(),),  # cloned, because it is sent during STEP
             "STEP": self._update_shared,
         }
 
@@ -187,7 +187,7 @@ class BackpropagationHandlers(StepHandlers):
         for part, parameter in enumerate(self.shared):
             if op.stage in parameter.stages:
                 own = self._gradient(part)
-                # In the order of the stages, on each of them: every copy gets the very same sum.
+                # In the order of the stages, on every stage: all copies get exactly the same sum.
                 total = torch.zeros_like(own)
                 for stage in parameter.stages:
                     total += own if stage == op.stage else arrived[Value("shared", stage, part=part)].view_as(own)

@@ -22,7 +22,7 @@ FAMILIES, TECHNIQUES, ACTIVATIONS = ("bert", "distilbert"), ("full", "lora"), ("
 
 
 def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) -> None:
-    """Raise ConfigError if a device computes with JAX and the model, or what is trained in it, is not one that JAX computes here."""
+    """Raise ConfigError if a device computes with JAX and JAX does not support the model or its trained parts here."""
     device = next((device.name for device in cluster.devices if device.framework == "jax"), None)
     if device is None:
         return
@@ -57,7 +57,7 @@ def activation_of(model: str) -> str:
 
 @dataclass(slots=True)
 class JaxContext(StageContext):
-    """What the backward pass needs.  hidden: the stage's input; in the first stage the embedding's output, with torch's graph.
+    """Forward results for the backward pass.  hidden: the stage's input; in the first stage the embedding's output, with torch's graph.
 
     last: the last block's output, (n, t, d), a leaf in front of head and loss.  pullbacks: of the blocks.
     """
@@ -67,9 +67,9 @@ class JaxContext(StageContext):
 
 
 class JaxStageCompute(StageCompute):
-    """The layers of one pipeline stage: blocks by JAX; the first stage's embedding, and the last one's head and loss, by torch.
+    """The layers of one pipeline stage: JAX runs the blocks; torch runs the first stage's embedding, and the last one's head and loss.
 
-    heads: of the attention.  sizes: samples and tokens of the batches to come, for which it is compiled before the first.
+    heads: of the attention.  sizes: samples and tokens of the later batches, for which it is compiled before the first.
     """
 
     def __init__(self, model: TechniqueStage, *, activation: str, heads: int, sizes: Iterable[tuple[int, int]] = ()) -> None:
@@ -89,7 +89,7 @@ class JaxStageCompute(StageCompute):
         return JaxContext(source, output, last=last, pullbacks=pullbacks)
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return that of the stage's input (see StageCompute)."""
+        """Accumulate the trained parameters' gradients; return the gradient of the stage's input (see StageCompute)."""
         assert isinstance(context, JaxContext) and context.last is not None and context.hidden is not None
         if gradient is None:
             context.output.backward()

@@ -1,4 +1,4 @@
-"""Profile a technique on this host: seconds and bytes of every layer, by the very calls that a run makes (section V-A, 'Profiling')."""
+"""Profile a technique on this host: seconds and bytes of every layer, from the same calls as in a run (section V-A, 'Profiling')."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure_layers(
     times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s)
     contexts = {span: bench.context_bytes() for span, bench in benches.items()}
     sizes = [_parameter_bytes(stack, config, index) for index in range(stack.num_layers)]
-    # One optimizer for all layers, as in a run: many small ones would pay their overhead each time.
+    # One optimizer for all layers, as in a run: many small ones would each add overhead.
     whole = benches.get(stacks.whole) or _Bench(stack, config, stacks.whole)
     step = time_grids({"STEP": lambda batch, length: whole.step}, (1,), (1,), budget_s=5.0)["STEP"]
     trainable = sum(trained for _, trained in sizes)
@@ -65,7 +65,7 @@ def measure_parts(
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 20.0,
 ) -> dict[str, Grid]:
-    """Return the seconds of a layer's heads and columns on one core of this host, all together and one group alone (see core.division)."""
+    """Return the seconds of a layer's heads and columns on one core of this host, all together and for one group (see core.division)."""
     model = _build(stack, config, Span(0, 1))
     layer, backbone, makers = LayerParts(model, 0), model.backbone, dict[str, Maker]()
 
@@ -101,7 +101,7 @@ def _padded(batch: int, length: int) -> Tensor:
 
 
 def crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
-    """Return what crosses behind a layer, either way, and its scratch, as LayerProfile's fields."""
+    """Return the bytes that cross behind a layer, in both directions, and its scratch, as fields of LayerProfile."""
     hidden = 4 * stack.hidden_size
     beside = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)
     return {
@@ -115,7 +115,7 @@ def crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
 
 
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> tuple[int, int]:
-    """Return the bytes of a layer's frozen and trained parameters, as a stage of this layer alone has them."""
+    """Return the bytes of a layer's frozen and trained parameters, as in a stage with only this layer."""
     model = _build(stack, config, Span(index, index + 1))
     stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
     frozen = [*stored, *(one for one in model.parameters() if not one.requires_grad)]
@@ -123,12 +123,12 @@ def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> 
 
 
 def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueStage:
-    # A copy: what a technique puts into layers stays in them.
+    # A copy: modules that a technique inserts into layers stay in them.
     return TechniqueStage(copy.deepcopy(stack.stage(*span)), config)
 
 
 class _Bench:
-    """Calls of one stage on made-up inputs of any size."""
+    """Calls of one stage on synthetic inputs of any size."""
 
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
         self._model = _build(stack, config, span)
@@ -138,12 +138,12 @@ class _Bench:
         self._has_decoder = stack.num_encoder_layers is not None
 
     def forward(self, batch: int, length: int) -> Call:
-        """Return the forward pass; what the backward pass needs is kept, as in a run."""
+        """Return the forward pass; it keeps the backward pass's data, as in a run."""
         inputs = self._inputs(batch, length)
         return lambda: self._compute.forward(*inputs)
 
     def backward(self, batch: int, length: int) -> Call:
-        """Return the backward pass, its forward pass not counted."""
+        """Return the backward pass, without its forward pass."""
         inputs = self._inputs(batch, length)
 
         def back(context: StageContext) -> Tensor | None:
@@ -156,7 +156,7 @@ class _Bench:
         self._optimizer.step()
 
     def context_bytes(self, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes that autograd keeps between both passes, parameters not counted: (per token, per sample)."""
+        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
 
         def kept(length: int) -> int:
             inputs = self._inputs(batch, length)

@@ -1,4 +1,4 @@
-"""Fine-tuning through the backbone as a Method: what is particular to it, and its plan in each paradigm (PAC+, section VI-A)."""
+"""Fine-tuning through the backbone as a Method: its specifics, and its plan in each paradigm (PAC+, section VI-A)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
-    """Return what every rank is told of a run under a plan."""
+    """Return the description of a run under a plan, for every rank."""
     return FineTuningRankJob(
         job=prepared.job,
         cluster=cluster,
@@ -60,7 +60,7 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
 
 
 def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
-    """Return what partitions of an asynchronous pipeline go by."""
+    """Return the costs for partitions of an asynchronous pipeline."""
     sizes = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
     return StageCosts(with_room(profile, prepared.job), cluster, batch_size=prepared.job.batch_size, **sizes)
 
@@ -68,7 +68,7 @@ def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> St
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError, naming device and bytes, if nothing fits.
 
-    'hybrid' is Asteroid's plan, refined with the simulated step as judge, or the plan of a simpler paradigm if that is faster.
+    'hybrid' is Asteroid's plan, refined by the simulated step time, or the plan of a simpler paradigm if that is faster.
     An asynchronous pipeline is planned by Confidant's Eq. 3.
     """
     if prepared.is_asynchronous:
@@ -93,7 +93,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     )
     plans = [hybrid]
     for name in ("standalone", "data_parallel"):
-        with contextlib.suppress(PlanError):  # one that does not fit
+        with contextlib.suppress(PlanError):  # if a simpler plan does not fit
             plans.append(made_by(PARADIGMS[name]))
     return min(plans, key=simulated_s)
 
@@ -104,23 +104,23 @@ def run_rank(context: RankContext, rank_job: FineTuningRankJob) -> RankResult:
 
 
 def serve_rank(context: RankContext, address: str) -> None:
-    """Do one part of a run after the other, as the coordinator at `address` says."""
+    """Do the parts of a run that the coordinator at `address` commands."""
     serve_device(context, address, TrainingWorker(phases_on, context.dilation))
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return what this device's own core takes for every layer.  asked: the job, and whether to measure again."""
+    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
     prepared, refresh = asked
     return FineTuning().host_layers(prepared, ignore, refresh=refresh)
 
 
 def begin(prepared: PreparedJob, stack: LayerStack, folder: Path, is_new: bool, notify: Notify) -> None:
-    """Keep the backbone as the run computes with it."""
+    """Store the backbone in the form that the run computes with."""
     quantize(stack, prepared.options.quantization)
 
 
 class Trained:
-    """The whole model with what was trained after any epoch."""
+    """The whole model with the trained parameters after each epoch."""
 
     def __init__(self, prepared: PreparedTechnique, stack: LayerStack, job: RankJob) -> None:
         self._prepared, self._weights, self._quantization = prepared, job.trained, job.quantization
@@ -135,7 +135,7 @@ class Trained:
         return found
 
     def save(self, folder: Path, epoch: int) -> Path:
-        """Write what was trained as it was after an epoch."""
+        """Write the trained parameters after an epoch."""
         set_trained(self._model, self._weights(epoch))
         job, task = self._prepared.job, self._prepared.task
         about = TrainedDescription(
@@ -150,7 +150,7 @@ class Trained:
 
 
 class FineTuning(TrainingMethod[PreparedJob]):
-    """Full fine-tuning, LoRA or Adapters, on one device or on several: what PAC+ is compared with."""
+    """Full fine-tuning, LoRA or Adapters, on one device or several: the baselines of PAC+."""
 
     name = "fine_tuning"
     known = staticmethod(require_known)
@@ -165,11 +165,11 @@ class FineTuning(TrainingMethod[PreparedJob]):
     begin = staticmethod(begin)
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Refuse what does not exist, and what JAX does not compute here (see Method)."""
+        """Reject unknown names, and settings that JAX does not support here (see Method)."""
         require_jax_suits(cluster, job.model, self.known(job))
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
-        """Return what layers depend on, and what measures them (see TrainingMethod)."""
+        """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
 
         def measure(max_length: int) -> tuple[LayerProfile, ...]:
             backbone = quantize(load_stack(prepared.job.model), quantization)
@@ -190,7 +190,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
         return AnalyticTechnique(config.technique, sizes)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
-        """Refuse what would end the run later (see Method)."""
+        """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
             room = with_room(profile, prepared.job)

@@ -1,9 +1,9 @@
-"""The one phase of a fine-tuning run: every epoch forward and back through a pipeline's stages.
+"""The single phase of a fine-tuning run: every epoch forward and back through a pipeline's stages.
 
 Asynchronous 1F1B with weight stashing (Confidant, section 2.2; PipeDream, Narayanan et al., 2019): every mini-batch updates a stage's
-weights as soon as its backward pass is done there, and goes back with the version that it came with.
-A step of the trainer is a window: some mini-batches that follow each other without a drain.  Between two windows the pipeline is empty,
-so that all stages have done the same mini-batches: this is the state of checkpoints, backups and the next generation.
+weights as soon as its backward pass there is finished, and uses the same weight version in its backward pass as in its forward pass.
+A step of the trainer is a window: consecutive mini-batches without a drain.  Between two windows the pipeline is empty, so all stages
+have finished the same mini-batches: this is the state of checkpoints, backups and the next generation.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from workbench.schedules.tensor import BEGIN, END
 from workbench.tasks.batching import epoch_batches
 
 JOURNAL_BYTES = 32_000_000
-"""A stage with more parameters and moments than this is kept after every epoch only: to copy them after every step would cost more
-time than a crash of the program loses."""
+"""A stage with more bytes of parameters and moments is saved only after every epoch: copying them after every step would cost more
+time than a crash of the program loses.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuningRankJob(RankJob):
-    """All that a rank is told of a fine-tuning run.
+    """The description of a fine-tuning run for a rank.
 
-    config: what is trained.  facts: the model's shape.  drain_every: of an asynchronous pipeline (see windows).  divisions: see Programs.
+    config: of the technique.  facts: the model's shape.  drain_every: of an asynchronous pipeline (see windows).  divisions: see Programs.
     """
 
     config: TechniqueConfig
@@ -64,7 +65,7 @@ class FineTuningRankJob(RankJob):
 
     @property
     def shared(self) -> tuple[SharedParameter, ...]:
-        """Return the trained parameters of which several stages hold copies."""
+        """Return the trained parameters with copies on several stages."""
         return shared_parameters(self.facts, self.config.technique, self.plan)
 
     def phases(self) -> tuple[Phase, ...]:
@@ -74,7 +75,7 @@ class FineTuningRankJob(RankJob):
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
 
     def loaded(self, rank: int) -> Loaded | None:
-        """Return a rank's stage as it is before the first step (see RankJob); None if it has none."""
+        """Return a rank's stage as it is before the first step (see RankJob); None if the rank has no stage."""
         index = self.plan.stage_of(rank)
         if index is None:
             return None
@@ -95,7 +96,7 @@ class FineTuningRankJob(RankJob):
         return JaxStageCompute(model, activation=activation_of(self.job.model), heads=self.facts.num_heads, sizes=sorted(sizes))
 
     def prepare_imports(self, device: Device) -> None:
-        """Import what model, technique and the device's framework need (see SessionJob)."""
+        """Import the libraries of the model, the technique and the device's framework (see SessionJob)."""
         import_family(self.job.model)
         if device.framework == "jax":
             require_jax()
@@ -105,7 +106,7 @@ class FineTuningRankJob(RankJob):
 
 
 class TechniquePhase(StagePhase[FineTuningRankJob]):
-    """A stage's layers with what a technique trains in them."""
+    """A stage's layers with the technique's trainable modules."""
 
     journal_bytes = JOURNAL_BYTES
 
@@ -118,7 +119,7 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def take(self, loaded: Loaded) -> bool:
-        """Take a stage that is loaded (see RankPhase)."""
+        """Use a stage that is loaded already (see RankPhase)."""
         if self.index is None or loaded.layers != self.layers:
             return False
         self.compute, self.optimizer = loaded.compute, loaded.optimizer
@@ -144,13 +145,14 @@ def phases_on(session: RankSession[FineTuningRankJob], result: RankResult) -> tu
 
 
 ALIKE = 32
-"""Mini-batches that are put in order of length among each other."""
+"""Number of mini-batches that are sorted by length together."""
 
 
 def windows(lengths: tuple[int, ...], batch_size: int, drain_every: int, *, seed: int, epoch: int) -> tuple[PlannedStep, ...]:
     """Return an epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  drain_every: 0 is once an epoch.
 
-    Runs of mini-batches are in order of length: stages that compute mini-batches of unlike length at the same time wait for each other.
+    Runs of mini-batches are sorted by length, because stages that compute mini-batches of unequal length at the same time wait for each
+    other.
     """
     drawn = epoch_batches(lengths, batch_size, seed, epoch)
     size = drain_every or len(drawn)
@@ -162,7 +164,7 @@ def windows(lengths: tuple[int, ...], batch_size: int, drain_every: int, *, seed
 
 
 class WindowOptimizer:
-    """A FlatAdamW whose steps, as the trainer counts them, are windows: an Optimizer.
+    """A FlatAdamW whose steps, for the trainer, are windows: an Optimizer.
 
     num_batches: mini-batches of an epoch.  drain_every: see windows.
     """
@@ -172,7 +174,7 @@ class WindowOptimizer:
 
     @property
     def num_steps(self) -> int:
-        """Return how many windows were done."""
+        """Return the number of finished windows."""
         epochs, batches = divmod(self.inner.num_steps, self._num_batches)
         return epochs * -(-self._num_batches // self._size) + -(-batches // self._size)
 
@@ -182,11 +184,11 @@ class WindowOptimizer:
         return self.inner.state_bytes
 
     def state_vectors(self) -> tuple[Tensor, ...]:
-        """Return all that makes the next step (see Optimizer)."""
+        """Return all state that determines the next step (see Optimizer)."""
         return self.inner.state_vectors()
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Go on as after so many windows."""
+        """Continue as after so many windows."""
         epochs, windows = divmod(num_steps, -(-self._num_batches // self._size))
         self.inner.set_num_steps(epochs * self._num_batches + windows * self._size)
 
@@ -195,21 +197,21 @@ class WindowOptimizer:
         return self.inner.named_tensors()
 
     def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Take over parameters and moments by name, and the windows done (see Optimizer)."""
+        """Load parameters and moments by name, and the number of windows done (see Optimizer)."""
         self.inner.load_named_tensors(tensors, 0)
         self.set_num_steps(num_steps)
 
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """A version of a stage's trained weights, (total,).  in_flight: mini-batches that came with it and have not gone back yet."""
+    """A version of a stage's trained weights, (total,).  in_flight: mini-batches between their forward and backward pass with it."""
 
     weights: Tensor
     in_flight: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Return its bytes."""
+        """Return its size in bytes."""
         return self.weights.nbytes
 
 
@@ -217,7 +219,7 @@ class Version:
 class StashingHandlers:
     """One window's operations on one rank.  each: of a mini-batch.
 
-    newest: version of the weights.  first: the window's, as long as a mini-batch needs it; it comes without content.
+    newest: version of the weights.  first: the window's first version, kept while a mini-batch needs it; it arrives without content.
     """
 
     each: BackpropagationHandlers
@@ -267,7 +269,7 @@ class StashingHandlers:
         return (self.newest,)
 
     def _version(self, op: Op, reads: tuple[Any, ...]) -> Version:
-        """Let the stage compute with the version that an operation reads, and return it."""
+        """Set the stage to the version that an operation reads, and return it."""
         version: Version | None = named(op, reads, "weight")[0] or self.first
         assert version is not None, f"{op.label} reads the window's first version, which is gone"
         self.each.optimizer.compute_with(version.weights)

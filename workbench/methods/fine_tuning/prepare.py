@@ -1,4 +1,4 @@
-"""Find a job's model and data, and settle the technique and the paradigm."""
+"""Find a job's model and data, and validate the technique and the paradigm."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from workbench.models.techniques import Technique, TechniqueConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuningOptions(PipelineOptions):
-    """Settings of fine-tuning, given in Job.options besides PipelineOptions.
+    """Settings of fine-tuning, given in Job.options in addition to PipelineOptions.
 
     technique: 'full', 'lora', 'adapters' or RingAda's 'serial' ones; lora_rank to dropout: see TechniqueConfig.
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
     'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
-    Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' takes all as
-    they stand.  drain_every: mini-batches after which its pipeline is emptied and its state kept, 0: after an epoch alone.
+    Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' uses all in
+    their order.  drain_every: mini-batches after which its pipeline is drained and its state saved, 0: only after an epoch.
     """
 
     technique: Technique = "lora"
@@ -41,7 +41,7 @@ class FineTuningOptions(PipelineOptions):
 
     @property
     def quantization(self) -> QuantizationConfig:
-        """Return how the weights are kept that are not trained; all is computed in float32.  Raises ConfigError for what cannot be."""
+        """Return how the frozen weights are stored; all computation is in float32.  Raises ConfigError for impossible settings."""
         if self.technique == "full" and self.backbone_dtype != "float32":
             raise ConfigError(
                 f"The option backbone_dtype = '{self.backbone_dtype}' of fine_tuning was asked for with technique = 'full'.",
@@ -61,7 +61,7 @@ AnOptions = TypeVar("AnOptions", bound=FineTuningOptions)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTechnique):
-    """A fine-tuning job with everything that is known before a plan."""
+    """A fine-tuning job with everything known before planning."""
 
     options: FineTuningOptions
 
@@ -71,7 +71,7 @@ class PreparedJob(PreparedTechnique):
         return self.options.schedule == "asynchronous_1f1b"
 
     def steps_on(self, world_size: int) -> int:
-        """Return the steps of the whole run, which of an asynchronous pipeline are windows (see PreparedTraining)."""
+        """Return the steps of the whole run; for an asynchronous pipeline they are windows (see PreparedTraining)."""
         if not self.is_asynchronous:
             return self.num_steps
         batches = self.num_steps // self.job.epochs
@@ -79,12 +79,12 @@ class PreparedJob(PreparedTechnique):
 
 
 def require_known(job: Job) -> FineTuningOptions:
-    """Return the options.  Raises ConfigError at once for an option, task or model that does not exist, or without peft for LoRA."""
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model, or without peft for LoRA."""
     return checked(job, read_options("fine_tuning", FineTuningOptions, job.options))
 
 
 def checked(job: Job, options: AnOptions) -> AnOptions:
-    """Return options whose values go together.  Raises ConfigError (see require_known)."""
+    """Return options whose values are consistent.  Raises ConfigError (see require_known)."""
     options.require_pipeline()
     _ = options.quantization
     if options.technique == "lora":
@@ -131,7 +131,7 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
-    """Raise ConfigError for a plan that was made for another model, cluster or batch; how finely it cuts a mini-batch is its own."""
+    """Raise ConfigError for a plan made for another model, cluster or batch; the plan may split a mini-batch as finely as it likes."""
     job = prepared.job
     if prepared.is_asynchronous and (plan.num_micro_batches > 1 or any(len(stage.ranks) > 1 for stage in plan.stages)):
         raise ConfigError(

@@ -172,7 +172,7 @@ class InferenceSession:
     def answer(self, holding: Holding, request: Request, *, cache: KeyValueCache | None = None) -> Answer:
         """Run a plan on one sequence, together with the plan's other devices.  A device outside the plan returns at once.
 
-        Raises DeviceLostError if a device dies or falls silent, ConfigError for a request that the model cannot read.
+        Raises DeviceLostError if a device is lost or silent, ConfigError for a request that the model cannot read.
         """
         shard = holding.shard
         if shard is None:

@@ -27,7 +27,7 @@ from workbench.schedules.moves import Move, moves
 from workbench.simulator import simulate
 
 _COPIES = 3
-"""Of what a device backs up: after the last two backups, and of the one that is being made."""
+"""Number of copies of a device's backup: after the last two backups, and the one in progress."""
 
 
 class Keeper:

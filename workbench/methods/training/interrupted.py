@@ -29,7 +29,7 @@ _CHECKPOINT = re.compile(r"^(?:epoch|moments)-(\d+)-(?:layers-\d+-\d+|step-(\d+)
 
 
 _Logs = Mapping[int, Mapping[int, list[StepTrace]]]
-"""An epoch's steps by the step from which on it was done, and by rank."""
+"""An epoch's steps, by the first step of each attempt and by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

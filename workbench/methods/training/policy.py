@@ -32,7 +32,7 @@ from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, EngineDevices, Lender, fleet_of
 
 DRAWN = 8
-"""Steps that stand for those that are left when another partition is weighed up."""
+"""Number of sampled steps that represent the remaining ones when another partition is considered."""
 
 
 class Replanned(NamedTuple):

@@ -98,7 +98,7 @@ def attention_share(model: str, tokens: int) -> float:
 
 
 def bound(share: float, processors: float) -> float:
-    """Return Amdahl's bound: a block's time on one processor over that with the attention over so many equal ones."""
+    """Return Amdahl's bound: a block's time on one processor over its time with the attention divided over so many equal ones."""
     return 1 / (1 - share + share / processors)
 
 
