@@ -1,6 +1,6 @@
-"""Where the time of each device goes: compute by class, waiting for data, idle; and stacked bars of other parts.
+"""Bars of where each device's time goes: compute by class, waiting for data, idle; and stacked bars of other shares.
 
-Such as how many samples of each label a device has, before a run on data that stay where they are.
+For example how many samples of each label a device has, before a run whose data stay on the devices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PART_COLOURS = (BLUE, ORANGE, SKY_BLUE, GREEN, PURPLE, GREY)
 def stacked_bars(
     names: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: str, label: str, x_title: str, subtitle: str = ""
 ) -> go.Figure:
-    """Return a bar for each name, its parts in a row; parts[part][i] belongs to names[i].  label: what the numbers are."""
+    """Return one stacked bar for each name; parts[part][i] belongs to names[i].  label: the quantity of the numbers."""
     figure = go.Figure()
     for (part, values), colour in zip(parts.items(), PART_COLOURS, strict=False):
         figure.add_bar(
@@ -74,8 +74,8 @@ def stacked_bars(
 def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
     """Return for each rank the seconds of each class of operation; they add up to the makespan.
 
-    A moment with compute counts as that compute, a moment with only transfers as 'waiting for data' (what the
-    network was not hidden behind), the rest as idle.
+    A moment with compute counts as that compute.  A moment with only transfers counts as 'waiting for data', the network time
+    that no compute hides.  The rest is idle.
     """
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -109,7 +109,7 @@ def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
 
 
 def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure:
-    """Return stacked bars per device, one panel per timeline: what the time from first to last operation went to."""
+    """Return stacked bars per device, one panel per timeline: how the time from first to last operation is divided."""
     title = "Where each device's time goes"
     drawn = {name: timeline for name, timeline in timelines.items() if timeline.spans}
     if not drawn:
@@ -173,7 +173,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
     )
 
 
-NUM_RANGES = 5  # of numbers that are no classes
+NUM_RANGES = 5  # ranges of the labels if they are numbers, not classes
 OTHERS = "others"
 
 
@@ -187,9 +187,9 @@ def device_samples(
 ) -> go.Figure:
     """Return a bar for each device: its samples by label.
 
-    shares: indices into labels, one sequence for each device, as tasks.device_split.split_samples gives them.
-    labels: classes, numbers (shown in five ranges of equal width), or names such as topics.  names: of the devices.
-    class_names: of the classes; none: they are numbers.  Labels beyond the five most frequent are one part, 'others'.
+    shares: one sequence of indices into labels for each device, as tasks.device_split.split_samples returns them.
+    labels: classes, numbers (shown in five ranges of equal width), or names such as topics.  names: the devices'.
+    class_names: the classes' names; none: labels are numbers.  Labels beyond the five most frequent are one part, 'others'.
     """
     named = _ranges(labels) if isinstance(labels[0], float) else [str(class_names[int(one)] if class_names else one) for one in labels]
     order = list(dict.fromkeys(named)) if isinstance(labels[0], str) else [name for _, name in sorted(set(zip(labels, named, strict=True)))]

@@ -1,4 +1,4 @@
-"""Write a report's figures to a folder: HTML that opens offline, PNG where a Chromium is found, and an index of all."""
+"""Write a report's figures to a folder: HTML that opens offline, PNG if a Chromium is found, and an index of all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Captioned(NamedTuple):
 
 
 def figures(report: Report) -> list[Captioned]:
-    """Return all figures that a report has something to show in, in reading order."""
+    """Return all figures for which a report has data, in reading order."""
     note = busy_note(report)
     drawn = [Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster))]
     for name, timeline in report.timelines.items():
@@ -64,8 +64,8 @@ def figures(report: Report) -> list[Captioned]:
 def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | bool = "auto") -> list[Path]:
     """Write a report's figures under `folder` and return the files, the index first.
 
-    HTML files share one plotly.min.js beside them, so they open without network.  png: 'auto' writes PNG files
-    if a Chromium is found and says so in the index if not; True raises RuntimeSetupError instead; False writes none.
+    HTML files share one plotly.min.js in the same folder, so they open without network.  png: 'auto' writes PNG files
+    if a Chromium is found, else the index says that there are none; True raises RuntimeSetupError instead; False writes none.
     """
     folder = make_folder(folder)
     drawn = figures(report)
@@ -77,7 +77,7 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
 
 
 def write_html(figure: go.Figure, path: Path) -> Path:
-    """Write a figure as a page that opens without network, beside the plotly.min.js that all pages of its folder share."""
+    """Write a figure as a page that opens without network, next to the plotly.min.js that all pages of its folder share."""
     write_text(path, figure.to_html(include_plotlyjs="directory", config={"displaylogo": False, "responsive": True}))
     library = path.with_name("plotly.min.js")
     if not library.exists():
@@ -86,7 +86,7 @@ def write_html(figure: go.Figure, path: Path) -> Path:
 
 
 def browser_path() -> str | None:
-    """Return the Chromium that PNG files would be drawn with, None if there is none."""
+    """Return the Chromium that draws PNG files, None if none is found."""
     from choreographer.browsers.chromium import Chromium
 
     found = Chromium.find_browser(skip_local=False)
@@ -94,7 +94,7 @@ def browser_path() -> str | None:
 
 
 def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | bool) -> tuple[list[Path], str]:
-    """Draw figures with kaleido; return the files, and why there are none ('' if there are).  png: as write_figures has it."""
+    """Draw figures with kaleido; return the files, and the reason if there are none (else '').  png: see write_figures."""
     files, why_none = _pngs({folder / f"{name}.png": figure for name, _, figure in drawn}) if png else ([], "")
     if why_none and png is True:
         raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
@@ -111,9 +111,9 @@ def _pngs(wanted: dict[Path, go.Figure]) -> tuple[list[Path], str]:
         for path, figure in wanted.items()
     ]
     try:
-        # mathjax would be fetched from the network; no title of ours needs it.
+        # mathjax would be fetched from the network; none of our titles needs it.
         kaleido.write_fig_from_object_sync(jobs, kopts={"mathjax": False, "timeout": PNG_TIMEOUT_S})
-    except Exception as error:  # whatever a browser may die of: the HTML files are there, and PNG is an extra
+    except Exception as error:  # a browser may fail in any way: the HTML files exist, and PNG is an extra
         return (
             [],
             f"The Chromium found could not draw ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}).",
@@ -153,7 +153,7 @@ def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
 
 
 def frames(drawn: Iterable[Captioned]) -> Markup:
-    """Return figures, each in the file that its name says, as frames of a page."""
+    """Return a page's frames, one for each figure's file."""
     frame = Markup(
         "<figure><figcaption>{caption} <a href='{name}.html'>alone</a></figcaption>"
         "<iframe src='{name}.html' title='{caption}' loading='lazy' scrolling='no' style='height:{height}px'></iframe></figure>"
@@ -164,7 +164,7 @@ def frames(drawn: Iterable[Captioned]) -> Markup:
 
 
 def page(title: str, body: Markup) -> Markup:
-    """Return a whole page with a title and the common look."""
+    """Return a whole page with a title and the common style."""
     return _PAGE.format(title=title, body=body, style=_STYLE)
 
 

@@ -1,4 +1,4 @@
-"""A Gantt chart of any timeline: a lane per device with its compute, its sends and receives, and what is left idle."""
+"""A Gantt chart of any timeline: a lane per device with its compute, sends, receives and idle time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from workbench.plots.style import (
     time_unit,
 )
 
-MAX_BARS = 16_000  # a browser stays fluid up to about here
-MIN_DEVICES = 4  # below so many rather less time is drawn
-CHART_PIXELS = 900  # what the time axis has, roughly: decides which labels and gaps can be seen
+MAX_BARS = 16_000  # about as many as a browser draws smoothly
+MIN_DEVICES = 4  # draw at least this many devices, and rather a shorter time
+CHART_PIXELS = 900  # approximate width of the time axis: decides which labels and gaps are visible
 
 # Centre (from the lane's middle, downwards) and height of the parts of a lane that is one unit high.
 COMPUTE, SENDING, RECEIVING, NETWORK = (-0.14, 0.56), (0.24, 0.13), (0.38, 0.13), (0.31, 0.27)
@@ -47,9 +47,9 @@ class Bar(NamedTuple):
 def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
     """Return the Gantt chart of a timeline, simulated or measured.
 
-    Compute takes the upper part of a device's lane (one above the other if it has several compute streams),
-    the network the lower: sends above receives, collectives over both; grey is idle.  Numbers of micro-batches (of tiles, in
-    single-shot inference) are written where they fit.  note: shown in the title, such as busy_note's, whose mark then stands at the times.
+    Compute takes the upper part of a device's lane (several compute streams are stacked), the network the lower part: sends
+    above receives, collectives over both.  Grey is idle.  Numbers of micro-batches (of tiles, in single-shot inference) are
+    written where they fit.  note: shown in the title, such as busy_note's; its mark then follows the times.
     """
     title = timeline.title or "What each device does"
     if not timeline.spans:
@@ -91,7 +91,7 @@ def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
 
 
 def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:
-    """Return the ranks, spans and seconds that a browser can draw: all, else fewer devices, else the beginning."""
+    """Return the ranks, spans and seconds that a browser can draw: all, or else fewer devices, or else only the beginning."""
     limit = MAX_DEVICES
     while True:
         ranks = evenly_spaced(timeline.world_size, limit)
@@ -160,7 +160,7 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: Uni
 
 
 def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: Unit) -> go.Bar:
-    """Return the background of the compute lanes: what no bar covers was idle."""
+    """Return the background of the compute lanes: the time under no bar is idle."""
     busy: dict[int, float] = dict.fromkeys(ranks, 0.0)
     reached: dict[int, float] = dict.fromkeys(ranks, 0.0)
     for span in sorted((span for span in timeline.spans if span.rank in busy and not span.op.is_communication), key=lambda s: s.start_s):

@@ -1,4 +1,4 @@
-"""One Transformer layer cut among devices: heads, columns, tokens, what each device holds, what travels (Galaxy+, Fig. 6-7)."""
+"""One Transformer layer cut among devices: heads, columns, tokens, each device's memory and traffic (Galaxy+, Fig. 6-7)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.plots.style import BLACK, CYCLE, DARK_GREY, LIGHT_GREY, ORANGE, PURPLE, SKY_BLUE, byte_unit, finish, rows_for
 
 Cut = Literal["columns", "rows", "copies"]
-HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # of the drawing, in widths of the hidden state
+HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # sizes in the drawing; unit: width of the hidden state
 SYNCHRONISATIONS = {
     "AllGather": "every device gets the tokens of all",
     "ReduceScatter": "the devices' terms are added up; each keeps its own tokens",
@@ -23,7 +23,7 @@ SYNCHRONISATIONS = {
 
 
 class Matrix(NamedTuple):
-    """A matrix of the drawing.  cut: how devices share it.  counts: heads, columns or tokens by position.  what: of which `counts` are."""
+    """A matrix of the drawing.  cut: how devices share it.  counts: heads, columns or tokens by position.  what: the unit of `counts`."""
 
     name: str
     cut: Cut
@@ -34,7 +34,7 @@ class Matrix(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """A synchronisation between two matrices.  nbytes: that each position sends for one sequence."""
+    """A synchronisation between two matrices.  nbytes: sent by each position for one sequence."""
 
     name: str
     nbytes: tuple[int, ...]
@@ -44,9 +44,9 @@ Part = Matrix | Arrow
 
 
 def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: int = 1) -> tuple[Part, ...]:
-    """Return what a layer is made of under a plan, in order: matrices, and what travels between them.
+    """Return the parts of a layer under a plan, in order: matrices, and the synchronisations between them.
 
-    A ring all-gather passes on every tile but its successor's own, a ring reduce-scatter every tile but the device's own (section III-D).
+    In a ring all-gather a device sends every tile but its successor's; in a ring reduce-scatter, every tile but its own (section III-D).
     Raises ConfigError for a plan that cuts no layer ('pipeline').
     """
     if plan.paradigm == "pipeline":
@@ -122,7 +122,7 @@ def sent_bytes(plan: InferencePlan, shape: StackShape, *, length: int, scheme: i
 
 
 def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, length: int, scheme: int = 1) -> go.Figure:
-    """Return one layer as matrices coloured by device, and below what each device holds and sends for it.
+    """Return one layer as matrices coloured by device; below, each device's bytes in memory and sent.
 
     names: of the cluster's devices, by rank.  length: tokens of the sequence.  scheme: 1 or 2 (hybrid plans only).
     """
@@ -163,7 +163,7 @@ def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, l
 
 
 def _gathered(plan: InferencePlan, tokens: Sequence[int], token_bytes: int) -> tuple[int, ...]:
-    """Return what each position of a ring sends in an all-gather of its tokens: all tiles but its successor's own."""
+    """Return the bytes that each position of a ring sends in an all-gather of its tokens: all tiles but its successor's."""
     size, length = len(tokens), sum(tokens)
     if size == 1:
         return (0,)
@@ -175,7 +175,7 @@ def _gathered(plan: InferencePlan, tokens: Sequence[int], token_bytes: int) -> t
 
 
 def _connection(plan: InferencePlan, tokens: tuple[int, ...], length: int) -> Matrix:
-    """Return the connection: cut by tokens, but for Megatron-LM, which computes it everywhere."""
+    """Return the connection: cut by tokens, except in Megatron-LM, where every device computes all of it."""
     if plan.paradigm == "tensor":
         return Matrix("norm", "copies", (length,) * plan.num_positions, "all tokens", 0.7, HEIGHT)
     return Matrix("norm", "rows", tokens, "tokens", 0.7, HEIGHT)
@@ -192,7 +192,7 @@ class _Box(NamedTuple):
 
 
 def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
-    """Return the rectangles of a matrix: a strip for each device that has a part, or a copy for each, one behind the other."""
+    """Return the rectangles of a matrix: a strip for each device that has a part, or a copy for each, drawn behind one another."""
     bottom, size = -matrix.height / 2, len(matrix.counts)
     boxes = []
     if matrix.cut == "copies":
@@ -209,7 +209,7 @@ def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
         along = matrix.width if matrix.cut == "columns" else matrix.height
         start, extent = done / whole * along, count / whole * along
         hover = f"{who[position]}: {matrix.name}, {count} of {whole} {matrix.what}"
-        # What a number of 11 px needs, in widths of the hidden state.
+        # The space for a number of 11 px, in widths of the hidden state.
         text = str(count) if extent > (0.07 * len(str(count)) + 0.04 if matrix.cut == "columns" else 0.2) else ""
         if matrix.cut == "columns":
             boxes.append(_Box(left + start + extent / 2, extent, bottom, matrix.height, position, text, hover))
@@ -235,7 +235,7 @@ def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
         how = f"by {part.what}" if part.cut != "copies" else f"{part.what},<br>everywhere"
         words.append(_words(how, left + width / 2, -edge, "top", DARK_GREY))
         left += width + GAP
-    # The first position's copy lies in front, so its boxes come last.
+    # The first position's copy is in front, so its boxes are drawn last.
     positions = sorted({box.position for box in boxes}, reverse=True)
     figure.add_traces([_strips(position, [box for box in boxes if box.position == position]) for position in positions], rows=1, cols=1)
     figure.update_layout(annotations=[*figure.layout.annotations, *words])
@@ -244,7 +244,7 @@ def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
 
 
 def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
-    """Return the boxes of a position, which never overlap."""
+    """Return the boxes of a position; they never overlap."""
     return go.Bar(
         x=[box.x for box in boxes],
         width=[box.width for box in boxes],
@@ -268,7 +268,7 @@ def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str,
 
 
 def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
-    """Return the annotations of an arrow: itself, its name above and its bytes below."""
+    """Return the annotations of an arrow: the arrow, its name above and its bytes below."""
     moved, said = sum(arrow.nbytes), SYNCHRONISATIONS[arrow.name]
     ends = {"x": left + ARROW, "y": 0, "ax": left, "ay": 0, "xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     name = arrow.name.replace("Reduce", "Reduce<br>").replace("Gather", "<br>Gather").replace("AllReduce<br>", "All<br>Reduce")

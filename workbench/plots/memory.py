@@ -1,4 +1,4 @@
-"""A cluster's devices as described: speed, memory, link; and their memory over time against its budget."""
+"""A cluster's devices as described (speed, memory, link), and each device's memory over time with its budget."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ MAX_POINTS = 2_000  # of one device's curve
 
 
 def memory(timeline: Timeline, *, note: str = "") -> go.Figure:
-    """Return a panel per device: bytes in use (filled), the budget (dashed); vermillion where it is exceeded."""
+    """Return a panel per device: bytes in use (filled) and the budget (dashed); vermillion above the budget."""
     title = f"Memory: {timeline.title}" if timeline.title else "Memory"
     if not any(timeline.memory):
         return empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)

@@ -1,8 +1,8 @@
-"""What a cut of inference costs and brings, in figures (Galaxy+).
+"""Figures of the costs and gains of cutting a layer for inference (Galaxy+).
 
-Overlapping: communication and computation each alone, both in turn, and overlapped (section III-D).  Trade: memory against latency, every
-further layer in scheme 2 (Table II, Algorithm 1 lines 18-26).  Bandwidths: latency over bandwidth of several ways to split one sequence,
-and how much slower each is than ours (Fig. 12).
+Overlapping: communication alone, computation alone, both in turn, and overlapped (section III-D).  Trade: memory against latency
+for every number of layers in scheme 2 (Table II, Algorithm 1 lines 18-26).  Bandwidths: latency over bandwidth of several ways to
+split one sequence, and how much slower each is than ours (Fig. 12).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from workbench.plots.style import (
 )
 
 ALLOWED = 1.10
-"""An overlapped block may take this many times the longer of its two parts."""
+"""Upper limit of an overlapped block's time divided by the longer of its two parts."""
 
 
 class OverlapCell(NamedTuple):
-    """A block's seconds: its operations alone, its transfers alone, and both together.  name: such as the bandwidth."""
+    """A block's seconds: operations alone, transfers alone, both overlapped.  name: label of the bar group, such as the bandwidth."""
 
     name: str
     computation_s: Spread
@@ -47,14 +47,14 @@ class OverlapCell(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Return the overlapped time over the longer of the two parts: 1 if the shorter is hidden whole."""
+        """Return the overlapped time divided by the longer part: 1 if the shorter part is hidden completely."""
         return self.together_s.median / max(self.computation_s.median, self.communication_s.median)
 
 
 def overlap(
     cells: Sequence[OverlapCell], *, title: str, label: str, what: str = "one block", subtitle: str = "", note: str = ""
 ) -> go.Figure:
-    """Return three bars for each cell, the longer of the two parts and their sum as lines; the ratio above the third.  what: was timed."""
+    """Return three bars for each cell, lines for the longer part and the sum, the ratio above the third bar.  what: the timed part."""
     if not cells:
         return empty(title=title, label=label, why="No block was timed.", note=note)
     unit = time_unit(max(cell.computation_s.high + cell.communication_s.high for cell in cells))
@@ -109,7 +109,7 @@ def overlap(
 
 
 class TradePoint(NamedTuple):
-    """A plan with so many layers in scheme 2.  fullness: the largest share of its budget that a device needs."""
+    """A plan with a number of layers in scheme 2.  fullness: the largest share of its budget that a device needs."""
 
     layers: int
     seconds: float
@@ -117,9 +117,9 @@ class TradePoint(NamedTuple):
 
 
 def trade(points: Sequence[TradePoint], mine: TradePoint, *, label: str = "simulated", subtitle: str = "") -> go.Figure:
-    """Return latency and the fullest device's memory over the number of layers in scheme 2, and where `mine` stands.
+    """Return latency and the fullest device's memory over the number of layers in scheme 2, with `mine` marked.
 
-    points: at least one, of plans that differ in nothing but their schemes; what does not fit is drawn hollow.
+    points: at least one, of plans that differ only in their schemes; plans that do not fit are drawn hollow.
     """
     ordered = sorted(points)
     unit = time_unit(max(point.seconds for point in (*ordered, mine)))
@@ -180,7 +180,7 @@ COLOUR_OF = {
     "EdgeShard": ORANGE,
     "one device": GREY,
 }
-"""The systems keep their colours in all figures; another name takes the next colour of the cycle."""
+"""Each system has the same colour in all figures; another name takes the next colour of the cycle."""
 
 Found = Mapping[str, Mapping[float, Spread]]
 
@@ -194,7 +194,7 @@ def latencies(
     predicted: Mapping[str, Mapping[float, float]] | None = None,
     note: str = "",
 ) -> go.Figure:
-    """Return a line for each system: seconds of one sequence over the links' Mbit/s, the middle half of the rounds as bars.
+    """Return a line for each system: seconds of one sequence over the links' Mbit/s; bars show the middle half of the rounds.
 
     found: system -> Mbit/s -> seconds.  predicted: the same, simulated; drawn hollow and dotted.  A system may lack bandwidths.
     """
@@ -243,7 +243,7 @@ def latencies(
 
 
 def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: str = "") -> go.Figure:
-    """Return, for each bandwidth, how many times longer each baseline takes than ours, the middle half of the rounds as bars.
+    """Return each baseline's latency divided by ours, for each bandwidth; bars show the middle half of the rounds.
 
     found: baseline -> Mbit/s -> ratio of its latency to ours.
     """
@@ -292,5 +292,5 @@ def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: 
 
 
 def colour_of(name: str, index: int) -> str:
-    """Return a system's colour, the cycle's for an unknown one."""
+    """Return a system's colour; an unknown system gets the cycle's."""
     return COLOUR_OF.get(name, CYCLE[index % len(CYCLE)])

@@ -1,4 +1,4 @@
-"""Where a plan puts everything: who holds which layers, and what each device's memory goes to (PAC+, Fig. 10a, Fig. 17b)."""
+"""The placement of a plan: which device has which layers, and each device's memory by purpose (PAC+, Fig. 10a, Fig. 17b)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROW_PIXELS = 34
 
 
 def placement(plan: Plan, cluster: Cluster) -> go.Figure:
-    """Return a row for each device with the layers that it holds, coloured by stage; inside: its samples of a micro-batch."""
+    """Return a row for each device with its layers, coloured by stage; inside: its samples of a micro-batch."""
     figure = go.Figure()
     for index, stage in enumerate(plan.stages):
         figure.add_bar(
@@ -74,7 +74,7 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
 def needs(
     needed: Mapping[int, Mapping[str, int]], cluster: Cluster, *, title: str = "What each device needs in the first epoch"
 ) -> go.Figure:
-    """Return each device's planned bytes by purpose, against its budget; a device over its budget is named in the subtitle.
+    """Return each device's planned bytes by purpose and its budget; the subtitle names a device over its budget.
 
     needed: rank -> purpose -> bytes, the same purposes for every rank.
     """

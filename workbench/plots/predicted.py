@@ -1,4 +1,4 @@
-"""Predicted against measured step times; and many runs beside each other: bars with their spread, curves of the loss."""
+"""Predicted and measured step times; and several runs in one figure: bars with their spread, curves of the loss."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def compared_losses(curves: Mapping[str, Sequence[float]], *, title: str, label:
 
 BAND = 0.10  # the deviation that the shaded band allows
 MAX_NAMED_POINTS = 14
-CHART_PIXELS, HEIGHT_PIXELS = 1000, 470  # what the axes have, roughly: decides which names collide
+CHART_PIXELS, HEIGHT_PIXELS = 1000, 470  # approximate size of the axes: decides which names collide
 NAME_PIXELS = (6.3, 15)  # width of a character, height of a line
 
 
 class Point(NamedTuple):
-    """One plan of a sweep or one step: the simulated and the measured seconds.  mark: stands at the measured ones of an invalid run."""
+    """One plan of a sweep or one step: simulated and measured seconds.  mark: follows the measured ones of an invalid run."""
 
     name: str
     group: str
@@ -75,7 +75,7 @@ class Point(NamedTuple):
 
 
 def points(report: Report) -> list[Point]:
-    """Return the sweep's plans that were measured; without any, the steps that were."""
+    """Return the sweep's measured plans; if there are none, the measured steps."""
     swept = [
         Point(point.name, "plan", point.predicted_s, point.measured_s, point.mark or report.mark)
         for point in report.sweep
@@ -97,7 +97,7 @@ def points(report: Report) -> list[Point]:
 
 
 def predicted_against_measured(report: Report) -> go.Figure:
-    """Return measured over predicted step times, with y = x and a band of 10 % to both sides."""
+    """Return measured over predicted step times, with the line y = x and a band of 10 % to both sides."""
     title = "Predicted against measured step time"
     note = busy_note(report)
     found = points(report)
@@ -176,9 +176,9 @@ def predicted_against_measured(report: Report) -> go.Figure:
 
 
 def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
-    """Return where each point's name goes so that no two collide; '' where there is no room (the hover has it).
+    """Return a position for each point's name so that no two collide; '' where there is no room (the hover text has the name).
 
-    at: where each point is, as shares of both axes.
+    at: the position of each point, as shares of both axes.
     """
     wide, high = NAME_PIXELS
     taken = [(x * CHART_PIXELS - 7, x * CHART_PIXELS + 7, y * HEIGHT_PIXELS - 7, y * HEIGHT_PIXELS + 7) for x, y in at.values()]
@@ -186,7 +186,7 @@ def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
     for point, (x, y) in sorted(at.items(), key=lambda item: item[1]):
         places[point] = ""
         width, across, up = wide * len(point.name + point.mark), x * CHART_PIXELS, y * HEIGHT_PIXELS
-        # The upper left and the lower right are clear of the diagonal.
+        # The upper left and the lower right do not touch the diagonal.
         for place, left, bottom in (
             ("middle right", across + 8, up - high / 2),
             ("middle left", across - 8 - width, up - high / 2),

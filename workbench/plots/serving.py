@@ -1,4 +1,4 @@
-"""A served stream over time: throughput, what each device's processor does, what was found and done about it (Galaxy+, Fig. 16)."""
+"""A served stream over time: throughput, each device's processor, and the portal's findings and actions (Galaxy+, Fig. 16)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from workbench.plots.style import (
 
 PALE_RED = "#F6DFD6"
 MAX_STEPS = 80  # of a curve over time
-MIN_REQUESTS = 3  # that a step of the throughput curve should see
+MIN_REQUESTS = 3  # minimum in a step of the throughput curve
 MAX_NAMED_EVENTS = 14
 MAX_POINTS = 4000
-CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # of a fault's name and of the time axis, roughly
+CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # approximate widths of a fault's name and of the time axis
 RAISED = dict.fromkeys(("straggler", "lost", "recovered"), -0.26) | dict.fromkeys(("switched", "repeated", "waiting", "paused"), 0.26)
-"""In rows, downwards."""
+"""In rows, from top to bottom."""
 SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
     "straggler": (ORANGE, "diamond"),
     "lost": (VERMILLION, "x"),
@@ -50,11 +50,11 @@ SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
     "waiting": (DARK_GREY, "hourglass"),
     "paused": (GREY, "hourglass"),
 }
-"""What the portal found and did; injected faults are shaded instead, and probes, plans and loads are in the hover of what follows."""
+"""The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of later events."""
 
 
 def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str = "A stream of requests", note: str = "") -> go.Figure:
-    """Return throughput over time, the processors of each device for every report, and the events below.
+    """Return throughput over time, the processor use of each device for every report, and the events below.
 
     reports: one, or several of the same stream by name, such as with and without re-scheduling; injected faults are shaded.
     """
@@ -146,7 +146,7 @@ def request_latencies(report: ServingReport, *, title: str = "Latency of every r
 
 
 def step_of(reports: Iterable[ServingReport]) -> float:
-    """Return the seconds of a step of the curves: short, but with some requests in each."""
+    """Return the seconds of a step of the curves: short, but with some requests in each step."""
     given = list(reports)
     usual = median([median([request.service_s for request in report.requests]) for report in given])
     return max(max(report.end_s for report in given) / MAX_STEPS, MIN_REQUESTS * usual)
@@ -193,7 +193,7 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
             (place + RAISED.get(kind, 0.0), report, event)
             for place, report in enumerate(reports.values())
             for event in report.events_of(kind)
-            if not (kind == "switched" and event.plan_before < 0)  # how it began
+            if not (kind == "switched" and event.plan_before < 0)  # the first plan
         ]
         if not found:
             continue
@@ -225,7 +225,7 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
 
 
 def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int) -> None:
-    """Shade the time of each injected fault in every panel, and name it in the first where there is room."""
+    """Shade the time of each injected fault in every panel; write its name in the first panel if there is room."""
     shapes, names, free_from_s = [], [], 0.0
     for fault in sorted(report.faults, key=lambda fault: fault.start):
         if fault.start >= end_s:

@@ -1,4 +1,4 @@
-"""Colours, units and titles that all figures share: Okabe-Ito's colour-blind safe palette, and what the numbers are."""
+"""Colours, units and titles shared by all figures: Okabe-Ito's colour-blind safe palette, and a label for the kind of numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 
 LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
 
-# What an operation counts as in a figure, in the order of the legend.
+# The class of an operation in a figure, in the order of the legend.
 COLOURS = {
     "forward": BLUE,
     "side forward": SKY_BLUE,
@@ -66,30 +66,30 @@ CLASS_OF_KIND = {
 }
 
 TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOWN", "COUT", "ADD", "CONN"})
-"""Operations on tiles of one sequence: their part, the tile, is what tells them apart, and not a micro-batch."""
+"""Operations on tiles of one sequence: they are labelled with their part, the tile, and not with a micro-batch."""
 
-MAX_DEVICES = 64  # more rows than this cannot be told apart on a screen
+MAX_DEVICES = 64  # more rows cannot be distinguished on a screen
 
 
 def class_of(op: Op) -> str:
-    """Return what the operation counts as; kinds that only one method has are 'other compute'."""
+    """Return the class of an operation; kinds that only one method has are 'other compute'."""
     return CLASS_OF_KIND.get(op.kind, "other compute")
 
 
 def number_of(op: Op) -> str:
-    """Return the number that is written on an operation's bar: its tile, its layer or its micro-batch; '' if it has none."""
+    """Return the number written on an operation's bar: its tile, its layer or its micro-batch; '' if it has none."""
     number = op.part if op.kind in TILED else op.stage if op.kind == "LAYER" else op.microbatch
     return "" if number == NONE else str(number)
 
 
 class Unit(NamedTuple):
-    """A unit to show seconds or bytes in: shown = value * factor."""
+    """A unit for seconds or bytes in a figure: shown = value * factor."""
 
     name: str
     factor: float
 
     def text(self, value: float) -> str:
-        """Return a value with its unit, to three significant digits or whole."""
+        """Return a value with its unit, to three significant digits or as a whole number."""
         shown = value * self.factor
         return f"{shown:.0f} {self.name}" if shown >= 100 else f"{shown:.3g} {self.name}"
 
@@ -117,13 +117,13 @@ def evenly_spaced(world_size: int, limit: int) -> tuple[int, ...]:
 
 
 def rows_for(names: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a y axis with a row for each name, the first on top."""
+    """Return the settings of a y axis with a row for each name, the first at the top."""
     count = len(names)
     return {"tickvals": list(range(count)), "ticktext": [f"{name} " for name in names], "range": [count - 0.5, -0.5]}
 
 
 def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
-    """Return the error bars of a trace at its spreads' medians.  more: plotly's further settings."""
+    """Return the error bars of a trace, around the medians of its spreads.  more: plotly's further settings."""
     high, low = [one.high - one.median for one in spreads], [one.median - one.low for one in spreads]
     return {"type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 1.5, "width": 4, **more}
 
@@ -134,7 +134,7 @@ def shown_ranks(world_size: int) -> tuple[int, ...]:
 
 
 def mark_of(note: str) -> str:
-    """Return the mark that belongs to each measured number of a figure with such a note (see busy_note)."""
+    """Return the mark for each measured number of a figure with such a note (see busy_note)."""
     return f" {INVALID_MARK}" if note.startswith(INVALID_MARK) else ""
 
 
@@ -142,12 +142,12 @@ _FOREIGN_TAG = re.compile(r"<(?!/?(?:b|br|sub|sup|extra)>)")
 
 
 def only_our_tags(text: str) -> str:
-    """Return text in which only the tags that our titles and hovers use mean anything: a name, an error or a metric stays text."""
+    """Return text that keeps only the tags of our titles and hovers; tags in a name, an error or a metric become plain text."""
     return _FOREIGN_TAG.sub("&lt;", text)
 
 
 def _with_only_our_tags(value: Any) -> Any:
-    """Return a figure's value with its texts so; the very same object if nothing changes."""
+    """Return a figure's value with its texts escaped this way; the same object if nothing changes."""
     if isinstance(value, str):
         return only_our_tags(value)
     if not isinstance(value, dict | list | tuple):
@@ -160,7 +160,7 @@ def _with_only_our_tags(value: Any) -> Any:
 
 
 def _not_numbers(figure: go.Figure) -> dict[str, int]:
-    """Return how many values of each trace are NaN or infinite; None is a gap that the figure wants."""
+    """Return how many values of each trace are NaN or infinite; None is an intended gap."""
     lost: dict[str, int] = {}
     for trace in figure.data:
         values = [value for axis in ("x", "y") if axis in trace and trace[axis] is not None for value in trace[axis]]
@@ -170,9 +170,9 @@ def _not_numbers(figure: go.Figure) -> dict[str, int]:
 
 
 def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, **layout: Any) -> go.Figure:
-    """Give a figure its title with what the numbers are, its note in sight, and the common look; return it.
+    """Give a figure its title with the kind of its numbers, a visible note, and the common style; return it.
 
-    layout: plotly's further settings.  Values that are no numbers are not drawn: a second note says how many, and of what.
+    layout: plotly's further settings.  NaN and infinite values are not drawn: a second note says how many, and of which trace.
     """
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
@@ -192,7 +192,7 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
             "subtitle": {"text": "<br>".join(lines), "font": {"size": 12.5, "color": VERMILLION if any(notes) else DARK_GREY}},
         },
         height=height,
-        # A bar along the right edge leaves the end of a long title in sight.
+        # A bar along the right edge keeps the end of a long title visible.
         modebar={"orientation": "v", "bgcolor": "rgba(255,255,255,0)"},
         margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": 50},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
@@ -202,7 +202,7 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
     figure.update_layout(**layout)
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
-    # Plotly reads tags in every text that it shows, and every text may hold a name from a cluster's or a report's file.
+    # Plotly reads tags in every text that it shows, and any text may contain a name from a cluster's or a report's file.
     for part in (figure.layout, *figure.data):
         had = part.to_plotly_json()
         safe = _with_only_our_tags(had)

@@ -1,4 +1,4 @@
-"""How the training went: loss and metric curves, and the time of each epoch (records count from 0, figures from 1)."""
+"""The course of a training: loss and metric curves, and the time of each epoch (records count from 0, figures from 1)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _mark_epochs(figure: go.Figure, steps: list[StepRecord]) -> None:
 
 
 def _mark_recoveries(figure: go.Figure, report: Report) -> None:
-    """Draw a line where a device was lost, left, slowed down or came back, and say what."""
+    """Draw a line where a device was lost, left, slowed down or came back, with a label."""
     for number, recovery in enumerate(report.recoveries):
         figure.add_vline(x=recovery.step + 0.5, line={"color": ORANGE, "width": 1.5}, row=1, col=1)
         said = f"{recovery.what}, {recovery.seconds:.2g} s"
@@ -95,13 +95,13 @@ def _mark_recoveries(figure: go.Figure, report: Report) -> None:
 
 
 def _say(figure: go.Figure, text: str, x: float, y: float, **anchor: str) -> None:
-    """Write at a step; y: share of the panel's height."""
+    """Write text at a step; y: share of the panel's height."""
     look = {"font": {"size": 11, "color": DARK_GREY}, "bgcolor": "rgba(255,255,255,0.75)"}
     figure.add_annotation(text=text, x=x, xref="x", y=y, yref="y domain", showarrow=False, **look, **anchor)
 
 
 def epoch_times(report: Report) -> go.Figure:
-    """Return a bar per epoch, with and without the activation cache, beside what the simulator predicted."""
+    """Return a bar per epoch, with and without the activation cache, next to the simulator's prediction."""
     title = "Time of each epoch"
     note = busy_note(report)
     if not report.epochs:
@@ -147,7 +147,7 @@ def epoch_times(report: Report) -> go.Figure:
 
 
 def _predicted_by_epoch(report: Report) -> dict[int, float]:
-    """Return the simulated seconds of each epoch all of whose steps were predicted."""
+    """Return the simulated seconds of each epoch; only epochs whose steps were all predicted."""
     sums: dict[int, float] = {}
     for epoch in report.epochs:
         steps = [step for step in report.steps if step.epoch == epoch.epoch]

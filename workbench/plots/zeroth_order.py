@@ -1,4 +1,4 @@
-"""Training by forward passes: a loss as a bowl, the error of estimated gradients, curves and traffic (P-RGE, 2 and 3)."""
+"""Training with forward passes: a loss as a bowl, the error of estimated gradients, curves and traffic (P-RGE, 2 and 3)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from workbench.plots.style import (
 
 Point = tuple[float, float]
 HALF_WIDTH, HALF_HEIGHT = 5.2, 2.6
-ARROW = 1.5  # as long as this is the exact gradient drawn
-MAX_PROBES = 24  # more cannot be told apart
+ARROW = 1.5  # drawn length of the exact gradient
+MAX_PROBES = 24  # more arrows cannot be distinguished
 _CELLS = 96
 
 
 class Probe(NamedTuple):
-    """One query.  direction: z.  slope: g, the difference of both losses over 2 epsilon."""
+    """One query.  direction: z.  slope: g, the difference of both losses divided by 2 epsilon."""
 
     direction: Point
     slope: float
@@ -51,7 +51,7 @@ def bowl(
     label: str = "computed",
     subtitle: str = "",
 ) -> go.Figure:
-    """Return the bowl from above: contours, the path so far, the queries at its last point, their mean beside the exact gradient.
+    """Return the bowl from above: contours, the path so far, the queries at its last point, their mean next to the exact gradient.
 
     path: at least one point.  gradient: exact, at the last point; sets the scale of all arrows.
     """
@@ -103,7 +103,7 @@ def _contours(loss: Callable[[float, float], float]) -> go.Contour:
 
 
 def _arrows(name: str, start: Point, ways: Sequence[Point], colour: str, *, width: float, size: float, dash: str = "solid") -> go.Scatter:
-    """Return arrows from one point, all one trace: start, tip, gap, again and again."""
+    """Return arrows from one point in one trace: start, tip and gap for each."""
     x: list[float | None] = []
     y: list[float | None] = []
     for way in ways:
@@ -129,7 +129,7 @@ class GradientError(NamedTuple):
 
 
 def gradient_error(found: Sequence[GradientError], *, label: str, subtitle: str = "") -> go.Figure:
-    """Return the squared error over q, measured (symbols), and (d + 1) / q, what it is where the loss is a plane (lines)."""
+    """Return the squared error over q: measured (symbols), and (d + 1) / q, its value if the loss is a plane (lines)."""
     figure = go.Figure()
     for index, one in enumerate(found):
         colour = CYCLE[index % len(CYCLE)]
@@ -172,9 +172,9 @@ def gradient_error(found: Sequence[GradientError], *, label: str, subtitle: str 
 
 
 def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, subtitle: str = "") -> go.Figure:
-    """Return measured slopes g against exact ones z * gradient, a symbol for each query; on the diagonal they are the same.
+    """Return measured slopes g over exact slopes z * gradient, a symbol for each query; on the diagonal they are equal.
 
-    found: by what was varied, such as epsilon.
+    found: by the varied setting, such as epsilon.
     """
     title = "The slope along each direction"
     values = [value for pairs in found.values() for value, _ in pairs]
@@ -195,12 +195,12 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
 
 
 def angle_between(dimension: int, queries: int) -> float:
-    """Return the degrees that an estimate from q queries is usually beside the gradient in d dimensions: cos = sqrt(q / (q + d + 1))."""
+    """Return the usual angle (degrees) between an estimate from q queries and the gradient in d dimensions: cos = sqrt(q / (q + d + 1))."""
     return math.degrees(math.acos(math.sqrt(queries / (queries + dimension + 1))))
 
 
 DASHES = ("dot", "dash", "dashdot")
-MEAN_OF = 15  # steps: one batch is few samples
+MEAN_OF = 15  # steps: one batch has few samples
 
 
 def learning(
@@ -214,10 +214,10 @@ def learning(
     title: str = "Learning by forward passes",
     subtitle: str = "",
 ) -> go.Figure:
-    """Return each step's loss with its running mean, and the validation score on an axis of its own.
+    """Return each step's loss with its running mean, and the validation score on a separate axis.
 
-    losses, scores: (step, value).  baselines: scores to compare with, by name.  engine: losses of the same training where an
-    inference engine goes on with it.
+    losses, scores: (step, value).  baselines: scores to compare with, by name.  engine: losses of the steps of the same training
+    that an inference engine continues.
     """
     figure = make_subplots(specs=[[{"secondary_y": True}]])
     faint = {"color": SKY_BLUE, "width": 1}
@@ -257,7 +257,7 @@ def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
 def traffic(
     nbytes: Mapping[str, float], *, label: str = "counted", title: str = "What a device receives for a step", subtitle: str = ""
 ) -> go.Figure:
-    """Return a bar for each way to train together, on a logarithmic axis.  nbytes: above 0."""
+    """Return a bar for each way to train on several devices, on a logarithmic axis.  nbytes: above 0."""
     names, sizes = list(nbytes), list(nbytes.values())
     figure = go.Figure(
         go.Bar(
@@ -271,7 +271,7 @@ def traffic(
             hovertemplate="%{y}: %{x:,.0f} bytes<extra></extra>",
         )
     )
-    # Room on the right for the longest bar's text.
+    # Room on the right for the text of the longest bar.
     figure.update_xaxes(
         type="log", title="bytes", dtick=1, exponentformat="power", zeroline=False, range=[0, len(str(int(max(sizes, default=1)))) + 1]
     )

@@ -1,4 +1,4 @@
-"""A roofline with forward passes on it: bound by reading weights below the ridge, by arithmetic above (P-RGE, sections 3.1-3.2).
+"""A roofline with forward passes: limited by reading weights below the ridge, by arithmetic above (P-RGE, sections 3.1-3.2).
 
 The roofline: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009.
 """
@@ -15,7 +15,7 @@ from workbench.plots.style import BLACK, CYCLE, DARK_GREY, GREEN, LEGEND_BELOW, 
 
 
 class Pass(NamedTuple):
-    """One forward pass.  parts: P copies side by side.  flops: of all of them.  weight_bytes: read once for all of them."""
+    """One forward pass.  parts: P copies in one batch.  flops: of all of them.  weight_bytes: read once for all of them."""
 
     parts: int
     flops: float
@@ -29,14 +29,14 @@ class Pass(NamedTuple):
 
     @property
     def flops_per_s(self) -> float:
-        """Return the rate that was reached."""
+        """Return the achieved rate, in FLOP/s."""
         return self.flops / self.seconds
 
 
 def roofline(
     found: Mapping[str, Sequence[Pass]], *, flops_per_s: float, bytes_per_s: float, label: str, title: str = "Roofline", subtitle: str = ""
 ) -> go.Figure:
-    """Return the machine's roof and the rates that passes reach under it, the number of parts beside each.
+    """Return the machine's roof and the rates that passes reach under it, with the number of parts next to each.
 
     flops_per_s: of arithmetic; bytes_per_s: of reading weights.  found: passes by name, at least one.
     """
@@ -83,5 +83,5 @@ def roofline(
 
 
 def _short(value: float) -> str:
-    """Return a number whole, or to three significant digits."""
+    """Return a number as text: whole, or to three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
