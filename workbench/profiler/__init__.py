@@ -1,1 +1,1 @@
-"""Measure devices, links and layers, or compute them from sizes (PAC+, section V-A, 'Profiling')."""
+"""Measure devices, links and layers, or compute their costs from sizes (PAC+, section V-A, 'Profiling')."""

@@ -1,7 +1,7 @@
 """Count a transformer's FLOPs and bytes for each fine-tuning technique (PAC+, section II, Fig. 3, Table I; section IV-A).
 
-Backward: a product costs its forward once for the gradient of its input and once for that of its weight, if that is trained.
-What one layer's shape gives is in descriptions.py.  By each device's speed the counts become a profile (section V-A, 'Profiling').
+Backward: a matrix product costs its forward FLOPs once for the gradient of its input and, if its weight is trained, once for the weight's.
+descriptions.py has the counts of a single layer.  Each device's speed turns the counts into a profile (section V-A, 'Profiling').
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def analytic_profile(
 ) -> Profile:
     """Return a profile computed from sizes and each device's flops_per_s.
 
-    sizes: what the technique adds (default: TechniqueSizes').  Bytes per token are those at the longest sequence length.
+    sizes: of the technique's additions (default: TechniqueSizes').  Bytes per token are those at the longest sequence length.
     """
     described = describe(model) if isinstance(model, str) else model
     chosen = sizes or TechniqueSizes()
@@ -111,12 +111,12 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueSizes:
-    """What a technique adds to a model.
+    """The sizes of a technique's additions to a model.
 
-    reduction: r of the Parallel Adapters (section IV-A).  lora_rank: on q and v of every attention; lora_dropout: one in front of A, as
-    peft has it.  bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
-    adapter_norms: the backbone's norms are trained beside the adapters (Houlsby et al., section 2.1).  The defaults give PAC+ Table I's
-    9 and 12 million parameters for T5-Large.  backbone_bytes: of a frozen parameter, 4 in fp32.
+    reduction: r of the Parallel Adapters (section IV-A).  lora_rank: on q and v of every attention; lora_dropout: a dropout before A, as in
+    peft.  bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
+    adapter_norms: the backbone's norms are trained together with the adapters (Houlsby et al., section 2.1).  The defaults give PAC+ Table
+    I's 9 and 12 million parameters for T5-Large.  backbone_bytes: of a frozen parameter, 4 in fp32.
     """
 
     reduction: int = 8
@@ -130,7 +130,7 @@ class TechniqueSizes:
 
 @dataclass(slots=True)
 class _Sum:
-    """What a layer adds up to, for one sample."""
+    """The sum of a layer's costs, for one sample."""
 
     shape: LayerShape
     frozen: int
@@ -170,7 +170,7 @@ def layer_costs(
 
 
 def total_flops(costs: tuple[LayerCost, ...]) -> float:
-    """Return the FLOPs of one training step, the optimizer left out (PAC+ Fig. 3)."""
+    """Return the FLOPs of one training step without the optimizer (PAC+ Fig. 3)."""
     return sum(cost.forward_flops + cost.backward_flops + cost.side_forward_flops + cost.side_backward_flops for cost in costs)
 
 
@@ -206,7 +206,7 @@ def _layer(model: ModelDescription, layer: int, technique: Technique, sequence_l
         one.side_forward = side_flops + 2.0 * shape.own_tokens * down
         one.side_backward = 2 * side_flops + 2.0 * shape.own_tokens * down  # no gradient into the backbone
         one.context = side.kept(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
-        # b_1, b_2, ...; the first layer of a side keeps b_0, its embedding, as well.
+        # b_1, b_2, ...; the first layer of a side network keeps b_0, its embedding, as well.
         firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)
         one.tap = shape.own(FP32_BYTES * model.hidden * (2 if layer in firsts else 1))
         one.output, one.gradient = shape.output() + side.output(), side.output()
@@ -214,7 +214,7 @@ def _layer(model: ModelDescription, layer: int, technique: Technique, sequence_l
 
 
 def _add(one: _Sum, technique: Technique, params: int) -> None:
-    """Add pretrained parameters outside the layers, which only full fine-tuning trains."""
+    """Add pretrained parameters outside the layers; only full fine-tuning trains them."""
     if technique == "full":
         one.trained += params
     else:
@@ -222,7 +222,7 @@ def _add(one: _Sum, technique: Technique, params: int) -> None:
 
 
 def _add_head(one: _Sum, model: ModelDescription, technique: Technique, reduction: int, num_labels: int) -> None:
-    """Add a classification head; PA's up-projection in front of it (section IV-A)."""
+    """Add a classification head, and with PA the up-projection before it (section IV-A)."""
     own = one.shape.own_tokens
     up = model.hidden // reduction * model.hidden if technique == "parallel_adapters" else 0
     flops = 2.0 * own * up + 2.0 * model.hidden * num_labels
@@ -251,7 +251,7 @@ def _cost(one: _Sum, batch: int) -> LayerCost:
 
 
 def _narrow(model: ModelDescription, reduction: int) -> ModelDescription:
-    """Return the side network: all widths 1/r of the backbone's (section IV-A), heads fewer where the width asks for it."""
+    """Return the side network: all widths 1/r of the backbone's (section IV-A), with fewer heads if the width requires it."""
     hidden = max(1, model.hidden // reduction)
     heads = max(1, min(model.heads, hidden // 4))
     while hidden % heads:

@@ -25,12 +25,12 @@ VERSIONED = ("torch", "transformers", "numpy")
 
 
 def cache_folder() -> Path:
-    """Return the folder of everything cached: WORKBENCH_CACHE, else ~/.cache/edge-llm-workbench."""
+    """Return the folder of all caches: WORKBENCH_CACHE, else ~/.cache/edge-llm-workbench."""
     return Path(os.environ.get("WORKBENCH_CACHE") or "~/.cache/edge-llm-workbench").expanduser()
 
 
 def host_fingerprint() -> dict[str, str]:
-    """Return what a measurement depends on: processor, cores, system, Python and library versions."""
+    """Return everything about this machine that a measurement depends on: processor, cores, system, Python and library versions."""
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -50,10 +50,10 @@ def cached(
     refresh: bool = False,
     now: Callable[[], float] = time.time,
 ) -> tuple[T, str]:
-    """Return the measurement kept under `key` on this machine, or measure and keep it; and a note on where it is from and how old.
+    """Return the measurement cached under `key` on this machine, or measure and cache it; also return a note on its source and age.
 
-    key: whatever the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind: the measurement's
-    class.  An unreadable file is measured again, and a folder that cannot be written to costs only the note.
+    key: everything that the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind: the measurement's
+    class.  An unreadable file is measured again.  If the folder cannot be written, only the note says so.
     """
     whole, path = _place(key, folder)
     why = "asked for"
@@ -78,13 +78,13 @@ def cached(
 
 
 def forget(key: Mapping[str, Any], *, folder: Path | None = None) -> None:
-    """Remove what is kept under `key` on this machine, if anything is."""
+    """Remove the measurement cached under `key` on this machine, if there is one."""
     with contextlib.suppress(OSError):
         _place(key, folder)[1].unlink()
 
 
 def _place(key: Mapping[str, Any], folder: Path | None) -> tuple[dict[str, Any], Path]:
-    """Return all that a measurement depends on, and its file."""
+    """Return everything that a measurement depends on, and its file."""
     whole = {"host": host_fingerprint(), "key": dict(key)}
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:20]
     return whole, (folder or cache_folder() / "profiles") / f"{digest}.json"

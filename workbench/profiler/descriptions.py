@@ -1,9 +1,9 @@
 """Describe transformer models by their sizes and count their parameters (PAC+ Table III, Galaxy+ Table V, Confidant Table 3, P-RGE).
 
-Count one transformer layer's FLOPs, and the bytes that PyTorch's autograd keeps of it (PAC+, Table I, Fig. 3).
+The module also counts one layer's FLOPs, and the bytes that PyTorch's autograd keeps for it (PAC+, Table I, Fig. 3).
 FLOPs: 2 for each weight and token, 4 x tokens x tokens x width for the attention's two products; norms and activations not counted.
-Bytes: fp32, eager attention, dropout on, as torch.autograd.graph.saved_tensors_hooks counts them (a test compares the two for T5 and
-BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transformer Models' (2022), section 4, count likewise.
+Bytes: fp32, eager attention, with dropout, as torch.autograd.graph.saved_tensors_hooks counts them (a test compares the two for T5 and
+BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transformer Models' (2022), section 4, count in the same way.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ModelDescription:
 
     @property
     def stack_layers(self) -> int:
-        """Return L of PAC+ Table II: the encoder's and the decoder's layers in a row."""
+        """Return L of PAC+ Table II: the number of encoder and decoder layers together."""
         return self.num_layers * (2 if self.kind == "encoder-decoder" else 1)
 
     @property
@@ -104,7 +104,7 @@ class ModelDescription:
 
     @property
     def embedding_params(self) -> int:
-        """Return the parameters in front of the first layer."""
+        """Return the parameters before the first layer."""
         sides = 2 if self.kind == "encoder-decoder" else 1
         rows = self.vocab + sides * self.positions + self.segments
         norms = sides * self.norm_vectors * self.hidden if self.embedding_norm else 0
@@ -112,7 +112,7 @@ class ModelDescription:
 
     @property
     def head_params(self) -> int:
-        """Return the pretrained parameters behind the last layer: final norms, pooler, an output matrix of its own."""
+        """Return the pretrained parameters after the last layer: final norms, pooler, and an untied output matrix."""
         sides = 2 if self.kind == "encoder-decoder" else 1
         params = sides * self.norm_vectors * self.hidden if self.final_norm else 0
         params += self.hidden * (self.hidden + 1) if self.pooler else 0
@@ -120,7 +120,7 @@ class ModelDescription:
 
     @property
     def params(self) -> int:
-        """Return all parameters."""
+        """Return the total number of parameters."""
         return self.embedding_params + sum(map(self.layer_params, range(self.stack_layers))) + self.head_params
 
 
@@ -148,7 +148,7 @@ MODELS: dict[str, ModelDescription] = {
         _described("BERT-Base", "encoder", 12, 768, 12, 3072, 30522, **_BERT),
         _described("BERT-Large", "encoder", 24, 1024, 16, 4096, 30522, **_BERT),
         _described("DistilBERT", "encoder", 6, 768, 12, 3072, 30522, **_DISTILLED),
-        # ViT-H/14 at 224 x 224.  In front of its layers no vocabulary, but as many rows: 14 x 14 x 3 of the patches, a bias, the class
+        # ViT-H/14 at 224 x 224.  Before its layers it has no vocabulary, but as many rows: 14 x 14 x 3 of the patches, a bias, the class
         # token.
         _described("ViT-Huge", "encoder", 32, 1280, 16, 5120, 14 * 14 * 3 + 2, positions=257, pooler=True, final_norm=True),
         _described("all-MiniLM-L6-v2", "encoder", 6, 384, 12, 1536, 30522, **_BERT),
@@ -157,7 +157,7 @@ MODELS: dict[str, ModelDescription] = {
         _described("GPT2-Large", "decoder", 36, 1280, 20, 5120, 50257, **_GPT),
         _described("OPT-1.3B", "decoder", 24, 2048, 32, 8192, 50272, **_OPT),
         _described("OPT-2.7B", "decoder", 32, 2560, 32, 10240, 50272, **_OPT),
-        # Its layers have one norm, not the two that are counted here: 5 120 of 87 million parameters.  The head's bias is left out.
+        # Its layers have one norm, not the two counted here: 5 120 of 87 million parameters.  The head's bias is left out.
         _described("Phi-2", "decoder", 32, 2560, 32, 10240, 51200, final_norm=True, tied_head=False),
         _described("SmolLM2-135M", "decoder", 30, 576, 9, 1536, 49152, kv_heads=3, **(_LLAMA | {"tied_head": True})),
         _described("TinyLlama-1.1B", "decoder", 22, 2048, 32, 5632, 32000, kv_heads=4, **_LLAMA),
@@ -167,7 +167,7 @@ MODELS: dict[str, ModelDescription] = {
 
 
 def describe(name: str) -> ModelDescription:
-    """Return a model's description by name.  Raises ConfigError naming the known ones."""
+    """Return a model's description by name.  Raises ConfigError naming the known models."""
     if name not in MODELS:
         close = difflib.get_close_matches(name, MODELS, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
@@ -176,12 +176,12 @@ def describe(name: str) -> ModelDescription:
 
 
 MASK_BYTES = 1
-"""Of each element of a dropout's mask (native_dropout keeps bool)."""
+"""Per element of a dropout mask (native_dropout keeps bool)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes of one sample: `per_token` of the input sequence plus `per_sample` (what a decoder's own tokens take)."""
+    """Bytes of one sample: `per_token` of the input sequence plus `per_sample` (for a decoder's own tokens)."""
 
     per_token: float = 0.0
     per_sample: float = 0.0
@@ -199,23 +199,23 @@ class LayerShape:
         self.decoder = model.is_decoder_layer(layer)
         self.own_tokens = model.target_tokens if self.decoder else sequence_length
         self.key_tokens = sequence_length if self.decoder else 0
-        """Tokens of the encoder that the decoder's cross-attention sees."""
+        """Encoder tokens that the decoder's cross-attention attends to."""
         self.attentions = 2 if self.decoder else 1
 
     def own(self, nbytes: float) -> Bytes:
-        """Return the bytes of something that each of the layer's own tokens has."""
+        """Return the total of `nbytes` for each of the layer's own tokens."""
         return Bytes(per_sample=self.own_tokens * nbytes) if self.decoder else Bytes(per_token=nbytes)
 
     def keys(self, nbytes: float) -> Bytes:
-        """Return the bytes of something that each of the encoder's tokens has in the cross-attention; none without one."""
+        """Return the total of `nbytes` for each encoder token in the cross-attention; 0 without cross-attention."""
         return Bytes(per_token=nbytes) if self.decoder else Bytes()
 
     @property
     def product_flops(self) -> float:
-        """Return the forward FLOPs of the weights, for one sample."""
+        """Return the forward FLOPs of the products with weights, for one sample."""
         model = self.model
         flops = 2.0 * self.own_tokens * (model.matrices_of_attention + model.matrices_of_feed_forward)
-        if self.decoder:  # q and o see the decoder's tokens, k and v the encoder's
+        if self.decoder:  # q and o process the decoder's tokens, k and v the encoder's
             flops += 4.0 * model.hidden * (self.own_tokens * model.query_width + self.key_tokens * model.kv_width)
         return flops
 
@@ -226,15 +226,16 @@ class LayerShape:
 
     @property
     def attention_share(self) -> float:
-        """Return the share of a layer's forward FLOPs that heads divide: q, k, v, o, and the two products of the attention."""
+        """Return the share of a layer's forward FLOPs that is divided by heads: q, k, v, o, and the attention's two products."""
         attention = 2.0 * self.own_tokens * self.model.matrices_of_attention + self.attention_flops
         return attention / (self.product_flops + self.attention_flops)
 
     def kept(self, *, trained_norms: bool) -> Bytes:
-        """Return what the backward pass needs whatever is trained: gradients flow through everything.
+        """Return the bytes that the backward pass needs for any trained parameters: gradients flow through everything.
 
-        Inputs of the norms (with a trained weight an eager RMSNorm keeps its normalised input too), q, k, v; of the scores the softmax's
-        result, its dropout's mask and result; the feed-forward's activation and the mask behind it; the masks of the other dropouts.
+        These are the inputs of the norms (with a trained weight an eager RMSNorm also keeps its normalised input), and q, k, v.  Of the
+        scores they are the softmax's result, its dropout's mask and result.  Then come the feed-forward's activation and the mask after it,
+        and the masks of the other dropouts.
         """
         model = self.model
         norm = 2 if trained_norms and model.norm_vectors == 1 else 1
@@ -248,9 +249,9 @@ class LayerShape:
         return self.own(per_own) + self.keys(FP32_BYTES * 2 * model.kv_width + scores * self.own_tokens)
 
     def weight_inputs(self) -> Bytes:
-        """Return what the gradients of all the layer's matrices need: inputs of q, k, v, of o, and of the feed-forward's matrices.
+        """Return the bytes for the gradients of all the layer's matrices: inputs of q, k, v, of o, and of the feed-forward's matrices.
 
-        The cross-attentions' k and v share the encoder's output, which its last layer counts.
+        The k and v of all cross-attentions share the encoder's output, which is counted in the encoder's last layer.
         """
         model = self.model
         return self.own(FP32_BYTES * (self.attentions * (model.hidden + model.query_width) + model.hidden + model.feed_forward))
@@ -266,7 +267,7 @@ class LayerShape:
         return 2.0 * (self.own_tokens * (self.attentions * q + v) + self.key_tokens * v)
 
     def lora_inputs(self, rank: int, *, dropout: bool) -> Bytes:
-        """Return what the gradients of A and B need: their inputs, which a dropout in front of A makes again for each."""
+        """Return the bytes for the gradients of A and B: their inputs; a dropout before A makes a new one for each."""
         hidden = self.model.hidden
         if dropout:
             each = (FP32_BYTES + MASK_BYTES) * hidden + FP32_BYTES * rank
@@ -274,11 +275,11 @@ class LayerShape:
         return self.own(FP32_BYTES * (self.attentions * hidden + (self.attentions + 1) * rank)) + self.keys(FP32_BYTES * rank)
 
     def output(self) -> Bytes:
-        """Return what the next layer needs: in the decoder the encoder's output travels on."""
+        """Return the bytes sent to the next layer; a decoder layer also forwards the encoder's output."""
         return self.own(FP32_BYTES * self.model.hidden) + self.keys(FP32_BYTES * self.model.hidden)
 
     def workspace(self) -> Bytes:
-        """Return the largest scratch of the forward pass: residual, normalised input, the feed-forward's width twice, scores twice."""
+        """Return the peak temporary memory of the forward pass: residual, normalised input, feed-forward width twice, scores twice."""
         model = self.model
         per_own = 2 * (model.hidden + model.feed_forward * (2 if model.gated else 1) + model.heads * self.own_tokens)
         return self.own(FP32_BYTES * per_own) + self.keys(FP32_BYTES * 2 * model.heads * self.own_tokens)

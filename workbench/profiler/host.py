@@ -1,4 +1,4 @@
-"""Measure this machine, one thread's GEMM rate, memory, storage and timer; and links between ranks of a process group."""
+"""Measure this machine (one thread's GEMM rate, memory, storage and timer), and links between ranks of a process group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL_BYTES = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
-    """One message size from rank to rank.  seconds: one way, the median of the repeats; lowest_s: the fastest."""
+    """One message size between two ranks.  seconds: one way, the median of the repeats; lowest_s: the fastest."""
 
     source: int
     destination: int
@@ -51,8 +51,8 @@ def measure_link(
 ) -> tuple[LinkSample, ...]:
     """Return one sample for each message size on rank `source`, () on every other.
 
-    group: a torch.distributed process group, whose ranks are meant.  Source and destination must both call it; others may.
-    Each message is answered by one byte; half the round trip of one byte is taken off for the answer.
+    group: a torch.distributed process group; ranks are its ranks.  Source and destination must both call it; others may.
+    Each message is answered by one byte; half the round trip of one byte is subtracted for the answer.
     """
     if source == destination:
         raise ConfigError(f"A link from rank {source} to itself was asked for.", "There is none.", "Name two ranks.")
@@ -92,9 +92,9 @@ def measure_link(
 def measure_links(
     group: Any, rank: int, *, sizes: Sequence[int] = SIZES, repeats: int = 5
 ) -> dict[tuple[int, int], tuple[LinkSample, ...]]:
-    """Return the samples of every link that leaves this rank, (source, destination) -> samples; every rank of the group must call it.
+    """Return the samples of every link from this rank, (source, destination) -> samples; every rank of the group must call it.
 
-    Links are measured one after the other: none disturbs another.
+    Links are measured one after the other, so none disturbs another.
     """
     count = group.size()
     found = {}
@@ -109,7 +109,7 @@ def measure_links(
 
 
 def fit_link(samples: Sequence[LinkSample]) -> Link:
-    """Return the link that explains the samples: latency from the small messages, rate from how much longer the large ones take.
+    """Fit a link to the samples: latency from the small messages, rate from the additional time of the large ones.
 
     Raises ConfigError without two message sizes.
     """
@@ -119,7 +119,7 @@ def fit_link(samples: Sequence[LinkSample]) -> Link:
     small = [sample.seconds for sample in by_size if sample.nbytes <= SMALL_BYTES] or [by_size[0].seconds]
     latency = min(small)
     largest = by_size[-1]
-    # The largest message sets the rate: that is what activations are, and small ones are all latency.
+    # The largest message sets the rate, because activations are large; small messages measure only latency.
     rate = largest.nbytes / max(largest.seconds - latency, 1e-9)
     return Link(bytes_per_s=rate, latency_s=max(0.0, latency - by_size[0].nbytes / rate))
 
@@ -141,7 +141,7 @@ class HostProfile:
     """One thread of this machine.  gemm_flops_per_s: fp32.  memory_bytes_per_s: of a large copy, reads and writes counted.
 
     storage_bytes_per_s: sequential read; storage_is_cold: False if the page cache could not be emptied first, so that
-    the rate is memory's.  timer_resolution_s: the smallest step of the clock that was seen.
+    the rate is memory's.  timer_resolution_s: the smallest observed step of the clock.
     """
 
     gemm_flops_per_s: float
@@ -154,7 +154,7 @@ class HostProfile:
 
 
 def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes: int = READ_BYTES) -> HostProfile:
-    """Return this machine's profile: `seconds` for arithmetic, as long for memory, and a file of read_bytes in `folder` for a moment."""
+    """Measure this machine for `seconds` of arithmetic and `seconds` of copying, with a temporary file of read_bytes in `folder`."""
     if not seconds > 0:
         raise ConfigError(f"A measurement of {seconds} s was asked for.", "It must take some time.", "Raise seconds.")
     storage, cold = storage_rate(folder, nbytes=read_bytes)
@@ -171,7 +171,7 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
 
 
 def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None) -> float:
-    """Return FLOP/s of a square fp32 matrix product on one thread: of torch.mm, or of another way to multiply two matrices."""
+    """Return FLOP/s of a square fp32 matrix product on one thread, by torch.mm or another matmul function."""
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
     taken_s = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
@@ -179,16 +179,16 @@ def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[
 
 
 def memory_rate(*, nbytes: int = COPY_BYTES, seconds: float = 1.0) -> float:
-    """Return bytes/s of a copy too large for the caches, on one thread, what is read and what is written counted."""
+    """Return bytes/s of a copy too large for the caches, on one thread; reads and writes both count."""
     source, target = torch.ones(nbytes // 4), torch.empty(nbytes // 4)
     taken_s = time_calls({"": lambda: target.copy_(source)}, repeats=1000, budget_s=seconds)[""]
     return 2.0 * nbytes / taken_s
 
 
 def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tuple[float, bool]:
-    """Return bytes/s of reading a fresh file sequentially, and whether the page cache was emptied of it first.
+    """Return bytes/s of reading a new file sequentially, and whether the page cache was emptied of it first.
 
-    Raises ConfigError if the folder cannot take the file.
+    Raises ConfigError if the file cannot be written to the folder.
     """
     where = folder or Path(tempfile.gettempdir())
     block = os.urandom(CHUNK_BYTES)

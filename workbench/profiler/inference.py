@@ -1,9 +1,9 @@
-"""Profiles of single-shot inference: from FLOPs and a device's speed, or scaled from this host's measured pieces (Galaxy+, section III-C).
+"""Profiles of single-shot inference: from FLOPs and a device's speed, or scaled from this host's measurements (Galaxy+, section III-C).
 
 FLOPs: 2 for each weight and token, 4 x width for each query-key pair (a causal mask is computed, not skipped).  Connections are
-element-wise: what they cost is memory traffic, where a memory rate is given, and a few FLOPs for each number otherwise.
+element-wise: their cost is memory traffic if a memory rate is given, and otherwise a few FLOPs for each number.
 
-Sizes of stacks as inference cuts them, heads or their groups, columns and tokens, are Table V's and Eq. 8's.
+The sizes of stacks, with the parts that inference splits (heads or their groups, columns and tokens), are Table V's and Eq. 8's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from workbench.profiler.descriptions import FP32_BYTES, ModelDescription, descri
 Head = Literal["hidden", "language"]
 
 CONNECTION_FLOPS = 10
-"""For each number of a hidden state: bias, residual, mean, variance, scale and shift."""
+"""FLOPs for each number of a hidden state: bias, residual, mean, variance, scale and shift."""
 CONNECTION_MOVES = 5
-"""Reads of block output and residual, a write of their sum, a read and a write of the norm."""
+"""Memory accesses: reads of block output and residual, a write of their sum, a read and a write of the norm."""
 SCORE_MOVES = 4
-"""Of each score: written, read and written by the softmax, read."""
+"""Memory accesses for each score: written, read and written by the softmax, read."""
 
 
 def analytic_inference(model: ModelDescription | str, cluster: Cluster, *, head: Head = "hidden", **rates: Any) -> InferenceProfile:
     """Return a described model's profile from its sizes, each device's flops_per_s, and rates (see analytic_costs).
 
-    head 'language': the last token's logits.
+    head 'language': computes the last token's logits.
     """
     described = describe(model) if isinstance(model, str) else model
     first, last = end_bytes(described)
@@ -41,7 +41,7 @@ def analytic_inference(model: ModelDescription | str, cluster: Cluster, *, head:
 def analytic_from(
     name: str, stacks: Sequence[StackSizes], cluster: Cluster, *, first_bytes: int = 0, last_bytes: int = 0, **rates: Any
 ) -> InferenceProfile:
-    """Return the profile of any stacks whose sizes are known.  rates: see analytic_costs."""
+    """Return the profile of any stacks of known sizes.  rates: see analytic_costs."""
     rows = tuple(tuple(analytic_costs(sizes, flops_per_s=device.flops_per_s, **rates) for sizes in stacks) for device in cluster.devices)
     return InferenceProfile(
         model=name,
@@ -65,9 +65,9 @@ def analytic_costs(
 ) -> StackCosts:
     """Return the seconds of one layer's operations on one device.
 
-    operation_s: launching one operation.  memory_bytes_per_s: of activations, which connections, sums and softmax are bound by; None
-    counts their FLOPs alone.  weight_bytes_per_s: of weights, which a single token's pass is bound by; None leaves them out, since with
-    tens of tokens they hide behind arithmetic.  vocabulary: rows of the head, 0 for none.
+    operation_s: the launch time of an operation.  memory_bytes_per_s: of activations, the bound of connections, sums and softmax; None
+    counts only their FLOPs.  weight_bytes_per_s: of weights, the bound of a single token's pass; None leaves it out, because with tens of
+    tokens arithmetic takes longer.  vocabulary: rows of the head, 0 for no head.
     """
     hidden = sizes.shape.hidden_size
 
@@ -97,7 +97,7 @@ def analytic_costs(
 
 
 def working_bytes(sizes: StackSizes) -> int:
-    """Return the activations of one token on a device that has the whole layer: hidden states, queries, keys, values, columns."""
+    """Return the bytes of one token's activations on a device with the whole layer: hidden states, queries, keys, values, columns."""
     shape = sizes.shape
     own = 3 * shape.hidden_size + shape.num_units * (2 * sizes.query_width + 2 * sizes.kv_width) + (sizes.matrices - 1) * shape.columns
     return FP32_BYTES * own
@@ -120,10 +120,10 @@ def scaled_to(host: InferenceProfile, cluster: Cluster) -> InferenceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSizes:
-    """One stack: its shape, and what the FLOPs of its operations follow from.
+    """One stack: its shape, and the sizes from which the FLOPs of its operations follow.
 
     query_width: numbers of one token's queries in one unit (a head, or the heads of a group that share keys and values).
-    kv_width: numbers of its keys, and as many of its values.  heads_per_unit: 1, or those of a group.
+    kv_width: numbers of its keys, and as many of its values.  heads_per_unit: 1, or the heads of a group.
     matrices: of the feed-forward network, 2, or 3 with a gate.
     """
 
@@ -147,24 +147,24 @@ class StackSizes:
         return self.query_width // self.heads_per_unit
 
     def unit_width(self, kind: str) -> int:
-        """Return the width of one unit's or column's part of a product's weights, whose other side is the hidden size."""
+        """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden size."""
         query, both = self.query_width, 2 * self.kv_width
         return {"QKV": query + both, "OUT": query, "CQ": query, "CKV": both, "COUT": query, "UP": self.matrices - 1, "DOWN": 1}[kind]
 
     def unit_flops(self, kind: str) -> float:
-        """Return the FLOPs of one unit for one token, of ATT and CATT for one query-key pair.  The kinds are core.inference's."""
+        """Return the FLOPs of one unit for one token; for ATT and CATT of one query-key pair.  The kinds are core.inference's."""
         if kind in ("ATT", "CATT"):
             return 4.0 * self.query_width
         return 2.0 * self.shape.hidden_size * self.unit_width(kind)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of a layer's operations that are cut by units or columns."""
+        """Return the kinds of a layer's operations that are split by units or columns."""
         crossed = ("CQ", "CKV", "CATT", "COUT") if self.shape.has_cross_attention else ()
         return ("QKV", "ATT", "OUT", *crossed, "UP", "DOWN")
 
     def layer_flops(self, tokens: int, memory_tokens: int = 0) -> float:
-        """Return the FLOPs of one layer.  memory_tokens: of the encoder's output, which a cross-attention reads."""
+        """Return the FLOPs of one layer.  memory_tokens: of the encoder's output, for cross-attention."""
         flops = 0.0
         for kind in self.kinds:
             units = self.shape.columns if kind in ("UP", "DOWN") else self.shape.num_units
@@ -181,7 +181,7 @@ def stack_sizes(model: ModelDescription | str) -> tuple[StackSizes, ...]:
 
 
 def end_bytes(model: ModelDescription | str) -> tuple[int, int]:
-    """Return the bytes of embedding and head in fp32; an output matrix that is the embedding counts once, with it."""
+    """Return the bytes of embedding and head in fp32; an output matrix tied to the embedding counts once, in the embedding."""
     described = describe(model) if isinstance(model, str) else model
     return FP32_BYTES * described.embedding_params, FP32_BYTES * described.head_params
 

@@ -1,7 +1,7 @@
 """Time the operations of one layer on this host and fit each to its PieceCost (Galaxy+, section III-C, 'Galaxy+ Profiler').
 
-Each kind is timed over a small grid of tokens x units on one thread, all in turn (timing.py), and fitted by non-negative least squares
-of the relative errors: a negative cost per token would make some partition look free.
+Each kind is timed over a small grid of tokens x units on one thread, all in turn (timing.py).  The fit is non-negative least squares of the
+relative errors: a negative cost per token would make some partition appear free.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from workbench.profiler.inference import StackSizes, working_bytes
 from workbench.profiler.timing import Call, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]
-"""What to time of one stack: kind -> function of (tokens, units).  ATT and CATT get the query tokens and have as many keys."""
+"""The functions to time for one stack: kind -> function of (tokens, units).  ATT and CATT get the query tokens and have as many keys."""
 
 TOKENS = (8, 32, 96, 192, 320)
 SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Of a layer's units and columns."""
+"""Shares of a layer's units and columns in the grid."""
 PAIRED = ("ATT", "CATT")
 UNCUT = ("CONN", "ADD", "EMB", "ENTER", "HEAD")
 _VOCABULARY = 4096
@@ -36,7 +36,7 @@ _VOCABULARY = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceSample:
-    """One cell of the grid.  tokens: query-key pairs of ATT and CATT.  seconds: measured; fitted_s: what the fit gives."""
+    """One cell of the grid.  tokens: query-key pairs for ATT and CATT.  seconds: measured; fitted_s: by the fit."""
 
     tokens: int
     units: int
@@ -45,7 +45,7 @@ class PieceSample:
 
     @property
     def error(self) -> float:
-        """Return the fit's error as a share of what was measured."""
+        """Return the relative error of the fit."""
         return self.fitted_s / self.seconds - 1
 
 
@@ -61,7 +61,7 @@ class PieceFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredInference:
-    """One core of this host: a profile of one device, and how well it fits what was timed."""
+    """One core of this host: a profile of one device, and the quality of its fit."""
 
     profile: InferenceProfile
     fits: tuple[PieceFit, ...]
@@ -80,8 +80,8 @@ def measure_inference(
 ) -> MeasuredInference:
     """Return the costs of each stack's operations on one core of this host.
 
-    makers: what to time, by stack, and no more than that; plain products of the same sizes if not given.  tokens, shares: the grid; of
-    heads at least one.
+    makers: the functions to time, by stack; default: plain products of the same sizes.  Only the given kinds are timed.  tokens, shares:
+    the grid; at least one head.
     """
     calls: Sequence[Makers] = [plain_makers(sizes) for sizes in stacks] if makers is None else makers
     if len(calls) != len(stacks) or not stacks:
@@ -119,14 +119,14 @@ def measure_inference(
 def cached_inference(
     key: Mapping[str, Any], measure: Callable[[], MeasuredInference], *, folder: Path | None = None, refresh: bool = False
 ) -> tuple[MeasuredInference, str]:
-    """Return what is kept under `key` on this machine, or measure and keep it; and a note on where it is from (profiler.cache)."""
+    """Return the measurement cached under `key` on this machine, or measure and cache it; and a note on its source (profiler.cache)."""
     return cached({"inference": 1, **key}, measure, MeasuredInference, folder=folder, refresh=refresh)
 
 
 def fit_piece(stack: int, kind: str, found: Sequence[tuple[int, int, float]]) -> PieceFit:
     """Return the cost that fits (tokens, units, seconds) with the least squares of relative errors, no part of it negative.
 
-    Parts that the samples cannot tell apart (units that never vary) are left at 0.
+    Parts that the samples cannot separate (units that never vary) stay 0.
     """
     if not found or min(seconds for _, _, seconds in found) <= 0:
         raise ConfigError(f"Fitting the cost of {kind} was asked for.", f"{len(found)} samples, or none took time.", "Time it longer.")
@@ -134,7 +134,7 @@ def fit_piece(stack: int, kind: str, found: Sequence[tuple[int, int, float]]) ->
     if len({units for _, units, _ in found}) > 1:
         terms |= {"unit_s": lambda t, u: u, "token_unit_s": lambda t, u: t * u}
     rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in found])
-    scale = rows.max(axis=0)  # of very unequal sizes: pairs times units against 1
+    scale = rows.max(axis=0)  # for very unequal sizes: pairs times units against 1
     solution, _ = nnls(rows / scale, np.ones(len(found)))
     cost = PieceCost(**{name: float(value) for name, value in zip(terms, solution / scale, strict=True)})
     samples = tuple(
@@ -144,7 +144,7 @@ def fit_piece(stack: int, kind: str, found: Sequence[tuple[int, int, float]]) ->
 
 
 def plain_makers(sizes: StackSizes) -> dict[str, Callable[[int, int], Call]]:
-    """Return calls of plain products, attention and norms of a stack's sizes, whatever its family does around them."""
+    """Return functions for plain products, attention and norms of a stack's sizes, without the other operations of its model family."""
     shape = sizes.shape
     hidden = shape.hidden_size
 

@@ -1,11 +1,11 @@
-"""Time layers robustly on one thread of a machine that others use too (PAC+, section V-A, 'Profiling').
+"""Time layers robustly on one thread of a machine with other users (PAC+, section V-A, 'Profiling').
 
-Everything to be compared is timed in turn, round after round, so that a drift of the clock or a busy neighbour hits all alike;
-each result is a low quantile of its rounds, since disturbances only ever add.
+All calls to be compared are timed in turn, round after round, so that a drift of the clock or other load affects all of them equally.
+Each result is a low quantile of its rounds, because disturbances only add time.
 
-The cost of every layer, from a whole stack of like layers, its first and its last layer (PAC+, section V-A, 'Profiling').
-Each stack (encoder and decoder apart) is measured whole, then its first and its last layer; the layers between share what is left,
-so that the sum over all layers is what the whole stack takes. Embeddings and head count to the first and last layers.
+The cost of each layer follows from a stack of equal layers, its first and its last layer (PAC+, section V-A, 'Profiling').
+Each stack (encoder and decoder separately) is measured whole, then its first and its last layer.  The layers between share the remaining
+time, so that the sum over all layers is the time of the whole stack.  Embeddings and head count to the first and last layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workbench.core.profile import Grid
 
 K = TypeVar("K", bound=Hashable)
 Call = Callable[[], Any] | tuple[Callable[[], Any], Callable[[Any], Any]]
-"""What is timed: a function, or (prepare, run), of which only run(prepare()) is timed."""
+"""A function to time, or (prepare, run), of which only run(prepare()) is timed."""
 
 TINY_VARIABLE = "WORKBENCH_TINY"
 QUANTILE = 0.25
@@ -36,9 +36,9 @@ MOST_LOOPS = 64
 
 
 def tiny() -> bool:
-    """Return whether the environment asks for the smallest settings (WORKBENCH_TINY=1), so that a test runs every notebook's cell fast.
+    """Return whether the environment asks for the smallest settings (WORKBENCH_TINY=1), so that tests run every notebook cell fast.
 
-    Papermill's own parameters come after the parameters cell and win.
+    Papermill's own parameters come after the parameters cell and override it.
     """
     return os.environ.get(TINY_VARIABLE, "") not in ("", "0")
 
@@ -52,8 +52,8 @@ def time_calls(
 ) -> dict[K, float]:
     """Return the seconds of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one round).
 
-    They are the lower quartile of the rounds.  repeats: None for 9, at the smallest settings 3 (see tiny).
-    A call shorter than 0.2 ms runs several times a round.
+    The result is the lower quartile of the rounds.  repeats: None for 9, or 3 with the smallest settings (see tiny).
+    A call shorter than 0.2 ms runs several times per round.
     """
     repeats = (3 if tiny() else 9) if repeats is None else repeats
     if not calls or repeats < 1:
@@ -65,7 +65,7 @@ def time_calls(
         for round_number in range(repeats):
             if round_number and clock() - began > budget_s:
                 break
-            # Every other round backwards: what warms the next call's caches is not always the same.
+            # Every other round runs backwards, because the cache warmed for a call depends on the call before it.
             keys = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
             for key in keys:
                 samples[key].append(_measure(calls[key], loops[key], clock))
@@ -78,9 +78,9 @@ def time_grids(
     sequence_lengths: Sequence[int],
     **settings: Any,
 ) -> dict[str, Grid]:
-    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns what to time, with time_calls' settings.
+    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns the call to time, with time_calls' settings.
 
-    All kinds and sizes are timed in turn.  Small dents are ironed out: more samples or tokens never cost less.
+    All kinds and sizes are timed in turn.  Small dents are smoothed: more samples or tokens never cost less.
     """
     calls = {
         (kind, batch, length): make(batch, length)
@@ -100,13 +100,13 @@ def time_grids(
 
 
 def monotone(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """Return cells that fall neither along rows nor along columns: each run that falls becomes its mean.
+    """Return cells that fall neither along rows nor along columns: each falling run becomes its mean.
 
-    The columns' pass does not spoil the rows': it keeps the order of columns that are in order.
+    The pass over columns does not undo the pass over rows, because it keeps the order of columns that are in order.
     """
     rows = [_rising(row) for row in cells]
     columns = [_rising([row[index] for row in rows]) for index in range(len(rows[0]))]
-    # Rounding may leave a last difference of a few units in the last place.
+    # Rounding may leave a difference of a few units in the last place.
     result = [[column[index] for column in columns] for index in range(len(rows))]
     for i, row in enumerate(result):
         for j in range(len(row)):
@@ -127,7 +127,7 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 @contextmanager
 def torch_threads(count: int = 1) -> Iterator[None]:
-    """Run with so many torch threads and give back the old number afterwards."""
+    """Run with `count` torch threads and restore the old number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -167,7 +167,7 @@ def _quantile(values: list[float]) -> float:
 
 
 Maker = Callable[[int, int], Call]
-"""Returns what to time for (samples, tokens)."""
+"""Returns the call to time for (samples, tokens)."""
 
 
 class Span(NamedTuple):
@@ -180,7 +180,7 @@ class Span(NamedTuple):
 class Stacks:
     """The stacks of a model.  num_encoder_layers: None for a single stack.
 
-    stacks: whole.  spans: all that is measured.
+    stacks: whole.  spans: all that are measured.
     """
 
     def __init__(self, num_layers: int, num_encoder_layers: int | None) -> None:
@@ -202,7 +202,7 @@ class Stacks:
     ) -> list[dict[str, Grid]]:
         """Time all calls in turn and return every layer's seconds by kind.
 
-        makers: of each of `spans`, by kind.  shared: calls of all layers together, each of which gets an equal part.
+        makers: for each of `spans`, by kind.  shared: calls for all layers together; each layer gets an equal part.
         """
         calls = {f"{span} {kind}": maker for span, kinds in makers.items() for kind, maker in kinds.items()}
         grids = time_grids(calls | dict(shared or {}), batch_sizes, lengths, budget_s=budget_s)
@@ -214,7 +214,7 @@ class Stacks:
         ]
 
     def context_bytes(self, measured: Mapping[Span, tuple[int, int]], layer: int) -> dict[str, int]:
-        """Return a layer's part of what spans keep for the backward pass (see kept_bytes), as LayerProfile's fields."""
+        """Return a layer's part of the bytes that spans keep for the backward pass (see kept_bytes), as LayerProfile's fields."""
         end, parts, between = self._parts(measured, layer)
         per_token, per_sample = end or (max(0, w - f - b) // between for w, f, b in zip(*parts, strict=True))
         return {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
@@ -228,7 +228,7 @@ class Stacks:
         return replace(parts[0], seconds=seconds)
 
     def _parts(self, measured: Mapping[Span, Any], layer: int) -> tuple[Any, tuple[Any, Any, Any], int]:
-        """Return a first or last layer's own measurement, else None; those of the whole stack, its first and its last layer; the rest."""
+        """Return a layer's own times (None between first and last), those of stack, first and last layer, and the number between."""
         start, stop = next(stack for stack in self.stacks if layer < stack.stop)
         own = measured[Span(layer, layer + 1)] if layer in (start, stop - 1) else None
         return own, (measured[Span(start, stop)], measured[Span(start, start + 1)], measured[Span(stop - 1, stop)]), stop - start - 2
@@ -237,8 +237,8 @@ class Stacks:
 def kept_bytes(kept: Callable[[int], int], batch: int, *, at: int, other: int, has_decoder: bool) -> tuple[int, int]:
     """Return the bytes that a backward pass needs of its forward pass: (per token, per sample).
 
-    kept(length): bytes for `batch` samples of a length.  at: the length that counts; `other` tells, of an encoder-decoder, what does not
-    grow with it.
+    kept(length): bytes for `batch` samples of a length.  at: the length that counts.  other: a second length; for an encoder-decoder it
+    shows the part that does not grow with the length.
     """
     own = kept(at)
     if not has_decoder or other < 1:
@@ -248,7 +248,7 @@ def kept_bytes(kept: Callable[[int], int], batch: int, *, at: int, other: int, h
 
 
 def saved_by_autograd(forward: Callable[[], Any], besides: Iterable[Tensor]) -> tuple[Any, int]:
-    """Return what a forward pass returns, and the bytes that autograd keeps of it.  besides: tensors that are there anyway."""
+    """Return the result of a forward pass, and the bytes that autograd keeps for it.  besides: tensors that exist anyway."""
     own = {tensor.untyped_storage().data_ptr() for tensor in besides}
     kept: dict[int, int] = {}
 

@@ -1,11 +1,11 @@
-"""Memory and seconds of a zeroth-order step beside a first-order one's, counted from a model's sizes (P-RGE, section 4.2, Tables 3, 17-18).
+"""Memory and seconds of a zeroth-order and a first-order step, counted from a model's sizes (P-RGE, section 4.2, Tables 3, 17-18).
 
-A forward pass forgets a layer's activations when the next one has run: what stands beside the weights is the largest output of the pass.
-With the loss over every position that is the logits; with the hidden states gathered at the label words, a layer's own scratch.
+A forward pass frees a layer's activations when the next one has run, so the peak besides the weights is the largest output of the pass.
+With the loss over every position this is the logits; with the hidden states gathered at the label words, a layer's temporary memory.
 
-Seconds are a roofline (sections 3.1-3.2, appendix A and F): a pass reads every weight once, however many rows it has.  While it is bound
-by that, by launching its kernels or by dequantizing, further rows are free.  That is what running queries and signs in one pass gains, and
-why the gain ends where the machine is bound by arithmetic.
+Seconds are a roofline (sections 3.1-3.2, appendix A and F): a pass reads every weight once, for any number of rows.  As long as it is bound
+by that, by kernel launches or by dequantizing, further rows are free.  This is the gain of running queries and signs in one pass, and the
+gain ends when the machine is bound by arithmetic.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Execution = Literal["sequential", "outer", "inner", "both"]
 FirstOrder = Literal["full", "lora_fa"]
 FP16_BYTES = 2
 PROBABILITY_BYTES = FP32_BYTES + FP16_BYTES
-"""Of one query-key pair and head in eager attention: the softmax in fp32 and its copy in fp16."""
+"""For one query-key pair and head in eager attention: the softmax in fp32 and its copy in fp16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRule:
-    """What bytes a pass needs for each thing.
+    """The bytes that a pass needs per item.
 
     weight_bytes: of a backbone's number, 2 in fp16, 0.53 in NF4 with its scales.  logit_bytes: of each logit at the peak of a forward
-    pass; first_order_logit_bytes: of a pass that is followed by a backward pass.  activation_bytes: of each number of a layer's scratch
-    and of LoRA-FA.  copy_bytes: of each number in a further copy of B.
-    workspace_bytes: of the matrix library.  kept_share: the share of the counted activations that are there at full fine-tuning's peak;
-    full_bytes: what it takes besides.  rank: of LoRA-FA, on query and value.
+    pass; first_order_logit_bytes: in a pass that is followed by a backward pass.  activation_bytes: of each number of a layer's temporary
+    memory and of LoRA-FA.  copy_bytes: of each number in a further copy of B.
+    workspace_bytes: of the matrix library.  kept_share: the share of the counted activations in memory at full fine-tuning's peak;
+    full_bytes: its additional memory.  rank: of LoRA-FA, on query and value.
     """
 
     weight_bytes: float = FP16_BYTES
@@ -71,8 +71,8 @@ def forward_memory(
 ) -> dict[str, float]:
     """Return the bytes at the peak of a forward pass, by part.
 
-    rows: sequences in the pass, all parts' together.  sequence_length: padded; may be a mean.  copies: of B.
-    targets: positions of a sequence whose logits are made, None for all of them.  adapted: with LoRA-FA; else the plain model.
+    rows: sequences in the pass, of all parts together.  sequence_length: padded; may be a mean.  copies: of B.
+    targets: positions of a sequence with logits, None for all.  adapted: with LoRA-FA; else the plain model.
     """
     frozen, trained = adapter_params(model, rule.rank) if adapted else (0, 0)
     positions = sequence_length if targets is None else targets
@@ -87,9 +87,9 @@ def forward_memory(
 
 
 def layer_scratch(model: ModelDescription) -> int:
-    """Return the numbers for each token that stand together within one layer's forward pass, the larger of its two halves.
+    """Return the peak numbers per token within one layer's forward pass, the larger of its two halves.
 
-    Attention, fused, so that no scores stand: residual, normed input, q, k, v, result.  Feed-forward: residual, normed input, its width
+    Attention, fused, without scores in memory: residual, normed input, q, k, v, result.  Feed-forward: residual, normed input, its width
     once for each matrix into it and once for their product.
     """
     attention = 2 * model.hidden + 2 * model.query_width + 2 * model.kv_width
@@ -121,7 +121,7 @@ def _kept_per_token(model: ModelDescription, space: FirstOrder, sequence_length:
     Keys and values count at the queries' width: grouped ones are repeated before the product.
     lora_fa, with fused attention: inputs of both norms (fp32); q, k, v and the attention's result (fp16); the gated feed-forward's two
     inputs and its activation.  A frozen matrix keeps no input.
-    full: besides, the norms' own results and every matrix's input, and the eager attention's probabilities.
+    full: also the norms' results, every matrix's input, and the eager attention's probabilities.
     """
     hidden, width, inner = model.hidden, model.query_width, model.feed_forward
     gates = 3 if model.gated else 2
@@ -133,17 +133,17 @@ def _kept_per_token(model: ModelDescription, space: FirstOrder, sequence_length:
 
 
 SWEEPS = 4
-"""MeZO goes over all trained values four times: +, -, restored, updated (Algorithm 3)."""
+"""MeZO updates all trained values in place four times: +, -, restored, updated (Algorithm 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a device sustains in these passes.
+    """The sustained rates of a device in these passes.
 
-    flops_per_s: of a pass bound by arithmetic.  memory_bytes_per_s: reading weights.  layer_s: launching or preparing one layer's
-    kernels; adapter_layer_s: those of its adapters besides.  adapter_share: how much longer its arithmetic takes with them, whose thin
-    products are bound by memory.  is_asynchronous: the launches run ahead of the arithmetic, so that the longer of the two counts.
-    dequantized_per_s: numbers, 0 where nothing is dequantized.  sweep_s_per_param: perturbing or updating one trained value.
+    flops_per_s: of a pass bound by arithmetic.  memory_bytes_per_s: reading weights.  layer_s: launching or preparing one layer's kernels;
+    adapter_layer_s: in addition, those of its adapters.  adapter_share: the relative increase of its arithmetic time with adapters, whose
+    thin products are bound by memory.  is_asynchronous: launches overlap with the arithmetic, so the longer of the two counts.
+    dequantized_per_s: numbers per second, 0 if nothing is dequantized.  sweep_s_per_param: perturbing or updating one trained value.
     step_s: the loop around a step.
     """
 
@@ -164,7 +164,7 @@ class Machine:
 
 
 def matrix_params(model: ModelDescription) -> int:
-    """Return the weights that a token is multiplied with: all layers' matrices, and the output matrix."""
+    """Return the number of weights that multiply a token: all layers' matrices, and the output matrix."""
     attentions = sum(2 if model.is_decoder_layer(layer) else 1 for layer in range(model.stack_layers))
     layers = attentions * model.matrices_of_attention + model.stack_layers * model.matrices_of_feed_forward
     return layers + model.vocab * model.hidden
@@ -192,7 +192,7 @@ def pass_s(
     targets: int | None = None,
     adapted: bool = True,
 ) -> float:
-    """Return the seconds of one forward pass: kernels launched, weights read and dequantized once, the arithmetic."""
+    """Return the seconds of one forward pass: launch kernels, read and dequantize weights once, compute."""
     flops = pass_flops(model, rows=rows, sequence_length=sequence_length, targets=targets, adapted=adapted)
     weights = matrix_params(model)
     slower = 1 + machine.adapter_share if adapted else 1.0
@@ -217,7 +217,7 @@ def step_s(
 ) -> float:
     """Return the seconds of a step of q queries with `batch_size` samples each.
 
-    swept_params: values that the sequential estimator goes over, SWEEPS times for each query; with all parameters, no adapter runs.
+    swept_params: values that the sequential estimator updates, SWEEPS times for each query; with all parameters, no adapter runs.
     Raises ConfigError for q below 1 or an unknown execution.
     """
     at_once = parts_at_once(execution, queries)
@@ -236,13 +236,13 @@ def step_s(
 def first_order_step_s(
     model: ModelDescription, machine: Machine, *, batch_size: float, sequence_length: float, updated_params: int, backward: float = 2.0
 ) -> float:
-    """Return the seconds of a first-order step: forward, `backward` times as much backward, one sweep over what is updated."""
+    """Return the seconds of a first-order step: forward, `backward` times as much backward, one sweep over the updated values."""
     each = pass_s(model, machine, rows=batch_size, sequence_length=sequence_length, adapted=updated_params < model.params)
     return machine.step_s + (1 + backward) * each + updated_params * machine.sweep_s_per_param
 
 
 def free_rows(model: ModelDescription, machine: Machine, *, sequence_length: float, weight_bytes: float = FP16_BYTES) -> float:
-    """Return how many sequences a pass holds before arithmetic bounds it: below, a further part of a step costs nothing."""
+    """Return the number of sequences in a pass at which arithmetic becomes the bound; below it, a further part of a step costs nothing."""
     per_row = (1 + machine.adapter_share) * pass_flops(model, rows=1, sequence_length=sequence_length) / machine.flops_per_s
     reading = weight_bytes * matrix_params(model) / machine.memory_bytes_per_s
     return max(reading, _launched_s(model, machine, True) if machine.is_asynchronous else 0.0) / per_row

@@ -1,4 +1,4 @@
-"""Where one sequence is computed: Galaxy+'s planning (section III-C), its exact optimum, and its baselines' planners (section IV-A)."""
+"""Plan single-shot inference: Galaxy+'s planning (section III-C), its exact optimum, and its baselines' planners (section IV-A)."""
 
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
 from workbench.planners.galaxy_plus.baselines import InferencePlanner, edgeshard, galaxy, local, megatron_lm, sequence_parallel

@@ -1,19 +1,19 @@
 """Heterogeneity and memory aware HMP planning as printed (Galaxy+, section III-C, Algorithm 1).
 
-What the printed algorithm leaves open, and the choice taken:
+The printed algorithm leaves some points open; we chose:
 
 1. Line 5 gives fractions of heads, columns and tokens: rounded by largest remainder, the first of equals gets more.
 2. "Out-of-memory" (lines 8, 31, 34) is Eq. 8 with P = all layers, both blocks together: while columns move, heads stay.
-3. "Overflowing workload" (line 13) is the fewest units or columns whose removal makes the device fit, at most what it has.
-4. Free devices (line 9) are those of L with room for one more unit.  What they get (line 15) is rounded by largest remainder; it
-   may overload them, which the recursion mends.  They are found once for all devices of line 12.
+3. "Overflowing workload" (line 13) is the fewest units or columns whose removal makes the device fit, at most all it has.
+4. Free devices (line 9) are those of L with room for one more unit.  Their additions (line 15) are rounded by largest remainder.  This
+   may overload them, which the recursion corrects.  They are determined once for all devices of line 12.
 5. If no device of L is free, nothing is shifted and the partition is returned as it is; line 34 decides.
 6. Line 17 lacks a "Return": the recursion's result is returned.
-7. Line 16 removes a device from L for good.  Lines 32 and 33 are each given all devices; with one shared list, line 33 could never take
+7. Line 16 removes a device from L for good.  Lines 32 and 33 each start with all devices; with one shared list, line 33 could never take
    heads from a device that line 32 emptied of columns.
 8. After a rebalance (lines 32-35) P and Q are not set, as `else` (line 36) skips the substitution: all layers keep scheme 1.
 9. Line 20 takes the layers from the first on, the encoder's before the decoder's.
-10. Line 22 asks every device, also one without tokens: see MemoryRule.full_everywhere.
+10. Line 22 checks every device, also one without tokens: see MemoryRule.full_everywhere.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def algorithm_1(
     substitute: bool = True,
     method: str = "algorithm_1",
 ) -> InferencePlan:
-    """Return the plan of Algorithm 1; see the module's list for what the paper leaves open.
+    """Return the plan of Algorithm 1; the module's docstring lists our choices for open points.
 
-    substitute: False keeps scheme 1 everywhere (Galaxy).  memory_length: tokens that must fit (default: `length`).
+    substitute: False keeps scheme 1 in all layers (Galaxy).  memory_length: tokens that must fit (default: `length`).
     Raises PlanError, naming device and bytes, where the printed algorithm exits with Fail (line 35).
     """
     lengths = stack_lengths(profile, length, decoder_length)
@@ -72,7 +72,7 @@ def algorithm_1(
         return [memory.budget_bytes(cluster, rank) - needs[rank].total_bytes for rank in chosen]
 
     def balanced(plan: InferencePlan, name: str, piece_bytes: int, left: Sequence[int]) -> InferencePlan:
-        """Shift what overflows in one partition to devices with room (lines 7-17).  piece_bytes: of a unit or column in all layers."""
+        """Move the overflow of one partition to devices with room (lines 7-17).  piece_bytes: of a unit or column in all layers."""
         spare = spare_bytes(plan)
         over = [d for d in left if spare[d] < 0]
         free = [d for d in left if spare[d] >= piece_bytes]

@@ -2,9 +2,9 @@
 
 Each returns a plan, or raises PlanError if it does not fit.
 
-EdgeShard's programme (Zhang et al. 2024, the latency objective) asks for each layer and device which device held the layer before.  A
-device's memory depends on what it already holds, so up to MOST_EXACT devices the set of those used is part of the state here, which makes
-it exact; beyond, each state remembers the path that led to it, as published.
+EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer, its device and the previous layer's
+device.  A device's memory depends on the layers already on it.  So with up to MOST_EXACT devices the set of used devices is part of the
+state here, which makes it exact.  With more devices each state stores the path to it, as published.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class InferencePlanner(Protocol):
         ranks: Sequence[int] | None = None,
         memory: MemoryRule = HELD,
     ) -> InferencePlan:
-        """Plan for `length` tokens, and `decoder_length` (default: the same) in a decoder behind an encoder."""
+        """Plan for `length` tokens, and `decoder_length` (default: the same) in a decoder with an encoder."""
         ...
 
 
 def checked(make: Make) -> InferencePlanner:
-    """Return a planner that checks what it is asked for, and that its plan fits, and prices it."""
+    """Return a planner that validates its arguments, checks that its plan fits, and predicts the plan's time."""
 
     @wraps(make)
     def planner(
@@ -75,7 +75,7 @@ def _finished(made: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
 
 @checked
 def local(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
-    """Return the plan of one device, the fastest on which the model fits.  Raises PlanError, of the largest device, if it fits on none."""
+    """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if it fits on none."""
     made, refusals = [], []
     for rank in ranks:
         one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(profile.num_layers,), length=lengths[0])
@@ -90,9 +90,9 @@ def local(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Le
 
 @checked
 def megatron_lm(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
-    """Return tensor parallelism with equal heads and columns on every device, whatever its speed and memory (Megatron-LM).
+    """Return tensor parallelism with equal heads and columns on every device, regardless of speed and memory (Megatron-LM).
 
-    Raises PlanError if the heads do not divide by the devices, or if a device cannot hold its part: out of memory.
+    Raises PlanError if the number of heads is not a multiple of the devices, or if a device runs out of memory.
     """
     count, units = len(ranks), profile.stacks[0].num_units
     if any(shape.num_units % count for shape in profile.stacks):
@@ -111,7 +111,7 @@ def megatron_lm(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengt
 def sequence_parallel(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
     """Return sequence parallelism: equal parts of the sequence, and the whole model on every device.
 
-    Raises PlanError if the sequence has fewer tokens than there are devices, or if a device cannot hold the model: out of memory.
+    Raises PlanError if the sequence has fewer tokens than there are devices, or if a device runs out of memory.
     """
     if min(lengths) < len(ranks):
         raise PlanError(
@@ -127,15 +127,15 @@ galaxy: InferencePlanner = partial(algorithm_1, substitute=False, method="galaxy
 
 MOST_EXACT = 8
 Path = tuple[tuple[int, int], ...]
-"""(rank, layers) one after the other."""
+"""A sequence of (rank, layers)."""
 
 
 @checked
 def edgeshard(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
-    """Return the sequential pipeline of least latency; devices that do not help are left out.
+    """Return the sequential pipeline with the least latency; devices that do not help are left out.
 
-    The first device holds embedding and head, and the result travels back to it.
-    Raises PlanError, saying how much memory is missing, if no pipeline fits.
+    Embedding and head are on the first device, and the result is sent back to it.
+    Raises PlanError with the missing memory if no pipeline fits.
     """
     problem = _Problem(profile, cluster, ranks, lengths, memory)
     path = problem.exact() if len(ranks) <= MOST_EXACT else problem.published()
@@ -146,7 +146,7 @@ def edgeshard(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths
 
 
 class _Problem:
-    """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are done."""
+    """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are finished."""
 
     def __init__(
         self, profile: InferenceProfile, cluster: Cluster, ranks: tuple[int, ...], lengths: tuple[int, ...], memory: MemoryRule
@@ -204,7 +204,7 @@ class _Problem:
         return None if best_path is None else tuple((self.ranks[d], count) for d, count in best_path)
 
     def published(self) -> Path | None:
-        """Return EdgeShard's path: state (layers done, device), memory and devices used along the path kept for each state."""
+        """Return EdgeShard's path: state (finished layers, device); memory and used devices follow the path stored for each state."""
         n, best, best_path = len(self.ranks), math.inf, None
         states: list[dict[int, tuple[float, Path]]] = [{} for _ in range(self.layers + 1)]
         for d in range(n):

@@ -1,4 +1,4 @@
-"""What a plan of single-shot inference holds on each device, and whether it fits (Galaxy+, section III-C, Eq. 8-9)."""
+"""The memory of a single-shot inference plan on each device, and the check that it fits (Galaxy+, section III-C, Eq. 8-9)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workbench.planners.memory import readable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRule:
-    """What counts towards a device's memory.
+    """The rule that decides what counts towards a device's memory.
 
-    embedding: embedding and head are held by the 'first' position, by 'each', or count nowhere ('none'); embedding_share: the part of
-    their bytes that counts.  layers: what every device holds of a layer (norms, output biases).  working: activations.
+    embedding: embedding and head are on the 'first' position, on 'each', or do not count ('none'); embedding_share: the share of their
+    bytes that counts.  layers: count the part of a layer on every device (norms, output biases).  working: count activations.
     strict: the need must be below the budget (Eq. 9 as printed), not at most the budget.
-    full_everywhere: every device holds the whole feed-forward network of a scheme-2 layer (Eq. 8 as printed), not only those with tokens.
+    full_everywhere: every device has the whole feed-forward network of a scheme-2 layer (Eq. 8 as printed), not only devices with tokens.
     """
 
     embedding: Literal["first", "each", "none"] = "first"
@@ -39,25 +39,25 @@ class MemoryRule:
             )
 
     def ends_bytes(self, profile: InferenceProfile, position: int) -> int:
-        """Return what embedding and head count at a position."""
+        """Return the counted bytes of embedding and head at a position."""
         if self.embedding == "none" or (self.embedding == "first" and position > 0):
             return 0
         return round(self.embedding_share * (profile.first_bytes + profile.last_bytes))
 
     def budget_bytes(self, cluster: Cluster, rank: int) -> int:
-        """Return the most bytes that a device may hold."""
+        """Return the most bytes that a device may use."""
         return cluster.devices[rank].memory_bytes - (1 if self.strict else 0)
 
 
 HELD = MemoryRule()
-"""What the runtime holds: weights, embedding and head at position 0, activations."""
+"""The runtime's memory: weights, embedding and head at position 0, activations."""
 PAPER = MemoryRule(embedding="none", layers=False, working=False, strict=True, full_everywhere=True)
-"""Eq. 8-9 as printed: the weights of attention and feed-forward networks alone, and less than the budget."""
+"""Eq. 8-9 as printed: only the weights of attention and feed-forward networks, and less than the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceNeed:
-    """The bytes that a device holds under a plan, by purpose.  ends_bytes: embedding and head."""
+    """The bytes of a device under a plan, by purpose.  ends_bytes: embedding and head."""
 
     attention_bytes: int = 0
     feed_forward_bytes: int = 0
@@ -79,9 +79,9 @@ def inference_needs(
     decoder_length: int | None = None,
     memory: MemoryRule = HELD,
 ) -> dict[int, InferenceNeed]:
-    """Return the need of every rank that the plan uses (Eq. 8 for 'hybrid'), for a sequence of `length` tokens (default: the plan's).
+    """Return the need of every rank in the plan (Eq. 8 for 'hybrid'), for a sequence of `length` tokens (default: the plan's).
 
-    A device whose share of the sequence is 0 holds only its columns of a scheme-2 layer, unless memory.full_everywhere.
+    A device whose share of the sequence is 0 has only its columns of a scheme-2 layer, unless memory.full_everywhere.
     """
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
     working = profile.working_bytes_per_token * max(lengths) if memory.working else 0
@@ -121,16 +121,16 @@ def inference_needs(
 
 
 def room_bytes(profile: InferenceProfile, cluster: Cluster, memory: MemoryRule, ranks: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Return the bytes that each position has for attention and feed-forward weights beside what it holds anyway."""
+    """Return the bytes at each position for attention and feed-forward weights, after subtracting its fixed memory."""
     anyway = profile.working_bytes_per_token * max(lengths) if memory.working else 0
     anyway += sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks) if memory.layers else 0
     return [memory.budget_bytes(cluster, rank) - anyway - memory.ends_bytes(profile, i) for i, rank in enumerate(ranks)]
 
 
 def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
-    """Return the bytes of a unit in all layers, of a column in those of scheme 1, and of one in those of scheme 2.
+    """Return the bytes of a unit in all layers, of a column in scheme-1 layers, and of a column in scheme-2 layers.
 
-    second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second is cut in proportion.
+    second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second is split in proportion.
     """
     first, pairs = profile.stacks[0], list(zip(profile.stacks, second, strict=True))
     return (
@@ -149,7 +149,7 @@ def check_inference(
     decoder_length: int | None = None,
     memory: MemoryRule = HELD,
 ) -> None:
-    """Raise PlanError, naming the device, what it needs and has, and what is missing there and in all, if the plan does not fit."""
+    """Raise PlanError if the plan does not fit, naming the device, its need, its memory, and the missing bytes there and in total."""
     needs = inference_needs(plan, profile, length=length, decoder_length=decoder_length, memory=memory)
     missing = {rank: need.total_bytes - memory.budget_bytes(cluster, rank) for rank, need in needs.items()}
     short = {rank: nbytes for rank, nbytes in missing.items() if nbytes > 0}
@@ -182,7 +182,7 @@ def least_missing(
     memory: MemoryRule = HELD,
     schemes: int | None = None,
 ) -> PlanError:
-    """Return the error of a model that fits no cut over these devices: what is needed, what each has room for, what is missing in all.
+    """Return the error if no partition over these devices fits: the need, each device's room, and the missing bytes in total.
 
     schemes: 2 if every layer had to be of scheme 2.
     """
@@ -190,7 +190,7 @@ def least_missing(
     feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)
     working = profile.working_bytes_per_token * max(stack_lengths(profile, length, decoder_length)) if memory.working else 0
     everywhere = working + (sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks) if memory.layers else 0)
-    # Without embedding and head, which one device holds beside its part.
+    # Without embedding and head, which one device has in addition to its part.
     room = {rank: max(0, memory.budget_bytes(cluster, rank) - everywhere - memory.ends_bytes(profile, 1)) for rank in ranks}
     ends = memory.ends_bytes(profile, 0) if memory.embedding == "first" else 0
     need, most, biggest = attention + feed_forward, sum(room.values()), max(room.values())

@@ -1,8 +1,8 @@
 """Our planner of hybrid model parallelism: Galaxy+ Eq. 9 searched over rings, schemes and cuts, never worse than Algorithm 1.
 
-Beyond Algorithm 1 it leaves devices out, orders the ring, cuts heads, columns and tokens each by its own times, trades heads for columns
-where memory is short, lets a device hold heads and columns without tokens, and takes the number of scheme-2 layers that is fastest,
-not the largest that fits.
+Beyond Algorithm 1 it may leave devices out and orders the ring.  It cuts heads, columns and tokens each by its own times, and trades heads
+for columns if memory is short.  A device may have heads and columns without tokens.  The number of scheme-2 layers is the fastest, not the
+largest that fits.
 The search starts from promising rings, and from cuts of the relaxed linear programme (Eq. 9).
 """
 
@@ -26,7 +26,7 @@ from workbench.planners.galaxy_plus.times import checked_ranks, stack_lengths
 
 MOST_CANDIDATES = 12
 GAINS = 1.25
-"""Rings whose plain cuts take so many times as long as the best one's are not given to the linear programme."""
+"""Rings whose plain cuts take this many times as long as the best ring's are not given to the linear programme."""
 
 
 def plan(
@@ -51,13 +51,14 @@ def plan(
 ) -> InferencePlan:
     """Return the fastest plan found for one sequence of `length` tokens (`decoder_length` in a second stack).
 
-    By Eq. 9, or by price(plan), seconds of a sequence by simulation say: asked of `candidates`, of the best ones' variants, and of
-    `most_steps` changes of the best.  Algorithm 1's plan is always among them, so the result is never slower by the same measure.
-    overlap, both_ways: as in InferencePlan; None: whatever the price prefers (without a price: True, False).
-    tile_tokens: of the plan.  ranks: the devices that may take part (default: all); ring: exactly these, in this order.  portal: stands
-    first and holds embedding and head.  schemes: 1 or 2 for all layers; then no plan leaves all to one device of several.
-    memory_length: tokens that must fit (default: `length`).  effort: 0 looks at few rings, 2 at more.
-    Raises PlanError, saying how much memory is missing and where, if no plan fits.
+    The measure is Eq. 9, or price(plan): seconds of a sequence, for example by simulation.  `price` is called for `candidates`, for
+    variants of the best ones, and for `most_steps` changes of the best.  Algorithm 1's plan is always included, so the result is never
+    slower by the same measure.
+    overlap, both_ways: as in InferencePlan; None: the better one by `price` (without a price: True, False).
+    tile_tokens: of the plan.  ranks: the devices that may take part (default: all); ring: exactly these, in this order.  portal: is first
+    and has embedding and head.  schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.
+    memory_length: tokens that must fit (default: `length`).  effort: 0 tries few rings, 2 more.
+    Raises PlanError naming the device and the missing memory if no plan fits.
     """
     lengths = stack_lengths(profile, length, decoder_length)
     chosen = checked_ranks(profile, cluster, ring if ring is not None else ranks)
@@ -88,7 +89,7 @@ def plan(
     price = cache(price)
     priced = {one: price(one) for one in made}
     ways = list(itertools.product((True, False) if overlap is None else (overlap,), (False, True) if both_ways is None else (both_ways,)))
-    # What goes round both ways may prefer another plan: each of the best is asked in every way.
+    # A ring in both directions may favour another plan: each of the best is tried in every direction.
     for one in sorted(made, key=lambda one: priced[one])[:3]:
         for way in ways:
             variant = _variant(one, *way, tile_tokens) if way[0] or not way[1] else one
@@ -96,7 +97,7 @@ def plan(
                 priced[variant] = price(variant)
     ordered = sorted(priced, key=lambda one: priced[one])
     best = ordered[0]
-    # A plan that differs in schemes or ways may become better than the best one: both are improved.
+    # A plan with other schemes or directions may become better than the best one: both are improved.
     second = next((one for one in ordered if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), None)
     firsts = [one for one in (best, second) if one is not None and one.num_positions > 1 and most_steps > 0]
     improved = [search.climb(one, price, most=most_steps // len(firsts)) for one in firsts]
@@ -105,7 +106,7 @@ def plan(
 
 
 def candidates(search: Search, effort: int) -> list[InferencePlan]:
-    """Return plans to choose from, fastest by Eq. 9 first; different rings, schemes and cuts, and Algorithm 1's plan if it has one."""
+    """Return plans to choose from, fastest by Eq. 9 first: different rings, schemes and cuts, and Algorithm 1's plan if it has one."""
     tried = rings(search, 4 + 2 * effort)
     close = [cut for cut in tried if search.seconds(cut) <= GAINS * search.seconds(tried[0])]
     looked = [*tried, *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second]))]
@@ -124,7 +125,7 @@ def candidates(search: Search, effort: int) -> list[InferencePlan]:
     if printed is not None:
         refined += [printed, search.climbed(printed, 0.5**9)]
     refined.sort(key=search.seconds)
-    # Whatever Eq. 9 thinks of them, a price is asked about Algorithm 1's plan and about one device alone.
+    # Regardless of Eq. 9, `price` also rates Algorithm 1's plan and a plan on a single device.
     singles = [(rank,) for rank in search.ranks if search.portal in (None, rank) and not search.is_ring]
     alone = [cut for ring in singles for cut in starts(search, ring, numbers(search, 2))]
     forced = [cut for cut in (printed, min(alone, key=search.seconds, default=None)) if cut is not None]
@@ -136,7 +137,7 @@ def candidates(search: Search, effort: int) -> list[InferencePlan]:
 
 
 def _variety(search: Search, best: Cut) -> list[Cut]:
-    """Return cuts on the same ring that differ in schemes and in how tokens are cut, for a price other than Eq. 9 to choose from."""
+    """Return cuts on the same ring with different schemes and token cuts, for a price other than Eq. 9 to choose from."""
     same = list(starts(search, best.ranks, numbers(search, 2)))
     found = []
     for cut in dict.fromkeys((best, *same[:1], *same[-1:])):
@@ -148,7 +149,7 @@ def _variety(search: Search, best: Cut) -> list[Cut]:
 
 
 def of_split(price: Price) -> Price:
-    """Return the price with which a plan that does not split is never chosen."""
+    """Return a price that never chooses a plan without a split."""
     return lambda plan: price(plan) if is_split(plan) else math.inf
 
 
@@ -158,7 +159,7 @@ def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: in
 
 
 def _algorithm_1(search: Search) -> Cut | None:
-    """Return the cut of Algorithm 1's plan, None if it fails or must not be as printed."""
+    """Return the cut of Algorithm 1's plan, None if it fails or may not be used as printed."""
     order = search.ranks
     if search.portal is not None and not search.is_ring:
         order = (search.portal, *(rank for rank in order if rank != search.portal))
@@ -181,7 +182,7 @@ def _algorithm_1(search: Search) -> Cut | None:
 
 
 def rings(search: Search, most: int) -> list[Cut]:
-    """Return the best plain cuts of the most promising rings, and of each size; of more than 8 devices the fastest are looked at."""
+    """Return the best plain cuts of the most promising rings, for each size; with more than 8 devices the fastest are tried."""
     if search.is_ring:
         return []
     others = [rank for rank in search.ranks if rank != search.portal]
@@ -201,13 +202,13 @@ def rings(search: Search, most: int) -> list[Cut]:
 
 
 def _kinds(search: Search, ring: Ranks) -> Ranks:
-    """Return the kinds of a ring's devices, the same for every ring that takes as long: without a portal it may be turned."""
+    """Return the kinds of a ring's devices, equal for all rings of equal time: without a portal a ring may be rotated."""
     kinds = tuple(search.kind[rank] for rank in ring)
     return kinds if search.portal is not None else min(kinds[at:] + kinds[:at] for at in range(len(kinds)))
 
 
 def turned(search: Search, ring: Ranks) -> Ranks:
-    """Return the ring with the portal first; without one the device with most memory, if embedding and head count."""
+    """Rotate the ring so that the portal is first, or else the device with most memory if embedding and head count."""
     first = search.portal
     if not ring:
         return ring
@@ -220,7 +221,7 @@ def turned(search: Search, ring: Ranks) -> Ranks:
 
 
 def numbers(search: Search, most: int) -> list[tuple[int, ...]]:
-    """Return numbers of scheme-2 layers in each stack, at most about `most` of them, evenly."""
+    """Return up to about `most` evenly spread choices of the number of scheme-2 layers in each stack."""
     if search.schemes is not None:
         return [tuple(0 if search.schemes == 1 else count for count in search.layers)]
     each = max(2, round(most ** (1 / len(search.layers)))) - 1
@@ -229,7 +230,7 @@ def numbers(search: Search, most: int) -> list[tuple[int, ...]]:
 
 
 def near(search: Search, second: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return these numbers of scheme-2 layers, and some a little larger or smaller."""
+    """Return these numbers of scheme-2 layers, and some slightly larger or smaller ones."""
     if search.schemes is not None:
         return [second]
     axes = [
@@ -243,7 +244,7 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
     """Yield the relaxed programme's plans, rounded, for some numbers of scheme-2 layers.
 
     plain: cuts by speed instead, as on a large ring.
-    every: also with devices that have no room for all of a scheme-2 layer left without tokens, which then need not hold it in full.
+    every: also try devices without tokens if they have no room for all of a scheme-2 layer; they then need not have all of it.
     """
     room = search.room(ring)
     if min(room) < 0:
@@ -269,7 +270,7 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
                 if found.x is None:
                     continue
                 if found.fun > least:
-                    break  # one device more without tokens only makes it worse
+                    break  # one more device without tokens only makes it worse
                 least = found.fun
                 parts = [[max(0.0, float(one)) for one in part] for part in programme.parts(found.x)]
             full = other_bytes * shape.columns
@@ -285,7 +286,7 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
 
 
 def _roomy(units: list[int], room: Sequence[float]) -> list[int]:
-    """Return the units, those beyond a position's room (in units) given to the positions with most room left."""
+    """Move units beyond a position's room (in units) to the positions with most room."""
     while any(count > most for count, most in zip(units, room, strict=True) if count):
         left = [most - count for count, most in zip(units, room, strict=True)]
         taker, giver = (

@@ -1,4 +1,4 @@
-"""Predicted seconds of one sequence under a plan, in closed form: Galaxy+ Eq. 5-7 for its own plans, the same terms for the baselines'."""
+"""Predict the seconds of one sequence under a plan in closed form: Galaxy+ Eq. 5-7 for its plans, the same terms for the baselines."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePrice:
-    """Seconds of one sequence, nothing overlapped; each part is summed over all layers.
+    """Seconds of one sequence without overlap; each part is summed over all layers.
 
     scheme_1_s, scheme_2_s: T_scheme-1 and T_scheme-2 of Eq. 6-7, which contain the parts above them ('hybrid' only).
-    ends_s: embedding, head, and the tokens' way to their devices and back, which Eq. 6-7 leave out.
+    ends_s: embedding, head, and the transfer of tokens to their devices and back, which Eq. 6-7 leave out.
     """
 
     mha_s: float = 0.0
@@ -73,7 +73,7 @@ class InferencePrice:
 def price_plan(
     plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, *, length: int | None = None, decoder_length: int | None = None
 ) -> InferencePrice:
-    """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), whatever the plan's paradigm."""
+    """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), for any paradigm."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
     of_paradigm = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}
     found = of_paradigm[plan.paradigm](plan, profile, cluster, lengths)
@@ -81,7 +81,7 @@ def price_plan(
 
 
 class Cut(NamedTuple):
-    """A hybrid plan as the search sees it: the partitions, and the layers of scheme 2 in each stack, which are its first ones."""
+    """A hybrid plan in the search: the partitions, and the number of scheme-2 layers in each stack, which come first in the stack."""
 
     ranks: Ranks
     units: tuple[int, ...]
@@ -98,7 +98,7 @@ def cut_of(plan: InferencePlan, profile: InferenceProfile) -> Cut:
 
 
 class HybridPricer:
-    """Prices hybrid plans of one profile and cluster by Eq. 6 + Eq. 7; remembers each partition, as a move changes one of them."""
+    """Predicts the time of hybrid plans of one profile and cluster by Eq. 6 + Eq. 7; caches each partition, as a move changes only one."""
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> None:
         self.profile, self.cluster, self.lengths = profile, cluster, tuple(lengths)
@@ -114,7 +114,7 @@ class HybridPricer:
         )
 
     def rows(self, cut: Cut) -> Iterator[tuple[int, int, int, float, float, tuple[float, float, float, float]]]:
-        """Yield of each stack its layers of either scheme, the blocks of a layer, and the seconds of each part of a layer."""
+        """Yield for each stack its layers of either scheme, the blocks of a layer, and the seconds of each part of a layer."""
         mha, tensor, tokens = (
             self._mha_s(cut.ranks, cut.units),
             self._tensor_s(cut.ranks, cut.columns),
@@ -124,7 +124,7 @@ class HybridPricer:
             yield shape.num_layers - q, q, num_blocks(shape), mha[stack], tensor[stack], tokens[stack]
 
     def ways_s(self, cut: Cut) -> float:
-        """Return the seconds of the tokens' way to their devices and back, and of gathering the first stack's output for a second."""
+        """Return the seconds to send tokens to their devices and back, and to gather the first stack's output for a second."""
         found = 0.0
         for shape, length in zip(self.profile.stacks, self.lengths, strict=True):
             found += _star_s(cut.ranks, self.cluster, proportional_parts(length, cut.shares), shape.hidden_bytes)
@@ -169,7 +169,7 @@ class HybridPricer:
 
 
 def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
-    """Return the seconds in which position 0 hands every other position its tokens and gets them back."""
+    """Return the seconds in which position 0 sends every other position its tokens and receives them back."""
     first, total = ranks[0], 0.0
     for rank, count in list(zip(ranks, tokens, strict=True))[1:]:
         if count:
@@ -197,7 +197,7 @@ def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, le
 
 
 def _tensor(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
-    """Return Megatron-LM's seconds: an all-reduce of the whole sequence behind each block, connections computed everywhere."""
+    """Return Megatron-LM's seconds: an all-reduce of the whole sequence after each block, connections computed on all devices."""
     total = InferencePrice()
     for stack, shape in enumerate(profile.stacks):
         units, columns = plan.cut(shape)
@@ -217,7 +217,7 @@ def _tensor(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, le
 
 
 def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
-    """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers a layer (section IV-A)."""
+    """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers per layer (section IV-A)."""
     total = InferencePrice()
     for stack, shape in enumerate(profile.stacks):
         tokens, n, blocks = plan.tokens(lengths[stack]), lengths[stack], num_blocks(shape)
@@ -232,7 +232,7 @@ def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
             attention.append(seconds)
             mlp.append(mlp_sequence_s(profile, rank, stack, own))
             con.append(blocks * costs.seconds("CONN", own))
-        # One message holds a token's keys and values.
+        # One message contains a token's keys and values.
         width = shape.num_units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
         gather = all_gather_s(cluster, plan.ranks, tokens, width)
         ends = _star_s(plan.ranks, cluster, tokens, shape.hidden_bytes)
@@ -249,7 +249,7 @@ def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
 
 
 def _pipeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
-    """Return EdgeShard's seconds for one sequence: one device after the other, the result back at the first."""
+    """Return EdgeShard's seconds for one sequence: one device after the other, with the result sent back to the first."""
     mha = mlp = con = 0.0
     transfer, layer = 0.0, 0
     for position, (rank, count) in enumerate(zip(plan.ranks, plan.layers, strict=True)):
@@ -267,7 +267,7 @@ def _pipeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
 
 
 def boundary_bytes(profile: InferenceProfile, layer: int, lengths: Sequence[int]) -> int:
-    """Return what travels from device to device in front of a layer: hidden states, and in a decoder the encoder's output too."""
+    """Return the bytes that one device sends to the next before a layer: hidden states, and in a decoder the encoder's output too."""
     last = profile.num_layers
     stack = profile.stack_of(min(layer, last - 1))
     hidden = lengths[stack] * profile.stacks[stack].hidden_bytes

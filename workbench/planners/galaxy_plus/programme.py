@@ -1,8 +1,8 @@
-"""Galaxy+ Eq. 5-9 on one ring as a linear programme for HiGHS: whole numbers for the oracle, relaxed for the planner's starts.
+"""Galaxy+ Eq. 5-9 on one ring as a linear programme for HiGHS: integers for the oracle, relaxed for the planner's starts.
 
-For each number of scheme-2 layers Eq. 6-9 are linear in the partitions: the oracle solves one programme each, those pruned whose
-relaxation is no better than what is known.  The ring is given: its order and who is in it are not searched, but a device may get no units,
-no columns and no tokens (it then passes messages on).
+For each number of scheme-2 layers Eq. 6-9 are linear in the partitions.  The oracle solves one programme each and prunes those whose
+relaxation is no better than the best known plan.  The ring is given: its order and its devices are not searched, but a device may get no
+units, no columns and no tokens (it then forwards messages).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Row = dict[int, float]
 
 
 class Programme:
-    """The variables: units a, columns b, tokens s, flags of each being above 0, and times of blocks and of every hop's end.
+    """The variables: units a, columns b, tokens s, flags for each being above 0, and times of blocks and of every hop's end.
 
-    A second stack is cut in the first one's proportion.  For a given number of scheme-2 layers Eq. 6-9 are linear in these.
+    A second stack is split in the first one's proportion.  For a given number of scheme-2 layers Eq. 6-9 are linear in these.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Programme:
         room: Sequence[float],
         memory: MemoryRule,
     ) -> None:
-        """room: bytes that each position has for attention and feed-forward weights."""
+        """room: bytes at each position for attention and feed-forward weights."""
         if any(min(c.fixed_s, c.token_s, c.unit_s, c.token_unit_s) < 0 for row in profile.costs for s in row for c in s.pieces.values()):
             raise ConfigError(
                 "An optimum was asked for.", "A cost of the profile is below 0.", "Profile again, or use an analytic profile."
@@ -53,7 +53,7 @@ class Programme:
         self.totals = (first.num_units, first.columns, lengths[0])
         self.width = 6 * len(ranks)  # a, b, s and their flags
         self.rows: list[tuple[Row, float]] = []  # coefficients @ x <= limit
-        self.times: list[dict[str, int]] = []  # of each stack: variables
+        self.times: list[dict[str, int]] = []  # for each stack: variables
         for stack, (shape, length) in enumerate(zip(profile.stacks, lengths, strict=True)):
             lines = [block_lines(profile, rank, stack, lengths) for rank in ranks]
             scales = [own / whole for own, whole in zip((shape.num_units, shape.columns, length), self.totals, strict=True)]
@@ -102,7 +102,7 @@ class Programme:
         time_limit_s: float = 20.0,
         cutoff: float = math.inf,
     ) -> Any:
-        """Return HiGHS's answer for so many scheme-2 layers in each stack.  holders: whose flags of tokens are set; None: it decides."""
+        """Return HiGHS's answer for given numbers of scheme-2 layers.  holders: positions whose token flags are set; None: all free."""
         n, price = len(self.ranks), np.zeros(self.width)
         for shape, second, times in zip(self.profile.stacks, q, self.times, strict=True):
             rings = shape.num_layers * num_blocks(shape) - second
@@ -135,14 +135,14 @@ class Programme:
         )
 
     def _memory_rows(self, q: Sequence[int]) -> list[tuple[Row, float]]:
-        """Return Eq. 8-9 for each device, in megabytes so that the numbers are of one size."""
+        """Return Eq. 8-9 for each device, in megabytes so that the numbers are of similar size."""
         n, rows = len(self.ranks), []
         unit, first, second = part_bytes(self.profile, q)
         for d, room in enumerate(self.room):
             a, b, holds, full = d, n + d, 5 * n + d, second * self.totals[1]
             if self.memory.full_everywhere:
                 rows.append(({a: unit, b: first}, room - full))
-            else:  # all columns of scheme-2 layers with tokens, its own columns of them without: both at least hold
+            else:  # with tokens all columns of scheme-2 layers, without tokens its own columns of them: both are lower bounds
                 rows += [({a: unit, b: first, holds: full}, room), ({a: unit, b: first + second}, room)]
         return [({at: number / 1e6 for at, number in row.items()}, limit / 1e6) for row, limit in rows]
 
@@ -153,7 +153,7 @@ class Programme:
 
 
 def hybrid_plan(method: str, profile: InferenceProfile, cut: Cut) -> InferencePlan:
-    """Return the plan of a cut whose shares are tokens."""
+    """Return the plan of a cut; its shares are tokens."""
     return InferencePlan(
         method=method,
         paradigm="hybrid",
@@ -170,7 +170,8 @@ def hybrid_plan(method: str, profile: InferenceProfile, cut: Cut) -> InferencePl
 class Optimum:
     """The best plan, its seconds by Eq. 9, and a proven lower bound of them.
 
-    solved: programmes (or, by brute force, plans) that were solved.  pruned: programmes left out, as their relaxation is no better.
+    solved: the number of solved programmes (or, by brute force, of plans).  pruned: programmes skipped because their relaxation is no
+    better.
     """
 
     plan: InferencePlan
@@ -194,9 +195,9 @@ def oracle(
 ) -> Optimum | None:
     """Return the optimum of Eq. 9 on the ring of these ranks, None if no plan fits, or none takes less than `below_s`.
 
-    gap: relative, within which HiGHS proves the optimum.  below_s: to prove of a plan that no other is much better, which is quicker.
-    time_limit_s: of one programme; what it leaves open lowers bound_s.
-    With two stacks both must be cut alike: as many units and columns, as many tokens.  Raises ConfigError otherwise.
+    gap: the relative gap within which HiGHS proves the optimum.  below_s: only prove that no plan is much better than this, which is
+    faster.  time_limit_s: of one programme; an unfinished programme lowers bound_s.
+    With two stacks both must have equal units, columns and tokens.  Raises ConfigError otherwise.
     """
     chosen = checked_ranks(profile, cluster, ranks)
     lengths = stack_lengths(profile, length, decoder_length)
@@ -214,7 +215,7 @@ def oracle(
     best: tuple[float, InferencePlan] | None = None
     bound, solved, unsolved = math.inf, 0, 0
     for lower, q in waiting:
-        # Only what is better than the best by more than the gap is of interest: HiGHS proves most of the rest infeasible at once.
+        # Only a plan better than the best by more than the gap is needed: HiGHS proves most other programmes infeasible at once.
         cutoff = below_s if best is None else best[0] * (1 - gap)
         if lower >= cutoff:
             break

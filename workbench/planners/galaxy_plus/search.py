@@ -1,4 +1,4 @@
-"""The search for hybrid plans (Galaxy+ Eq. 9): one neighbourhood, and one climber for any price."""
+"""The search for hybrid plans (Galaxy+ Eq. 9): one neighbourhood, and one hill climber for any price."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Price = Callable[[InferencePlan], float]
 Move = Callable[[Cut, float], Iterator[Cut]]
 
 MOST_POSITIONS = 10
-"""Rings of more devices are not given to the linear programme, whose size is their square, and of their neighbours few are looked at."""
+"""Larger rings are not given to the linear programme, whose size is quadratic, and only few of their neighbours are tried."""
 FIRST_STEP = 0.125
 NEAR = 1.03
-"""A plan of other devices, or of another order, whose seconds by Eq. 9 are higher by this factor is not given to another price."""
+"""A plan with other devices or another order is not rated by another price if its seconds by Eq. 9 are higher by this factor."""
 GAIN = 1e-4
-"""The least share by which a step must be faster by another price than Eq. 9."""
+"""The minimum relative gain of a step by a price other than Eq. 9."""
 
 
 class Search:
-    """One model, cluster and sequence.  lengths, longest: tokens of each stack, timed and held in memory.
+    """One model, cluster and sequence.  lengths, longest: tokens of each stack, for timing and for memory.
 
-    ranks: the devices that may take part; is_ring: all of them, in this order.  portal: stands first.
+    ranks: the devices that may take part; is_ring: all of them, in this order.  portal: is first.
     schemes: of all layers, which at least two devices then split; None: free.
     """
 
@@ -63,22 +63,22 @@ class Search:
         self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)
 
     def _are_alike(self, a: int, b: int) -> bool:
-        """Return whether a plan stays the same when two devices change places, so that one of them is enough to try."""
+        """Return whether a plan stays the same if two devices swap places; only one of them then needs to be tried."""
         costs, link, others = self.profile.costs, self.cluster.link, [rank for rank in self.ranks if rank not in (a, b)]
         if self.portal in (a, b) or costs[a] != costs[b] or self.cluster.devices[a].memory_bytes != self.cluster.devices[b].memory_bytes:
             return False
         return link(a, b) == link(b, a) and all(link(a, c) == link(b, c) and link(c, a) == link(c, b) for c in others)
 
     def _left_out(self, cut: Cut) -> Iterable[int]:
-        """Return the devices that the plan leaves out, one of those that are alike."""
+        """Return the devices that the plan does not use, one of each kind."""
         return sorted({self.kind[rank]: rank for rank in reversed(self.ranks) if rank not in cut.ranks}.values())
 
     def seconds(self, cut: Cut) -> float:
-        """Return Eq. 9."""
+        """Return the seconds of Eq. 9."""
         return self._pricer(cut)
 
     def plan(self, cut: Cut, like: InferencePlan | None = None) -> InferencePlan:
-        """Return the plan of a cut; like: whose other settings it gets, with both ends in its predicted seconds if none."""
+        """Return the plan of a cut.  like: a plan whose other settings it gets; without it, predicted_s includes embedding and head."""
         made, several = hybrid_plan(self.method, self.profile, cut), len(cut.ranks)
         if like is None:
             ends = self._pricer.ways_s(cut) + ends_s(self.profile, cut.ranks[0], self.lengths)
@@ -87,7 +87,7 @@ class Search:
         return replace(like, **parts, overlap=like.overlap and several > 1, both_ways=like.both_ways and several > 2)
 
     def fitted(self, cut: Cut | None) -> Cut | None:
-        """Return the cut if it fits, with other columns if need be; None if no columns fit."""
+        """Return the cut if it fits, if necessary with other columns; None if no columns fit."""
         if cut is None or self._fits(cut):
             return cut
         cut = self.leveled(cut)
@@ -107,10 +107,10 @@ class Search:
         return all(need.total_bytes <= self.memory.budget_bytes(self.cluster, rank) for rank, need in needs.items())
 
     def leveled(self, cut: Cut) -> Cut | None:
-        """Return the cut with the columns whose slowest device is fastest and that memory holds; None if there are none."""
+        """Return the cut with the columns that fit in memory and make the slowest device fastest; None if there are none."""
         shape = self.profile.stacks[0]
         unit, own, other = self.part_bytes(cut.second)
-        # Rounding a second stack's cut may cost a unit and a column more.
+        # Rounding a second stack's cut may need one more unit and one more column.
         slack = unit + own + other if len(self.layers) > 1 else 0.0
         caps = []
         for nbytes, units, share in zip(self.room(cut.ranks), cut.units, cut.shares, strict=True):
@@ -128,7 +128,7 @@ class Search:
         return water_level([self._columns_line(rank, second) for rank in ranks], caps, self.profile.stacks[0].columns)
 
     def _line_of_columns(self, rank: int, second: tuple[int, ...]) -> Line:
-        """Return the line over columns of all tensor-parallel feed-forward networks; of all layers if there is none."""
+        """Return the line over columns of all tensor-parallel feed-forward networks; of all layers if there are no such networks."""
         weights = [layers - q for layers, q in zip(self.layers, second, strict=True)]
         fixed = slope = 0.0
         for stack, weight in enumerate(weights if any(weights) else self.layers):
@@ -137,16 +137,16 @@ class Search:
         return fixed, slope
 
     def climb(self, plan: InferencePlan, price: Price, *, most: int) -> tuple[InferencePlan, float]:
-        """Return the plan and its price after at most `most` others were priced; each faster one is the next start."""
+        """Return the plan and its price after rating at most `most` others; each faster one is the next start."""
         cut, seconds = self._climb(cut_of(plan, self.profile), lambda cut: price(self.plan(cut, plan)), GAIN, most, 0.01)
         return self.plan(cut, plan), seconds
 
     def climbed(self, cut: Cut, last_step: float) -> Cut:
-        """Return the cut that is reached by Eq. 9, each faster one being the next start."""
+        """Return the cut found by climbing with Eq. 9; each faster cut is the next start."""
         return self._climb(cut, None, 1e-6, 10_000, last_step)[0]
 
     def _climb(self, cut: Cut, judge: Callable[[Cut], float] | None, gain: float, most: int, last_step: float) -> tuple[Cut, float]:
-        """Moves go coarse before fine.  judge: default Eq. 9.  gain: the least share by which a step must be faster."""
+        """Climb with coarse moves before fine ones.  judge: default Eq. 9.  gain: the minimum relative gain of a step."""
         now_s = self.seconds(cut)
         best_s, seen, step = judge(cut) if judge else now_s, {cut}, FIRST_STEP
         guided = (self._left, self._exchanged, self._swapped)
@@ -164,7 +164,7 @@ class Search:
                         return cut, best_s
                     value, most = judge(one) if judge else self.seconds(one), most - 1
                     if value < best_s * (1 - gain):
-                        if judge is None and one in self._passed:  # another climb by Eq. 9 went on from there
+                        if judge is None and one in self._passed:  # another climb by Eq. 9 continued from there
                             return one, value
                         self._passed.add(one)
                         cut, best_s, now_s, improved = one, value, self.seconds(one), True
@@ -183,9 +183,9 @@ class Search:
         return kinds
 
     def _joined(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the ring with one device more, which gets tokens and columns by its speed, or half of that, and no heads.
+        """Yield the ring with one more device, which gets tokens and columns by its speed, or half of that, and no heads.
 
-        A slow device may be worth its part of the feed-forward networks while its part of the heads, a whole one, is too much for it.
+        A slow device may be worth its part of the feed-forward networks, even if a whole head is too much for it.
         """
         in_ring, count = sum(self.speed[rank] for rank in cut.ranks), len(cut.ranks)
         places = range(0 if self.portal is None else 1, count + 1)
@@ -201,7 +201,7 @@ class Search:
                     yield Cut._make([*((*parts[:at], one, *parts[at:]) for one, parts in pairs), cut.second])
 
     def _left(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the ring without one of its devices, whose parts the others take."""
+        """Yield the ring without one of its devices; the others take its parts."""
         count = len(cut.ranks)
         for at in range(0 if self.portal is None else 1, count if count > 1 else 0):
             ranks = (*cut.ranks[:at], *cut.ranks[at + 1 :])
@@ -213,14 +213,14 @@ class Search:
             yield Cut._make([ranks, *parts, cut.second])
 
     def _exchanged(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the ring with one of its devices replaced by another, which takes over its work."""
+        """Yield the ring with one of its devices replaced by another, which takes its work."""
         for at in range(0 if self.portal is None else 1, len(cut.ranks)):
             for rank in self._left_out(cut):
                 if self.kind[rank] != self.kind[cut.ranks[at]]:
                     yield cut._replace(ranks=(*cut.ranks[:at], rank, *cut.ranks[at + 1 :]))
 
     def _swapped(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the cut with two devices exchanged in the ring, with their tokens or without; of a large ring neighbours only."""
+        """Yield the cut with two devices swapped in the ring, with or without their tokens; in a large ring only neighbours."""
         count = len(cut.ranks)
         for i, j in itertools.combinations(range(0 if self.portal is None else 1, count), 2):
             if j == i + 1 or count <= MOST_POSITIONS:
@@ -235,7 +235,7 @@ class Search:
         length, count = self.lengths[0], len(cut.ranks)
         tokens = proportional_parts(length, cut.shares)
         whole = [length * (position + 1) // count - length * position // count for position in range(count)]
-        for part in (1.0, 0.5) if step >= FIRST_STEP else ():  # towards equal parts, as rings like them
+        for part in (1.0, 0.5) if step >= FIRST_STEP else ():  # towards equal parts, which suit rings
             mixed = [round((1 - part) * now + part * equal) for now, equal in zip(tokens, whole, strict=True)]
             mixed[0] += length - sum(mixed)
             if min(mixed) >= 0:
@@ -244,13 +244,13 @@ class Search:
             yield cut._replace(shares=parts)
 
     def _units(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the cut with units moved from position to position, and with columns that suit them."""
+        """Yield the cut with units moved between positions, and with columns that suit them."""
         for parts in _shifts(cut.units, max(1, round(step * sum(cut.units)))):
             yield (moved := cut._replace(units=parts))
             yield from self._leveled(moved, step)
 
     def _leveled(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the cut with the columns that are best by Eq. 9."""
+        """Yield the cut with the best columns by Eq. 9."""
         if (leveled := self.leveled(cut)) is not None:
             yield leveled
 
@@ -277,7 +277,7 @@ def _columns(cut: Cut, step: float) -> Iterator[Cut]:
 
 
 def _shifts(parts: Sequence[int], step: int) -> Iterator[tuple[int, ...]]:
-    """Yield the parts with `step` moved between two positions, from the largest part first and to the smallest first."""
+    """Yield the parts with `step` moved between two positions, from the largest and to the smallest part first."""
     by_size = sorted(range(len(parts)), key=lambda position: -parts[position])
     givers, takers = (by_size, by_size) if len(parts) <= MOST_POSITIONS else (by_size[:2], by_size[-8:])
     for giver, taker in itertools.product(givers, reversed(takers)):
@@ -289,9 +289,9 @@ def _shifts(parts: Sequence[int], step: int) -> Iterator[tuple[int, ...]]:
 
 
 def water_level(lines: Sequence[Line], caps: Sequence[int], total: int) -> tuple[int, ...]:
-    """Return whole numbers of that sum, at most `caps`, whose slowest line is fastest; a line counts only where its number is not 0.
+    """Return integers with sum `total`, at most `caps`, whose slowest line is as fast as possible; a line with integer 0 does not count.
 
-    As water finds its level: between two of the levels at which a device begins or is full their sum is linear.
+    Like water finding its level: between two levels at which a device starts or is full, the sum is linear.
     """
     least = 1e-9 * max(1e-30, *(fixed + slope * total for fixed, slope in lines)) / total
     lines = [(fixed, max(slope, least)) for fixed, slope in lines]

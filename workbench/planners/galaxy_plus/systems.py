@@ -1,4 +1,4 @@
-"""Every planner of single-shot inference by name (Galaxy+, section IV-A), and re-planning on the devices that are left (III-E, step 2)."""
+"""All planners of single-shot inference by name (Galaxy+, section IV-A), and re-planning on the remaining devices (III-E, step 2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.planners.galaxy_plus.planner import Price, plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceSystem:
-    """A system of the evaluation.  label: as the paper writes it."""
+    """A system of the evaluation.  label: as in the paper."""
 
     label: str
     paradigm: Paradigm
@@ -34,7 +34,7 @@ INFERENCE_SYSTEMS: dict[str, InferenceSystem] = {
 
 
 def slowed(profile: InferenceProfile, slowdowns: Mapping[int, float]) -> InferenceProfile:
-    """Return the profile with each rank as many times slower as was measured."""
+    """Return the profile with each rank slowed down by its measured factor."""
     for rank, factor in slowdowns.items():
         if not (0 <= rank < profile.world_size and factor > 0):
             raise ConfigError(
@@ -57,11 +57,11 @@ def replan(
     slowdowns: Mapping[int, float] | None = None,
     price: Price | None = None,
 ) -> InferencePlan:
-    """Return a plan of the same method on all devices of the cluster but the excluded ones.
+    """Return a plan of the same method on all devices of the cluster except the excluded ones.
 
-    profile, cluster: of all devices; the plan's ranks are theirs, nothing is renumbered.  slowdowns: by rank, against the profile.
-    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring, if it is
-    left; any other method plans by its own planner.  Raises PlanError if none is left or nothing fits.
+    profile, cluster: of all devices; the plan keeps their rank numbers.  slowdowns: by rank, relative to the profile.
+    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring if it is
+    still there; any other method uses its own planner.  Raises PlanError if no device is left or nothing fits.
     """
     left = [rank for rank in range(cluster.world_size) if rank not in excluded]
     if not left:

@@ -9,7 +9,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, StackShape
 
 Line = tuple[float, float]
-"""Fixed seconds and seconds for each more, of a time that is 0 for nothing."""
+"""Fixed seconds and seconds per item, of a time that is 0 for no items."""
 
 
 def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | None = None) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | 
 
 
 def checked_ranks(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the ranks that may take part (default: all), each once and known.  Raises ConfigError otherwise."""
+    """Return the ranks that may take part (default: all).  Raises ConfigError for a repeated or unknown rank."""
     if profile.world_size != cluster.world_size:
         raise ConfigError(
             f"A plan of '{profile.model}' for cluster '{cluster.name}' was asked for.",
@@ -43,7 +43,7 @@ def checked_ranks(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[i
 
 
 def num_blocks(shape: StackShape) -> int:
-    """Return the blocks of a layer that end in a synchronisation under scheme 1: 2, or 3 with a cross-attention."""
+    """Return how many blocks of a layer end in a synchronisation under scheme 1: 2, or 3 with cross-attention."""
     return 3 if shape.has_cross_attention else 2
 
 
@@ -80,14 +80,14 @@ def mlp_sequence_s(profile: InferenceProfile, rank: int, stack: int, tokens: int
 
 
 def con_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
-    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one behind each block (Eq. 6 has one term for them)."""
+    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one after each block (Eq. 6 has one term for them)."""
     return num_blocks(profile.stacks[stack]) * profile.costs[rank][stack].seconds("CONN", tokens)
 
 
 def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> dict[str, Line]:
     """Return fixed seconds and seconds for each unit ('own' and 'cross' attention), column ('tensor') or token (the others) of a layer.
 
-    Every time is affine from 1 on, and 0 for nothing.
+    Every time is affine from 1 on, and 0 for no items.
     """
     shape = profile.stacks[stack]
     times: dict[str, tuple[Callable[[int], float], int]] = {
@@ -132,26 +132,26 @@ def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> fl
 
 
 def slowest_s(lines: Sequence[Line], counts: Sequence[int]) -> float:
-    """Return the seconds of the slowest device; one without a unit, column or token takes none."""
+    """Return the seconds of the slowest device; a device without a unit, column or token takes no time."""
     return max(fixed + slope * count if count else 0.0 for (fixed, slope), count in zip(lines, counts, strict=True))
 
 
 def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
-    """Return T_AG: every position's tokens travel n - 1 hops round the ring, in seconds.
+    """Return T_AG: every position's tokens make n - 1 hops around the ring, in seconds.
 
-    A position forwards its own tokens, then what arrived before, one message at a time; a hop takes its link's latency and
-    bytes, no tokens take none.  The slowest chain of hops counts, so unequal links and shares are priced as they are.
+    A position forwards its own tokens, then the tokens that arrived before, one message at a time.  A hop takes its link's latency and the
+    time of its bytes; no tokens take no time.  The slowest chain of hops counts, so unequal links and shares are included.
     """
     return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0)
 
 
 def reduce_scatter_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
-    """Return T_RS without additions: the partial sums of every position's tokens travel n - 1 hops and end at their owner, in seconds."""
+    """Return T_RS without additions: the partial sums of every position's tokens make n - 1 hops and end at their owner, in seconds."""
     return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=1)
 
 
 def hop_lines(cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Sequence[Line] | None = None) -> list[Line]:
-    """Return the line over tokens of each position's hop to the next.  adds: of each position, which a reduce-scatter's receiver takes."""
+    """Return the line over tokens of each position's hop to the next.  adds: of each position; a reduce-scatter's receiver adds them."""
     found = []
     for position, rank in enumerate(ranks if len(ranks) > 1 else ()):
         to = (position + 1) % len(ranks)
@@ -161,14 +161,14 @@ def hop_lines(cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Se
 
 
 def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
-    """Return the end of a ring collective.  lines: of each position's hop; none of a ring of one device.
+    """Return the end of a ring collective.  lines: of each position's hop; empty for a ring of one device.
 
     shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
     """
     hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
     done = [0.0] * len(hops)
     for step in range(shift, len(hops) - 1 + shift):
-        # What goes out now came in during the step before, over the link that was busy until then.
+        # The data sent now arrived in the previous step, over the link that was busy until then.
         before = enumerate(zip(done, done[-1:] + done[:-1], hops, strict=True))
         done = [(own if own > other else other) + row[at - step] for at, (own, other, row) in before]
     return max(done, default=0.0)
