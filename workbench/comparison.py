@@ -26,7 +26,7 @@ QUANTITIES = {
     "sent_bytes": ("bytes sent in a step", 1e-6, "MB"),
     "loss": ("training loss, last epoch", 1, ""),
 }
-"""Columns of reports_frame that are results: what each is, and the factor and unit to show it in.  All others after them are metrics."""
+"""The result columns of reports_frame, each with its meaning, and the factor and unit to show it in.  All later columns are metrics."""
 
 
 class Mean(NamedTuple):

@@ -20,14 +20,14 @@ from workbench.core.errors import ConfigError, RuntimeSetupError
 
 OURS = "_workbench._tcp.local."
 KINDS = (OURS, "_ssh._tcp.local.", "_workstation._tcp.local.")
-"""The last two are what Raspberry Pi OS and other systems announce where avahi is installed."""
+"""Raspberry Pi OS and other systems announce the last two if avahi is installed."""
 SEARCH_S = 2.0
-"""A device is found 0.5 to 1.2 s after it begins to announce itself."""
+"""A device is found 0.5 to 1.2 s after its first announcement."""
 SSH_PORT = 22
 
 
 class Candidate(NamedTuple):
-    """A device that was seen.  about: what it says of itself, '' where it says nothing; not to be trusted."""
+    """A device found in the network.  about: the device's description of itself, '' if it gives none; not to be trusted."""
 
     name: str
     address: str
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
 
 def about_this_machine(framework: str = "torch") -> dict[str, str]:
-    """Return what a device announces: nothing secret."""
+    """Return the properties that a device announces; none is secret."""
     import psutil
 
     battery = getattr(psutil, "sensors_battery", lambda: None)()
@@ -53,9 +53,9 @@ def about_this_machine(framework: str = "torch") -> dict[str, str]:
 
 @contextmanager
 def announced(name: str, about: Mapping[str, str], *, port: int = SSH_PORT, interfaces: Sequence[str] | None = None) -> Iterator[str]:
-    """Announce this device under a name while the context lasts; yield its addresses, separated by commas.
+    """Announce this device under a name inside the block; yield its addresses, separated by commas.
 
-    interfaces: addresses of the network interfaces to use; None: all.  Raises ConfigError if the name is taken or is none.
+    interfaces: addresses of the network interfaces to use; None: all.  Raises ConfigError if the name is taken or invalid.
     """
     import zeroconf
 
@@ -80,7 +80,7 @@ def announced(name: str, about: Mapping[str, str], *, port: int = SSH_PORT, inte
 
 
 def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = None) -> tuple[Candidate, ...]:
-    """Return the devices that are seen within some seconds, by address.  Raises RuntimeSetupError without a network."""
+    """Return the devices found within `search_s` seconds, by address.  Raises RuntimeSetupError without a network."""
     import zeroconf
 
     network, seen, lock = _network("Devices in this network were looked for.", interfaces), set[tuple[str, str]](), threading.Lock()
@@ -94,7 +94,7 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
         time.sleep(search_s)
         browser.cancel()
         found: dict[str, Candidate] = {}
-        for kind, name in sorted(seen, key=lambda one: (KINDS.index(one[0]), one[1])):  # ours first: they say more
+        for kind, name in sorted(seen, key=lambda one: (KINDS.index(one[0]), one[1])):  # our kind first: it has more details
             service = network.get_service_info(kind, name, timeout=1000)
             for address in service.parsed_addresses(zeroconf.IPVersion.V4Only) if service is not None else ():
                 about = {key: value or "" for key, value in service.decoded_properties.items()} if kind == OURS else {}
@@ -118,7 +118,7 @@ def _network(asked: str, interfaces: Sequence[str] | None) -> Any:
 
 
 def _own_addresses() -> list[str]:
-    """Return this machine's IPv4 addresses, the loopback's left out."""
+    """Return this machine's IPv4 addresses without the loopback's."""
     import psutil
 
     every = (one for each in psutil.net_if_addrs().values() for one in each if one.family == socket.AF_INET)

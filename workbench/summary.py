@@ -31,7 +31,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
 
 
 BATTERY_V = 3.85
-"""Of a lithium-ion cell, in the middle of its charge: mAh are joules / 3.6 / volts."""
+"""The voltage of a lithium-ion cell at half charge: mAh are joules / 3.6 / volts."""
 
 
 def energy_j(report: Report) -> dict[str, float]:

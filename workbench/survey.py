@@ -21,7 +21,7 @@ from workbench.runtime.pacing import PacedLinks
 from workbench.runtime.process_group import group
 
 LONGEST_MESSAGE_S = 0.3
-"""Messages that would take longer over a cluster's slowest link are not sent: a slow link needs no large ones to be measured."""
+"""Messages that would take longer over a cluster's slowest link are not sent: a slow link can be measured without large messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

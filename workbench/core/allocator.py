@@ -8,7 +8,7 @@ import os
 import sys
 
 KEPT_BYTES = 256 << 20
-"""Kept at most: what one layer leaves at 8,192 tokens of width 576."""
+"""Upper limit of kept memory: one layer frees this much at 8,192 tokens of width 576."""
 _KEPT_SHARE = 16
 """... and at most this part of the machine's memory."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

@@ -28,7 +28,7 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
     "storage_mb_per_s": (Device, "storage_bytes_per_s", MB),
     "battery": (Device, "battery", 1),
 }
-"""By key: the field that it sets, which states its range, and the key's unit in the field's."""
+"""For each key: the field that it sets (which has the range), and the key's unit, in units of the field."""
 
 _MODEL_KEYS = (*_NUMBERS, "title", "processor")
 _DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "port", "key", "python", "processor", "framework")

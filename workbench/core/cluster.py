@@ -26,7 +26,7 @@ from workbench.core.serial import shown
 
 DataPlane = Literal["tls", "plain"]
 Framework = Literal["torch", "jax"]
-"""What computes a device's layers."""
+"""The library that computes a device's layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

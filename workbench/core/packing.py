@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LEAST_SAVING = 0.1
-"""Share of the work that packing must save: rows of one length take the kernels' faster way, without a mask."""
+"""The share of the work that packing must save, because rows of equal length use the kernels' faster path without a mask."""
 _LINEAR = 6
-"""A layer's projections take 24 width^2 operations a token, its attention 4 width for each token of the row: 6 width tokens as much."""
+"""A layer's projections take 24 width^2 operations per token, its attention 4 width per token of the row: equal at 6 width tokens."""
 
 Packs = tuple[tuple[int, ...], ...]
 

@@ -198,7 +198,7 @@ def proportional_ranges(total: int, weights: tuple[int, ...]) -> tuple[tuple[int
 
 
 Homes = Mapping[str, Sequence[int]]
-"""The ranks that hold each tensor, by its name."""
+"""For each tensor name: the ranks that have the tensor."""
 
 _SHOWN_NAMES = 4
 

@@ -22,7 +22,7 @@ Rate = Annotated[float, Meta(ge=1e-3, le=1e18)]
 Latency = Annotated[float, Meta(ge=0, le=3600)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Interval = Annotated[float, Meta(ge=1e-3, le=1e9)]
-"""Seconds between two things that repeat, or until one is given up."""
+"""Seconds between repeated events, or a timeout."""
 Watts = Annotated[float, Meta(ge=0, le=1e6)]
 JoulesPerByte = Annotated[float, Meta(ge=0, le=1)]
 Width = Annotated[int, Meta(ge=1, le=65_536)]

@@ -60,7 +60,7 @@ TRANSFERS = frozenset({SEND, RECV})
 COMMUNICATION = COLLECTIVES | TRANSFERS
 
 RING = "ring"
-"""The stream of sums that come round a ring: a short operation on it runs as soon as what it reads is there, beside the compute stream."""
+"""The stream for a ring's sums: a short operation on it runs as soon as its inputs are present, in parallel with the compute stream."""
 
 NONE = -1
 

@@ -21,7 +21,7 @@ from workbench.core.serial import from_json, read_text
 from workbench.core.timeline import Kept, Source
 
 Reaction = Literal["none", "exclude", "rebalance", "best"]
-"""What is done about a straggler: nothing; leave it out (the paper's); a smaller share; whichever of the two is predicted faster."""
+"""The reaction to a straggler: none; exclude it (the paper's); give it a smaller share; or the faster of the two by prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

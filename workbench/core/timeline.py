@@ -14,9 +14,9 @@ from workbench.core.serial import to_json, write_text
 Source = Literal["simulated", "emulated", "real"]
 
 BUSY_OVERRUN_SHARE = 0.05
-"""Above this share of late time, emulated times mean nothing: the host was too busy to keep the devices' deadlines."""
+"""Above this share of late time, emulated times are not meaningful: the host was too busy to meet the devices' deadlines."""
 INVALID_MARK = "(!)"
-"""Stands at every measured number of a run during which the host was too busy."""
+"""The mark on every measured number of a run during which the host was too busy."""
 
 
 def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:

@@ -14,9 +14,9 @@ from workbench.core.program import Program
 from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
 
 CHUNK_BYTES = 1 << 20
-"""Bytes of a message, at most: tensors are packed together, and larger ones are cut."""
+"""The maximum bytes of a message: small tensors are packed together, and larger ones are split."""
 ROUND_BYTES = 1 << 24
-"""About how many bytes of messages a rank holds at a time."""
+"""The approximate bytes of messages on a rank at a time."""
 
 
 class Piece(NamedTuple):

@@ -20,7 +20,7 @@ from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescat
 Sizes = Mapping[str, int]
 
 MOST, MOST_CELLS = 4096, 200_000
-"""The greatest value of an option, and of ranks times micro_batches."""
+"""The maximum of an option, and of ranks times micro_batches."""
 
 MAY_BE_0 = ("clock_distance", "overlapped")
 
@@ -28,7 +28,7 @@ SECONDS: Mapping[str, float] = {
     "F": 1.0, "P": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "SF": 0.25, "SB": 0.25, "LOAD": 0.1, "GEMM": 1.0,
     "ATTN": 0.35, "MLP": 0.65, "ATTNB": 0.7, "MLPB": 1.3,
 }  # fmt: skip
-"""What an operation takes if nothing else is said: a backward pass two forward passes, a side network a quarter, others nothing."""
+"""Default times of operations: a backward pass two forward passes, a side network a quarter, others nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

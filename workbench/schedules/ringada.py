@@ -39,7 +39,7 @@ EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P"
 NOTE, TELL, HEAR = "NOTE", "TELL", "HEAR"
 MEAN = "MEAN"
 LOWEST = "A"
-"""In a profile, the backward pass of the lowest unfrozen layer: of its adapter alone, for nothing below is trained."""
+"""In a profile, the backward pass of the lowest unfrozen layer: only of its adapter, because no layer below is trained."""
 
 Seconds = Callable[[int, Op], float]
 """Seconds of an operation on a rank, or of a SEND (see core.costs.Costs)."""
