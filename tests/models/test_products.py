@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.models import products
+from workbench.models.fast_side import multiplies_bfloat16
 from workbench.models.products import ForwardLinear, filled_length, is_even, linear, use_fastest
 from workbench.models.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 
@@ -56,7 +57,7 @@ def test_only_amds_processors_with_avx512_prefer_it(found, expected, monkeypatch
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None, raising=False)
     assert products.prefers_onednn.__wrapped__() is expected
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert products.prefers_onednn.__wrapped__() is False  # an older PyTorch does not tell
+    assert products.prefers_onednn.__wrapped__() is False and not multiplies_bfloat16()  # an older PyTorch does not tell
 
 
 def test_few_numbers_of_rows_are_even():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from workbench.models.packing import Packing
 from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.products import processor
 from workbench.models.side_layers import TOKEN_KINDS, SideHead, SideLayer, TapProjection
 
 _aten = torch.ops.aten
@@ -86,7 +87,7 @@ def unsupported(adapter: ParallelAdapterStage) -> str:
 
 def multiplies_bfloat16() -> bool:
     """Return whether this processor has bfloat16 matmul instructions; without them bfloat16 is many times slower than float32."""
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = processor()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16"))
 
 

@@ -35,11 +35,15 @@ class ForwardLinear(nn.Linear):
         return linear(inputs, self.weight, self.bias)
 
 
+def processor() -> dict[str, Any]:
+    """Return the processor's name and instructions, as PyTorch reports them; empty for PyTorch 2.10 and older, which do not."""
+    return getattr(torch.cpu, "get_capabilities", dict[str, Any])()
+
+
 @functools.cache
 def prefers_onednn() -> bool:
     """Return whether oneDNN is faster on this machine's processor, as far as PyTorch identifies it."""
-    tell = getattr(torch.cpu, "get_capabilities", None)
-    found: dict[str, Any] = tell() if tell is not None and torch.backends.mkldnn.is_available() else {}
+    found = processor() if torch.backends.mkldnn.is_available() else {}
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return known and str(found.get("cpu_name", "")).startswith("AMD") and bool(found.get("avx512_f"))
 
