@@ -1,10 +1,10 @@
-"""Save what was trained as safetensors and JSON, whole or not at all, and load it in a fresh process to predict the same.
+"""Save trained parameters atomically as safetensors and JSON, and load them in a new process with the same predictions.
 
-LoRA is what peft reads, full fine-tuning what transformers reads, where one of their classes holds the model; Adapters
-and all others are in our own format.
+LoRA is saved for peft and full fine-tuning for transformers, if one of their classes can represent the model.  Adapters and all other
+techniques use our own format.
 Our head is a matrix on the mean of the last hidden states.  W mean(h) + b is the mean of W h + b, so a token classification whose logits
-are averaged over the attention mask is the same model.  Spans and tags are those classes' own logits.  Families whose pooling differs
-(encoder-decoders) or that have no such class (OPT, ViT) are kept in our own format.
+are averaged over the attention mask is the same model.  Spans and tags are directly the logits of those classes.  Families with another
+pooling (encoder-decoders) or without such a class (OPT, ViT) are saved in our own format.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDescription:
-    """What a saved adapter is for.  model: the backbone's name.  quantization: of the backbone."""
+    """Describes a saved adapter.  model: the backbone's name.  quantization: of the backbone."""
 
     config: ParallelAdapterConfig
     model: str
@@ -56,10 +56,10 @@ class AdapterDescription:
 def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: AdapterDescription) -> Path:
     """Write a whole adapter's state_dict (or the union of its stages') and return the folder.
 
-    Raises ConfigError if the state is not whole.  Weights go first: a folder with a description is complete.
+    Raises ConfigError if the state is incomplete.  Weights are written first: a folder with a description is complete.
     """
     folder = Path(folder)
-    # Loading checks names and shapes, so that nobody finds out later.
+    # Loading checks names and shapes now, so that errors do not surface later.
     _build(description.config, state, f"The adapter for '{folder}'")
     save_tensors(folder / WEIGHTS, state)
     write_text(folder / DESCRIPTION, to_json(description) + "\n")
@@ -73,9 +73,9 @@ def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, AdapterDescriptio
 
 
 def load_saved(folder: Path, asked: str, kind: type[T], description: str, weights: str | None) -> tuple[T, dict[str, Tensor]]:
-    """Return the description and the tensors of what was trained, from files of these names; weights: None reads none.
+    """Read a description and the trained tensors from the files with these names.  weights: None reads no tensors.
 
-    asked: sentence for the error.  Raises ConfigError if one of them is missing or damaged.
+    asked: sentence for the error.  Raises ConfigError if a file is missing or damaged.
     """
     try:
         found = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
@@ -98,13 +98,13 @@ def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str
 
 TRAINED, TRAINED_DESCRIPTION = "trained.safetensors", "fine_tuning.json"
 WHOLE_MODEL = "config.json"
-"""The file that transformers writes beside the weights of a whole model."""
+"""The file that transformers writes next to the weights of a whole model."""
 _BACKBONE, _HEAD = "backbone.", "head.output."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedDescription:
-    """What was trained.  model: the backbone's name.  class_names: in the order of the classes.  quantization: of the backbone."""
+    """Describes a trained model.  model: the backbone's name.  class_names: in class order.  quantization: of the backbone."""
 
     config: TechniqueConfig
     model: str
@@ -116,7 +116,7 @@ class TrainedDescription:
 
 
 def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
-    """Set a model's trained parameters by name.  Raises ConfigError for a name or a shape that does not fit."""
+    """Set a model's trained parameters by name.  Raises ConfigError for a name or shape that does not fit."""
     with torch.no_grad():
         for name, parameter in model.trained().items():
             if name not in weights or weights[name].shape != parameter.shape:
@@ -126,9 +126,9 @@ def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
 
 
 def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescription) -> Path:
-    """Write a whole model's trained parameters and what they are, the description last; return the folder.
+    """Write a whole model's trained parameters and then their description; return the folder.
 
-    A regression's head is written so that it gives numbers as the labels are.
+    A regression's head is saved so that it predicts in the labels' original units.
     """
     config, name = description.config, description.model
     assert model.head is not None, "a whole model has a head"
@@ -169,7 +169,7 @@ def _save_whole(folder: Path, model: TechniqueStage, head: Mapping[str, Tensor],
 
 
 def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription]:
-    """Return the whole model with what was trained, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
+    """Return the whole trained model, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
     folder, asked = Path(folder), f"The fine-tuned model '{folder}' was asked for."
     is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
@@ -209,7 +209,7 @@ _BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
 
 
 class Published(NamedTuple):
-    """task: peft's name of it.  prefix: of the base model's parameters in the class.  head: the name of its last matrix."""
+    """task: peft's name of the task.  prefix: of the base model's parameters in the class.  head: the name of its last matrix."""
 
     task: PeftTask
     prefix: str
@@ -217,45 +217,48 @@ class Published(NamedTuple):
 
 
 def published(name: str, task: PeftTask) -> Published | None:
-    """Return how transformers' class of a task holds a model, None if there is none.  Raises as model_config does."""
+    """Return how transformers' class for a task stores a model.  None if there is no such class.  Raises as model_config does."""
     config = model_config(name)
     if task in ("TOKEN_CLS", "QUESTION_ANS") and family_of(config.model_type).decoder is not None:
         return None
     try:
         with parameters_on_meta():
             whole = published_model(config, task)
-    except ValueError:  # transformers' answer where it has no such class
+    except ValueError:  # raised by transformers if there is no such class
         return None
     prefix = next(f"{path}." if path else "" for path, module in whole.named_modules() if module is whole.base_model)
     return Published(task, prefix, next((own for own in ("classifier", "score", "qa_outputs") if hasattr(whole, own)), ""))
 
 
 def published_model(config: Any, task: PeftTask) -> Any:
-    """Return a model of transformers' class of a task.  Raises ValueError if there is no such class."""
+    """Return a model of transformers' class for a task.  Raises ValueError if there is no such class."""
     import transformers
 
     return getattr(transformers, _MAKERS[task]).from_config(config)
 
 
 def head_task(kind: str) -> PeftTask:
-    """Return peft's name of the class that holds a head of ours, by the kind of the task."""
+    """Return peft's task name of the class that fits our head, by kind of task."""
     return "QUESTION_ANS" if kind == "question_answering" else "TOKEN_CLS"
 
 
 def kept_name(name: str) -> str:
-    """Return the name under which a model is found from any working folder: a local folder's whole path, all others as they are."""
+    """Return a model name that works from any working folder: the full path of a local folder, other names unchanged."""
     is_local = name not in EMBEDDED_MODELS and Path(name).expanduser().is_dir()
     return str(Path(name).expanduser().resolve()) if is_local else name
 
 
 def base_of(name: str) -> str:
-    """Return where transformers finds a model: a folder's whole path or a hub name; of a tiny model its name, which only we know."""
+    """Return the name by which transformers finds a model: a folder's full path or a hub name.
+
+    A tiny model's name is returned unchanged, although transformers does not know it.
+    """
     place = name if is_tiny(name) else locate(name)
     return str(place.resolve()) if isinstance(place, Path) else place
 
 
 def save_tokenizer(name: str, folder: Path) -> None:
-    """Put a model's tokenizer into a folder as transformers reads it; nothing of one that reads pictures."""
+    """Write a model's tokenizer into a folder in transformers' format.  An image model has nothing to write."""
     make_folder(folder)
     tokenizer = load_tokenizer(name)
     if not isinstance(tokenizer, TextTokenizer):

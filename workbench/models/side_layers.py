@@ -1,7 +1,7 @@
-"""The parts of a parallel adapter: projections of taps, narrow layers, heads, stateless dropout (PAC+, section IV-A, Fig. 6).
+"""Parts of a parallel adapter: projections of taps, narrow layers, heads, stateless dropout (PAC+, section IV-A, Fig. 6).
 
-Dropout without state: a mask is a function of seed, epoch, sample and feature, never of who computes it or when.
-However a mini-batch is divided among devices, and whether an epoch is resumed or runs from the cache, the masks are the same.
+Stateless dropout: a mask depends only on seed, epoch, sample and feature, not on the device or time of its computation.
+The masks are therefore the same however a mini-batch is divided, and when an epoch is resumed or runs from the cache.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ def stateless_dropout(inputs: Tensor, sample_ids: Tensor, *, rate: float, seed: 
 
 
 def ids_of_texts(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return (n,) int64 sample numbers made of the tokens themselves, for data whose samples have no numbers.
+    """Return (n,) int64 sample ids computed from the tokens, for data whose samples have no ids.
 
-    input_ids, attention_mask: (n, t).  Padding does not count, nor do a sample's neighbours: the same text has the same number.
+    input_ids, attention_mask: (n, t).  Padding and other samples have no influence: the same text has the same id.
     """
     positions = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device) * _GOLDEN
     return _mix((_mix(input_ids.long() + positions) * attention_mask.long()).sum(dim=1))
 
 
 def _mix(value: Tensor) -> Tensor:
-    # >> keeps the sign in torch, and a mixer needs zeros to come in from the left: mask them.
+    # torch's >> keeps the sign, but the mixer needs zeros shifted in from the left: mask them.
     value = (value ^ (value >> 30 & 0x3FFFFFFFF)) * _FIRST
     value = (value ^ (value >> 27 & 0x1FFFFFFFFF)) * _SECOND
     return value ^ (value >> 31 & 0x1FFFFFFFF)
 
 
 TOKEN_KINDS = ("question_answering", "token_classification")
-"""The kinds of tasks whose head reads every token: 2 outputs (first, last token of the answer), or one of each class."""
+"""Tasks whose head reads every token: it has 2 outputs (first and last token of the answer), or one per class."""
 LAMBDA = 0.5
-"""lambda_i at the beginning (PAC+, section IV-A)."""
+"""Initial value of lambda_i (PAC+, section IV-A)."""
 
 
 class TapProjection(nn.Module):
     """W_down of one tap: standardise each channel of a backbone activation, then project it from d to d / r.
 
-    mean, inverse_std: (d,) constants from calibration (`set_statistics`).  They are folded into weight and bias, which costs a
-    product of the weight's size and not of the activation's.
+    mean, inverse_std: (d,) constants from calibration (`set_statistics`).  They are folded into weight and bias, which is cheaper than
+    standardising the activations.
     """
 
     mean: Tensor
@@ -75,13 +75,13 @@ class TapProjection(nn.Module):
         self.register_buffer("inverse_std", torch.ones(hidden_size))
 
     def forward(self, tap: Tensor) -> Tensor:
-        """Return (n, t, d / r) of (n, t, d)."""
+        """Project a tap (n, t, d) to (n, t, d / r)."""
         weight = self.weight * self.inverse_std
         return F.linear(tap.to(weight.dtype), weight, self.bias - weight @ self.mean)
 
 
 class CrossAttention(nn.Module):
-    """What a decoder's adapter reads of the side network's encoder."""
+    """Attention of a decoder's adapter to the output of the side network's encoder."""
 
     def __init__(self, config: ParallelAdapterConfig) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
-        """Return what is added to hidden (n, s, d / r); memory: (n, t, d / r), mask: (n, 1, 1, t) bool or None."""
+        """Return the update for hidden (n, s, d / r).  memory: (n, t, d / r).  mask: (n, 1, 1, t) bool or None."""
         count, length, width = hidden.shape
         query = self.query(self.norm(hidden)).view(count, length, self.heads, -1).transpose(1, 2)
         fused = self.key_value(self.memory_norm(memory)).view(count, memory.shape[1], 2, self.heads, -1)
@@ -104,7 +104,7 @@ class CrossAttention(nn.Module):
 
 
 class SideLayer(nn.Module):
-    """One adapter: the mix of Fig. 6 and a pre-norm transformer layer d / r wide; in a decoder causal, with cross-attention."""
+    """One adapter: the mix of Fig. 6 and a pre-norm transformer layer of width d / r; in a decoder causal, with cross-attention."""
 
     def __init__(self, config: ParallelAdapterConfig, *, in_decoder: bool = False) -> None:
         super().__init__()
@@ -123,9 +123,9 @@ class SideLayer(nn.Module):
     def forward(
         self, side: Tensor, tap: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
-        """Return a_{i+1} (n, t, d / r) of a_i and b_{i+1} (n, t, d).
+        """Return a_{i+1} (n, t, d / r), given a_i and b_{i+1} (n, t, d).
 
-        mask: as from padding_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a decoder.
+        mask: from padding_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a decoder.
         """
         hidden = torch.lerp(side, self.down(tap), self.mix)
         count, length, width = hidden.shape
@@ -140,9 +140,9 @@ class SideLayer(nn.Module):
 
 
 class SideHead(nn.Module):
-    """W_up, the sum with the backbone's last activation, mean pooling and the task's head; of spans and tags without pooling.
+    """W_up, the sum with the backbone's last activation, mean pooling and the task's head; for spans and tags without pooling.
 
-    Pooling is a mean, so it changes places with W_up: pooling first makes the up-projection t times cheaper.
+    The pooling mean commutes with W_up, and pooling first makes the up-projection t times cheaper.
     """
 
     mean: Tensor
@@ -159,7 +159,7 @@ class SideHead(nn.Module):
         self.register_buffer("inverse_std", torch.ones(config.hidden_size))
 
     def forward(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, num_outputs), of spans and tags (n, t, num_outputs).
+        """Return the logits, (n, num_outputs), for spans and tags (n, t, num_outputs).
 
         side: a_L (n, t, d / r).  last_hidden: b_L (n, t, d).  attention_mask: (n, t).  sample_ids: (n,) int64, for the dropout.
         """
@@ -171,7 +171,7 @@ class SideHead(nn.Module):
         return self.finish(torch.bmm(share, self.norm(side)).squeeze(1), last, sample_ids, epoch)
 
     def finish(self, pooled: Tensor, last: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, num_outputs) of what is pooled already: normed a_L (n, d / r), standardised b_L (n, d); or (n, t, ...) of each."""
+        """Return (n, num_outputs) for pooled inputs: normed a_L (n, d / r), standardised b_L (n, d); or (n, t, ...) without pooling."""
         features = self.up(pooled) + last
         if self.training:
             features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
@@ -179,9 +179,9 @@ class SideHead(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """W_up and the sum with the backbone's last activation, as its language model head reads it.
+    """W_up and the sum with the backbone's last activation, as input for the backbone's language model head.
 
-    b_L is not standardised here: the language model head knows it as it is.
+    b_L is not standardised here, because the language model head was trained on it as it is.
     """
 
     def __init__(self, config: ParallelAdapterConfig) -> None:
@@ -191,7 +191,7 @@ class SequenceHead(nn.Module):
         self.up = nn.Linear(config.width, config.hidden_size)
 
     def forward(self, side: Tensor, last_hidden: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, s, d): a_L (n, s, d / r), b_L (n, s, d), sample ids (n,) int64 for the dropout."""
+        """Return the head's input, (n, s, d), for a_L (n, s, d / r), b_L (n, s, d) and sample ids (n,) int64 for the dropout."""
         hidden = self.up(self.norm(side)) + last_hidden.to(side.dtype)
         if self.training:
             hidden = stateless_dropout(hidden, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
@@ -199,13 +199,13 @@ class SequenceHead(nn.Module):
 
 
 def token_logits(logits: Tensor, attention_mask: Tensor, kind: str) -> Tensor:
-    """Return logits (n, t, num_outputs) of tokens, those of padding the lowest number where an answer's first and last token is chosen."""
+    """Return token logits (n, t, num_outputs).  For answer spans, padding gets the lowest number, so that it is never chosen."""
     if kind != "question_answering":
         return logits
     return logits.masked_fill(attention_mask[:, :, None] == 0, torch.finfo(logits.dtype).min)
 
 
 def pooling_matrix(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (n, 1, t), by which a product with (n, t, d) is the mean over each sample's real tokens; mask: (n, t)."""
+    """Return (n, 1, t), whose product with (n, t, d) is the mean over each sample's real tokens.  attention_mask: (n, t)."""
     share = attention_mask.to(dtype)
     return (share / share.sum(dim=1, keepdim=True))[:, None]

@@ -1,18 +1,18 @@
-"""How a backbone's weights are kept and in which type it computes; block-wise codes (PAC+, section IV-D, Eq. 1-2, Fig. 8).
+"""Storage and compute dtypes of a backbone's weights; block-wise codes (PAC+, section IV-D, Eq. 1-2, Fig. 8).
 
-Block-wise quantization by the largest magnitude: our reference (PAC+, section IV-D, Eq. 1-2; NF4 and double quantization: QLoRA).
+The reference is block-wise quantization by the largest magnitude (PAC+, section IV-D, Eq. 1-2; NF4 and double quantization: QLoRA).
 QLoRA: Dettmers, Pagnoni, Holtzman, Zettlemoyer, "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023; the 16 values of NF4
 are those of its appendix E.  |x - x'| is at most absmax / 254 for int8, absmax / 14 for int4, and half the widest gap between two
-neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36, beside which a weight is nothing, lose
-precision as all subnormal numbers do.
+neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36 lose precision, as all subnormal
+numbers do; such weights are negligible.
 
-Codes are turned into weights by our reference, or by a kernel of bitsandbytes, chosen by measurement.
-Measured on two cores with AVX-512 (milliseconds for a 1024 x 1024 matrix to float32, one thread; the product with 32 x 32 tokens takes
+Codes are dequantized by our reference or by a kernel of bitsandbytes, chosen by measurement.
+Measured on two cores with AVX-512 (milliseconds for a 1024 x 1024 matrix to float32, one thread; the matmul with 32 x 32 tokens takes
 21.6): int8: reference 0.48, bitsandbytes' block-wise table 0.73, torchao's int8 weight-only 0.49; nf4: reference 1.44, bitsandbytes
 0.22.  The order is the same for all shapes of MiniLM and for widths of 768 and 1024, with one thread and with two.
-Left out: bitsandbytes' Linear4bit, whose fused product computes in bfloat16 whatever the compute type says, has no gradient and is
-slower in bfloat16 than dequantizing first; torchao's linear layers, 3 to 10 % slower than dense float32 ones at these sizes and
-without a gain over the reference.  Both libraries' int8 and 4-bit formats beside NF4 have other grids than Eq. 1.
+Left out: bitsandbytes' Linear4bit, whose fused matmul always computes in bfloat16, has no gradient and is slower in bfloat16 than
+dequantizing first; torchao's linear layers, which are 3 to 10 % slower than dense float32 ones at these sizes and no faster than the
+reference.  Apart from NF4, the int8 and 4-bit formats of both libraries use other grids than Eq. 1.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """What `quantize` makes of a backbone.
+    """Options of `quantize`.
 
-    storage: of the matrices of linear layers.  compute: what they are dequantized to, and the type of all activations.
-    block_size: values that share one constant (int8, int4, nf4); even.
-    double_quantization: keep the blocks' constants as int8 too, as QLoRA does (section 3 there), 0.38 bits less for each weight.
-    engine: 'reference' follows the equations in torch; 'bitsandbytes' has a faster kernel for nf4; 'auto' takes what was measured
-    to be the fastest of those installed: bitsandbytes for nf4, the reference for all others.
+    storage: of the matrices of linear layers.  compute: the dtype to which they are dequantized, and of all activations.
+    block_size: number of values that share one constant (int8, int4, nf4); even.
+    double_quantization: store the blocks' constants as int8 too, as QLoRA does (section 3 there), which saves 0.38 bits per weight.
+    engine: 'reference' follows the equations in torch; 'bitsandbytes' has a faster kernel for nf4; 'auto' uses the one measured as
+    fastest among those installed: bitsandbytes for nf4, the reference for all others.
     embeddings: storage of word embeddings; None is `storage` if that is a float type, else `compute`.
     """
 
@@ -79,25 +79,25 @@ class QuantizationConfig:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Return the compute type as torch's."""
+        """Return the compute dtype as a torch dtype."""
         return getattr(torch, self.compute)
 
     @property
     def embedding_storage(self) -> str:
-        """Return the storage type of embeddings."""
+        """Return the storage dtype of embeddings."""
         if self.embeddings is not None:
             return self.embeddings
         return self.storage if self.storage in FLOAT_TYPES else self.compute
 
     @property
     def description(self) -> str:
-        """Return a short text that is the same for configurations whose activations are the same up to rounding."""
+        """Return a short text that is equal for configurations whose activations are equal up to rounding."""
         blocks = "" if self.storage in FLOAT_TYPES else f"/{self.block_size}{'d' if self.double_quantization else ''}"
         return f"{self.storage}{blocks}+{self.embedding_storage}+{self.compute}"
 
 
 LEVELS = {"int8": 127, "int4": 7}
-"""The largest code of the symmetric integer types; Eq. 1 has 127."""
+"""The largest code of the symmetric integer dtypes; Eq. 1 has 127."""
 
 NF4_VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -108,20 +108,20 @@ NF4_VALUES = (
 """Quantiles of N(0, 1), scaled to [-1, 1], with an exact zero (QLoRA, section 3 and appendix E)."""
 
 CONSTANTS_BLOCK = 256
-"""Constants that share one constant of their own in double quantization (QLoRA, section 3)."""
+"""Number of constants that share a second-level constant in double quantization (QLoRA, section 3)."""
 
 _NF4 = torch.tensor(NF4_VALUES)
 _NF4_MIDPOINTS = (_NF4[1:] + _NF4[:-1]) / 2
-# Both values of a byte at once: (256, 2).
+# Both values of each byte at once: (256, 2).
 _NF4_PAIRS = torch.stack([_NF4.repeat_interleave(16), _NF4.repeat(16)], dim=1)
 
 
 def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tensor, Tensor]:
-    """Return codes and constants of a tensor's contiguous blocks (Eq. 1).
+    """Quantize a tensor in contiguous blocks; return codes and constants (Eq. 1).
 
-    values: any shape and float type.  storage: int8, int4 or nf4.  The last block is filled up with zeros.
-    Returns codes, (num_blocks, block_size) int8, or for the 4-bit types (num_blocks, block_size / 2) uint8, the first of two in the
-    upper half of a byte; and absmax, (num_blocks,) float32.  Raises ConfigError if a value is not finite.
+    values: any shape and float dtype.  storage: int8, int4 or nf4.  The last block is padded with zeros.
+    Returns codes, (num_blocks, block_size) int8, or for the 4-bit types (num_blocks, block_size / 2) uint8 with the first of two codes
+    in the upper half of a byte; and absmax, (num_blocks,) float32.  Raises ConfigError if a value is not finite.
     """
     flat = values.detach().reshape(-1).float()
     blocks = F.pad(flat, (0, -len(flat) % block_size)).view(-1, block_size)
@@ -132,7 +132,7 @@ def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tens
             "Some are infinite or not a number.",
             "Check the model's files, or load it as float32.",
         )
-    # x / absmax * 127 instead of 127 / absmax * x: the latter overflows for tiny blocks.  A block of zeros stays zeros.
+    # x / absmax * 127 instead of 127 / absmax * x, which overflows for tiny blocks.  A block of zeros stays zero.
     scaled = blocks / absmax.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     if storage == "int8":
         return (scaled * LEVELS["int8"]).round_().to(torch.int8), absmax
@@ -142,22 +142,22 @@ def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tens
 
 
 def dequantize_blocks(codes: Tensor, absmax: Tensor, storage: str) -> Tensor:
-    """Return (num_blocks, block_size) float32 of codes and absmax as from `quantize_blocks` (Eq. 2)."""
+    """Dequantize codes and absmax from `quantize_blocks` to (num_blocks, block_size) float32 (Eq. 2)."""
     if len(codes) != len(absmax):
         raise ValueError(f"{len(codes)} blocks of codes and {len(absmax)} constants")
     if storage == "nf4":
         return F.embedding(codes.int(), _NF4_PAIRS.to(codes.device)).view(len(codes), -1).mul_(absmax[:, None])
     if storage == "int4":
         signed = codes.view(torch.int8)
-        # Arithmetic shifts carry the sign of either half of a byte along.
+        # Arithmetic shifts preserve the sign of each half of a byte.
         codes = torch.stack([signed >> 4, (signed << 4) >> 4], dim=2).view(len(codes), -1)
     return codes * (absmax / LEVELS[storage])[:, None]
 
 
 def quantize_constants(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the constants of blocks as int8 (double quantization): codes, their own constants, and the mean taken off before.
+    """Quantize the blocks' constants to int8 (double quantization): return codes, their constants, and the subtracted mean.
 
-    absmax: (num_blocks,).  Codes are (ceil(num_blocks / 256), 256) int8.  QLoRA has 8-bit floats here; we use Eq. 1 once more.
+    absmax: (num_blocks,).  Codes are (ceil(num_blocks / 256), 256) int8.  QLoRA uses 8-bit floats here; we apply Eq. 1 again.
     """
     mean = absmax.mean()
     codes, second = quantize_blocks(absmax - mean, "int8", CONSTANTS_BLOCK)
@@ -165,8 +165,8 @@ def quantize_constants(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def dequantize_constants(codes: Tensor, second: Tensor, mean: Tensor, count: int) -> Tensor:
-    """Return (count,) float32 constants of what `quantize_constants` made."""
-    # A constant near zero must not come back below it.
+    """Return the (count,) float32 constants quantized by `quantize_constants`."""
+    # Rounding must not make a constant near zero negative.
     return (dequantize_blocks(codes, second, "int8").view(-1)[:count] + mean).clamp_(min=0)
 
 
@@ -176,13 +176,13 @@ def _pack(codes: Tensor) -> Tensor:
 
 
 BITSANDBYTES_BLOCKS = (64, 128, 256, 512, 1024)
-"""Block sizes that its kernels know and compute exactly."""
+"""Block sizes that the kernels of bitsandbytes support and compute exactly."""
 
 
 def resolve_engine(storage: str, engine: str, block_size: int = 64) -> str:
-    """Return 'reference' or 'bitsandbytes' for a storage type.
+    """Choose 'reference' or 'bitsandbytes' for a storage dtype.
 
-    Raises ConfigError if an engine is named that is not installed or does not know the type or the block size.
+    Raises ConfigError if the named engine is not installed or does not support the dtype or the block size.
     """
     fits = storage == "nf4" and block_size in BITSANDBYTES_BLOCKS
     if engine == "auto":
@@ -200,7 +200,7 @@ def resolve_engine(storage: str, engine: str, block_size: int = 64) -> str:
 
 
 def dequantize(codes: Tensor, absmax: Tensor, storage: str, engine: str, dtype: torch.dtype) -> Tensor:
-    """Return (num_blocks, block_size) weights of type `dtype`; codes and absmax as from codes.quantize_blocks."""
+    """Return (num_blocks, block_size) weights of dtype `dtype`; codes and absmax as from quantize_blocks."""
     if engine == "bitsandbytes":
         import_bitsandbytes()
         blocks, size = len(codes), 2 * codes.shape[1]
@@ -216,15 +216,15 @@ def has_bitsandbytes() -> bool:
 def import_bitsandbytes() -> Any:
     """Return the module bitsandbytes, imported without its notes and without its attempt to download a kernel.
 
-    When the package `kernels` is installed, bitsandbytes asks the hub for a kernel while it is imported, and says so when it gets
-    none.  Raises ConfigError if it is installed but does not load.
+    If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note if it gets none.
+    Raises ConfigError if bitsandbytes is installed but does not load.
     """
     loaded = sys.modules.get("bitsandbytes")
     if loaded is not None:
         return loaded
     noisy = [logging.getLogger(name) for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.cextension")]
     hidden = sys.modules.get("kernels")
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import of it fails at once
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # makes an import of it fail at once
     for logger in noisy:
         logger.disabled = True
     try:

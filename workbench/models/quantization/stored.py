@@ -1,4 +1,4 @@
-"""Weights in their storage type, the layers that dequantize them, and the backbones made of these (PAC+, section IV-D, Fig. 8)."""
+"""Weights in their storage dtype, layers that dequantize them, and quantized backbones (PAC+, section IV-D, Fig. 8)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from workbench.models.quantization.config import (
 
 
 class StoredWeight(nn.Module):
-    """A frozen matrix (rows, columns) in its storage type; a subclass says in which.
+    """A frozen matrix (rows, columns) in its storage dtype, which the subclass defines.
 
-    shape, dtype (the compute type), device and numel() are as a tensor's; it is no tensor, and `dequantize` makes one.
+    shape, dtype (the compute dtype), device and numel() are as a tensor's.  It is not a tensor; `dequantize` returns one.
     """
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
@@ -35,7 +35,7 @@ class StoredWeight(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return where it is."""
+        """Return the device of the weights."""
         return next(self.buffers()).device
 
     def numel(self) -> int:
@@ -43,16 +43,16 @@ class StoredWeight(nn.Module):
         return math.prod(self.shape)
 
     def dequantize(self) -> Tensor:
-        """Return all of it in the compute type, (rows, columns)."""
+        """Return the whole matrix in the compute dtype, (rows, columns)."""
         raise NotImplementedError
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """Return some rows in the compute type; rows: a slice or a tensor of indices of any shape."""
+        """Return some rows in the compute dtype.  rows: a slice or a tensor of indices of any shape."""
         raise NotImplementedError
 
 
 class CastWeight(StoredWeight):
-    """A matrix in a float type, cast to the compute type for each product."""
+    """A matrix in a float dtype, cast to the compute dtype for each matmul."""
 
     values: Tensor
 
@@ -68,18 +68,18 @@ class CastWeight(StoredWeight):
         self.register_buffer("values", values)
 
     def dequantize(self) -> Tensor:
-        """Return all of it in the compute type, (rows, columns)."""
+        """Return the whole matrix in the compute dtype, (rows, columns)."""
         return self.values.to(self.dtype)
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """Return some rows in the compute type."""
+        """Return some rows in the compute dtype."""
         return self.values[rows].to(self.dtype)
 
 
 class BlockWeight(StoredWeight):
-    """A matrix as codes and one constant for each block of contiguous values (Eq. 1-2).
+    """A matrix as codes, with one constant for each block of contiguous values (Eq. 1-2).
 
-    codes, absmax: as from codes.quantize_blocks.  With double quantization absmax is kept as codes too.
+    codes, absmax: as from quantize_blocks.  With double quantization absmax is stored as codes too.
     """
 
     codes: Tensor
@@ -97,7 +97,7 @@ class BlockWeight(StoredWeight):
         self.constants = names
 
     def dequantize(self) -> Tensor:
-        """Return all of it in the compute type, (rows, columns)."""
+        """Return the whole matrix in the compute dtype, (rows, columns)."""
         weights = dequantize(self.codes, self.block_constants(), self.storage, self.engine, self.dtype)
         return weights.view(-1)[: self.numel()].view(self.shape)
 
@@ -109,7 +109,7 @@ class BlockWeight(StoredWeight):
         return dequantize_constants(codes, second, mean, len(self.codes))
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """Return some rows in the compute type; a row must be whole blocks, as `embedding_block_size` makes them."""
+        """Return some rows in the compute dtype.  A row must consist of whole blocks (see `embedding_block_size`)."""
         count, columns = self.shape
         blocks = columns // self.block_size
         assert blocks * self.block_size == columns, f"rows of {columns} are not whole blocks of {self.block_size}"
@@ -120,7 +120,7 @@ class BlockWeight(StoredWeight):
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """x W^T + b whose graph keeps codes only: the backward pass dequantizes once more."""
+    """x W^T + b whose autograd graph keeps only codes: the backward pass dequantizes again."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, weight: StoredWeight, bias: Tensor | None) -> Tensor:
@@ -134,9 +134,9 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 class QuantizedLinear(nn.Module):
-    """A frozen linear layer whose weight is stored, with gradient to its input.
+    """A frozen linear layer with a stored weight.  Gradients flow to its input.
 
-    bias: in the compute type.  scale: of the input, as language model heads have it.
+    bias: in the compute dtype.  scale: of the input, for language model heads.
     """
 
     def __init__(self, weight: StoredWeight, bias: Tensor | None, scale: float = 1.0) -> None:
@@ -146,7 +146,7 @@ class QuantizedLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return (..., out) in the compute type of (..., in)."""
+        """Return the output, (..., out), in the compute dtype for inputs (..., in)."""
         inputs = inputs.to(self.weight.dtype) if self.scale == 1.0 else (inputs * self.scale).to(self.weight.dtype)
         if inputs.requires_grad and torch.is_grad_enabled():
             return _FrozenProduct.apply(inputs, self.weight, self.bias)
@@ -154,7 +154,7 @@ class QuantizedLinear(nn.Module):
 
 
 class QuantizedEmbedding(nn.Module):
-    """A frozen embedding whose rows are stored.  scale: some BART checkpoints multiply by the root of d."""
+    """A frozen embedding with stored rows.  scale: some BART checkpoints multiply by the root of d."""
 
     def __init__(self, weight: StoredWeight, scale: float = 1.0) -> None:
         super().__init__()
@@ -162,36 +162,36 @@ class QuantizedEmbedding(nn.Module):
         self.weight, self.scale = weight, scale
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return (..., d) in the compute type of ids (...)."""
+        """Return the embeddings, (..., d), in the compute dtype for ids (...)."""
         rows = self.weight[ids]
         return rows if self.scale == 1.0 else rows * self.scale
 
 
 def store(weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None) -> StoredWeight:
-    """Return a matrix (rows, columns) in a storage type.  block_size: None takes the configuration's."""
+    """Return a matrix (rows, columns) in a storage dtype.  block_size: None uses the configuration's."""
     if storage in FLOAT_TYPES:
         return CastWeight(weight, storage, config.compute_dtype)
     return BlockWeight(weight, storage, config, block_size=block_size)
 
 
 def embedding_block_size(columns: int, block_size: int) -> int:
-    """Return the largest block size, at most the one asked for, of which a row is made up: a row is then read alone."""
+    """Return the largest block size, at most the given one, that divides a row, so that each row can be read separately."""
     return next(size for size in range(min(block_size, columns), 0, -1) if columns % size == 0)
 
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
 _SMALLEST_TABLE = 64
-"""Tables of fewer rows (token types, T5's relative positions) are not worth quantizing."""
+"""Tables with fewer rows (token types, T5's relative positions) are not worth quantizing."""
 
 
 def quantize(module: ModuleType, config: QuantizationConfig) -> ModuleType:
-    """Store a frozen module's matrices as the configuration says, in place, and return the module.
+    """Store a frozen module's matrices as configured, in place, and return the module.
 
-    Linear layers (GPT-2's Conv1D too), word embeddings and language model heads are stored; all the rest (norms, biases, small tables,
-    convolutions) goes to the compute type, in which activations are.  One matrix is converted at a time: called on each layer as it
-    is read, it needs little more than the codes and one layer's float32 weights.  A matrix that two modules share stays shared.
-    Raises ConfigError for an engine that is missing and for weights that the storage type cannot hold.
+    Linear layers (including GPT-2's Conv1D), word embeddings and language model heads are stored.  The rest (norms, biases, small
+    tables, convolutions) is converted to the compute dtype, the dtype of the activations.  One matrix is converted at a time: called on
+    each layer as it is read, this needs little more than the codes and one layer's float32 weights.  Shared matrices stay shared.
+    Raises ConfigError if an engine is missing or if the storage dtype cannot represent the weights.
     """
     if config.storage == config.compute == config.embedding_storage == "float32":
         return module
@@ -206,7 +206,7 @@ def quantize(module: ModuleType, config: QuantizationConfig) -> ModuleType:
 
 
 def dense_weight(module: nn.Module) -> Tensor:
-    """Return a linear layer's weights (outputs, inputs), whatever they are stored as: of nn.Linear, Conv1D or QuantizedLinear."""
+    """Return a linear layer's dense weights (outputs, inputs), from nn.Linear, Conv1D or QuantizedLinear."""
     weight: Any = module.weight
     if isinstance(weight, StoredWeight):
         return weight.dequantize()
@@ -214,7 +214,7 @@ def dense_weight(module: nn.Module) -> Tensor:
 
 
 def held_bytes(module: nn.Module) -> int:
-    """Return the bytes of memory that a module's parameters and buffers hold, whatever their types; shared memory counts once."""
+    """Return the bytes of a module's parameters and buffers of any dtype.  Shared memory counts once."""
     storages: dict[int, int] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -225,7 +225,7 @@ _Places = list[tuple[nn.Module, str, nn.Module]]
 
 
 def _groups(module: nn.Module) -> list[_Places]:
-    """Return (parent, name, child) of all that can be stored, those of one weight together, first in the module last in the list."""
+    """Return (parent, name, child) for every module that can be stored, grouped by weight, in reverse order."""
     groups: dict[tuple[int, bool], _Places] = {}
     for parent in module.modules():
         for name, child in parent.named_children():
@@ -262,14 +262,14 @@ def is_linear(module: nn.Module) -> bool:
     """Return whether a module is a linear layer: nn.Linear or GPT-2's Conv1D."""
     from transformers.pytorch_utils import Conv1D
 
-    # Subclasses may use their weight in ways of their own.
+    # Subclasses may use their weight differently.
     return type(module) is nn.Linear or isinstance(module, Conv1D)
 
 
 def _is_table(module: nn.Module) -> bool:
-    if isinstance(module, LanguageModelHead):  # as a rule the word embedding's own rows
+    if isinstance(module, LanguageModelHead):  # usually the rows of the word embedding
         return True
-    # Of the subclasses only BART's scaled words are looked up by their ids as they are; position tables have offsets.
+    # Of the subclasses, only BART's scaled word embedding is indexed directly by ids; position tables have offsets.
     is_known = type(module) is nn.Embedding or (isinstance(module, nn.Embedding) and hasattr(module, "embed_scale"))
     return is_known and isinstance(module.num_embeddings, int) and module.num_embeddings >= _SMALLEST_TABLE
 

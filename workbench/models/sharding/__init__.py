@@ -1,4 +1,4 @@
-"""Models cut inside the layers: by attention units, feed-forward columns and tokens (Galaxy+, section III-B)."""
+"""Models divided within layers: by attention units, feed-forward columns and tokens (Galaxy+, section III-B)."""
 
 from workbench.models.sharding.building import WeightSource, model_layout, open_weights, weights_of
 from workbench.models.sharding.held import What

@@ -1,4 +1,4 @@
-"""Find the blocks of a Hugging Face model by the families' tables, and read the slices of its weights (Galaxy+, section III-B)."""
+"""Find the blocks of a Hugging Face model with the families' tables, and read the slices of its weights (Galaxy+, section III-B)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ROLES: dict[Kind, tuple[tuple[tuple[str, ...], ...], str]] = {
     "cross_attention": ((("cross_query",), ("cross_key", "cross_value")), "cross_output"),
     "feed_forward": ((("gate", "up"),), "down"),
 }
-"""The projections of a block by role: groups of inputs, each computed as one product, and the output."""
+"""The projections of a block by role: groups of inputs, each computed as one matmul, and the output."""
 
 
 def model_layout(model: Any) -> ModelLayout:
-    """Return what is known of a model without its weights.
+    """Return a model's layout without its weights.
 
-    model: a name as of `load_stack`, or a Hugging Face model in memory.  Raises as `load_stack`.
+    model: a name as in `load_stack`, or a Hugging Face model in memory.  Raises as `load_stack` does.
     """
     config = loading.model_config(model) if isinstance(model, str) else model.config
     family = family_of(config.model_type)
@@ -56,7 +56,7 @@ def model_layout(model: Any) -> ModelLayout:
 
 
 def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], sizes: dict[str, tuple[int, ...]]) -> StackLayout:
-    """Append the blocks of the next stack, and return the stack."""
+    """Append the blocks of the next stack to `blocks`, and return the stack's layout."""
     config, hidden_size = base.config, base.config.hidden_size
     index, first, first_block = int(bool(blocks)), blocks[-1].layer + 1 if blocks else 0, len(blocks)
     heads = (getattr(config, "decoder_attention_heads", None) if index else None) or config.num_attention_heads
@@ -65,7 +65,7 @@ def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], si
     paths = stack.layer_paths(first)
 
     def width_of(role: str) -> int:
-        """Return the output or input channels of a role's projection in the first layer."""
+        """Return the output (or input) channels of a role's projection in the first layer."""
         return math.prod(sizes[f"{part.layers}.0.{paths[role]}.weight"]) // hidden_size
 
     head_size = width_of("output") // heads
@@ -134,7 +134,7 @@ def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], si
 
 
 def attention_scale(config: Any, family: Family, head_size: int, layer: int) -> float:
-    """Return what the scores are multiplied by; GPT-2 can leave that out, or divide by the layer's number as well."""
+    """Return the factor of the attention scores.  GPT-2 can omit the scaling, or also divide by the layer's number."""
     scale = head_size**-0.5 if family.scales_attention and getattr(config, "scale_attn_weights", True) else 1.0
     return scale / (layer + 1) if getattr(config, "scale_attn_by_inverse_layer_idx", False) else scale
 
@@ -163,10 +163,10 @@ _HEAD = ("lm_head.weight", "final_logits_bias")
 
 
 class WeightSource:
-    """Gives rectangles of a model's matrices by the parameter's name in the base model, or 'lm_head.weight', 'final_logits_bias'.
+    """Reads rectangles of a model's matrices, by the parameter's name in the base model, or 'lm_head.weight', 'final_logits_bias'.
 
-    tensors: in memory, which are copied, so that the model can be released, or in files, of which nothing is read, nor mapped, but
-    the rectangles asked for.  bytes_read: of weights that were read (or copied) until now.
+    tensors: in memory or in files.  From memory they are copied, so that the model can be released.  From files only the requested
+    rectangles are read, and nothing is mapped.  bytes_read: bytes of weights read (or copied) so far.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
@@ -175,23 +175,23 @@ class WeightSource:
 
     @property
     def words_stand_in(self) -> bool:
-        """Return whether the word embedding is the head of a model without one (a base model in memory)."""
+        """Return whether the word embedding serves as the head of a model without one (a base model in memory)."""
         return not self.is_on_disk and _HEAD[0] not in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return a stored tensor's shape, None if there is none of that name."""
+        """Return a stored tensor's shape.  None if no tensor has that name."""
         found = self._tensors.get(name)
         return None if found is None else tuple(found.shape)
 
     def is_same(self, name: str, other: str) -> bool:
-        """Return whether two names are of one stored tensor: what a configuration ties, files may hold apart."""
+        """Return whether two names refer to one stored tensor.  Files may store tied weights separately."""
         found, same = (self._place(one) for one in (name, other))
         return found is not None and found == same
 
     def fill(self, out: Tensor, name: str, rows: Span, columns: Span | None = None) -> None:
-        """Write rows [start, stop) and columns [start, stop), None is all, of a stored tensor into `out`, of just that shape.
+        """Read rows [start, stop) and columns [start, stop) of a stored tensor into `out`, which has exactly that shape.
 
-        A vector's entries are its rows.
+        columns: None reads all.  The entries of a vector count as rows.
         """
         found = self._tensors[name]
         if isinstance(found, StoredTensor):
@@ -202,7 +202,7 @@ class WeightSource:
         self.bytes_read += piece.nbytes
 
     def close(self) -> None:
-        """Release the weights; the source cannot be used any more."""
+        """Release the weights.  The source cannot be used afterwards."""
         self._tensors.clear()
 
     def _place(self, name: str) -> object:
@@ -213,8 +213,8 @@ class WeightSource:
 def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSource:
     """Return the source of a model's weights.
 
-    Of a folder with safetensors only what is asked for is read.  Of anything else (tiny models, checkpoints in other formats or under
-    other names) the whole is loaded; close the source to release it.  Raises as `load_stack` does.
+    From a folder with safetensors only the requested parts are read.  Otherwise (tiny models, other formats or names) the whole model
+    is loaded; close the source to release it.  Raises as `load_stack` does.
     """
     layout = layout or model_layout(name)
     tensors = loading.stored_weights(name)
@@ -227,10 +227,10 @@ def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSourc
 
 
 def weights_of(model: Any) -> WeightSource:
-    """Return the weights of a Hugging Face model in memory, with its language model head if it has one."""
+    """Return the weights of a Hugging Face model in memory, including its language model head if it has one."""
     base: Any = getattr(model, "base_model", model)
     tensors = {name: parameter.detach() for name, parameter in base.named_parameters(remove_duplicate=False)}
-    tensors.pop("lm_head.weight", None)  # T5 with a head is its own base model
+    tensors.pop("lm_head.weight", None)  # T5 with a head is also its own base model
     head = getattr(model, "lm_head", None)
     if head is not None and head.weight is not model.get_input_embeddings().weight:
         tensors["lm_head.weight"] = head.weight.detach()

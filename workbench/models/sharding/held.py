@@ -1,4 +1,4 @@
-"""A block's weights as one device holds them: its units or columns, cut out and put side by side (Galaxy+, section III-B, Fig. 6-7)."""
+"""One device's weights of a block: its units or columns, cut out and concatenated (Galaxy+, section III-B, Fig. 6-7)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from workbench.models.stack import embed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBlock:
-    """The slices of one block.
+    """One device's slices of a block.
 
-    ranges: of units or columns, in the order in which they are held.  count: how many that are.
-    inputs: of each group of input projections the (sum of its cuts' widths x count, d) matrix, one cut below the other.
-    biases: (the same rows,), None where no cut of the group has one.  output: (d, width x count).
+    ranges: of units or columns, in memory order.  count: their total number.
+    inputs: for each group of input projections the (sum of its cuts' widths x count, d) matrix, with the cuts stacked as rows.
+    biases: (the same rows,), None if no cut of the group has a bias.  output: (d, width x count).
     """
 
     ranges: Ranges
@@ -37,13 +37,13 @@ class HeldBlock:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held."""
+        """Return the bytes of the slices."""
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.biases, self.output) if tensor is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What the connection behind a block adds and normalises by: whole on every device.  bias: (d,), of the output matrix."""
+    """Output bias and norm of the connection after a block, stored whole on every device.  bias: (d,), of the output matrix."""
 
     bias: Tensor | None
     weight: Tensor | None
@@ -52,12 +52,12 @@ class Connection:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held."""
+        """Return the bytes of bias and norm."""
         return sum(tensor.nbytes for tensor in (self.bias, self.weight, self.shift) if tensor is not None)
 
 
 class _Piece(NamedTuple):
-    """`length` units to put at place `to`: from place `old` of what is held already; None: from unit `start` of the source."""
+    """Copy `length` units to position `to`, from position `old` of the existing slices, or (None) from unit `start` of the source."""
 
     to: int
     old: int | None
@@ -66,9 +66,9 @@ class _Piece(NamedTuple):
 
 
 def hold_block(block: Block, ranges: Ranges, hidden_size: int, source: WeightSource, old: HeldBlock | None = None) -> HeldBlock:
-    """Return the slices of a block; what `old` holds of them is copied from there, and only the rest is read.
+    """Return the slices of a block.  Parts already in `old` are copied, and only the rest is read.
 
-    Returns `old` itself if it holds just these.
+    Returns `old` itself if it has exactly these slices.
     """
     if old is not None and old.ranges == ranges:
         return old
@@ -89,7 +89,7 @@ def hold_block(block: Block, ranges: Ranges, hidden_size: int, source: WeightSou
 
 
 def hold_connection(norm: NormLayout, bias: str | None, hidden_size: int, source: WeightSource) -> Connection:
-    """Return a norm, and the output bias of the block before it, whole."""
+    """Return a norm, and the output bias of the block before it, both whole."""
 
     def read(name: str | None) -> Tensor | None:
         if not name:
@@ -113,7 +113,7 @@ def _fill(
     *,
     is_output: bool = False,
 ) -> None:
-    """Fill a matrix (sum of the cuts' widths x count, d), one cut below the other, and its bias from what is held or the source."""
+    """Fill a matrix (sum of the cuts' widths x count, d), with the cuts stacked as rows, and its bias, from old slices or the source."""
     count, hidden_size = sum(piece.length for piece in pieces), matrix.shape[1]
     top = old_top = 0
     for cut in cuts:
@@ -136,7 +136,7 @@ def _fill(
 
 
 def _pieces(ranges: Ranges, old: Ranges) -> Iterator[_Piece]:
-    """Cut the ranges where what is held already begins and ends."""
+    """Split the ranges wherever an old range begins or ends."""
     to = 0
     for start, stop in ranges:
         at = start
@@ -156,11 +156,11 @@ def _pieces(ranges: Ranges, old: Ranges) -> Iterator[_Piece]:
 
 
 What = Literal["hidden", "last", "all"]
-"""What comes out: final hidden states, logits of each sample's last token, or logits of all tokens."""
+"""The requested output: final hidden states, logits of each sample's last token, or logits of all tokens."""
 
 
 class Ends:
-    """Embeddings of all stacks and the head.  separator_id: the token after which a second text begins (BERT's token types)."""
+    """The embeddings of all stacks and the head.  separator_id: the token that starts a second text (for BERT's token types)."""
 
     def __init__(self, layout: ModelLayout, source: WeightSource, separator_id: int | None = None) -> None:
         self.layout, self.separator_id = layout, separator_id
@@ -175,14 +175,14 @@ class Ends:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held; a head tied to the word embedding counts once."""
+        """Return the bytes of the weights.  A head tied to the word embedding counts once."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def embed(self, stack: int, ids: Tensor, offset: int = 0) -> Tensor:
-        """Return the first hidden states (n, t, d) of token ids (n, t), or of a picture's patches (n, t, values).
+        """Return the first hidden states (n, t, d) of token ids (n, t), or of an image's patches (n, t, values).
 
         offset: position of the first token.
-        Raises ConfigError for a picture of the wrong size, a picture for a model of text, and a text that is too long.
+        Raises ConfigError for an image of the wrong size, an image for a text model, and a text that is too long.
         """
         family = self.layout.family
         if not family.reads_images:
@@ -195,9 +195,9 @@ class Ends:
         return embed_words(modules, ids)
 
     def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
-        """Return what is asked for of the last stack's final hidden states (n, t, d).
+        """Return the requested output for the last stack's final hidden states (n, t, d).
 
-        Raises ConfigError if logits are asked of a model without a language model head.
+        Raises ConfigError if logits are requested from a model without a language model head.
         """
         if what == "last":
             hidden = hidden[:, -1]
@@ -258,7 +258,7 @@ class Ends:
 
 
 class _Rows:
-    """A table of positions that begins at a later one."""
+    """A position table that starts at a later row."""
 
     def __init__(self, table: Any, offset: int) -> None:
         self.weight = table.weight[offset:]

@@ -1,6 +1,6 @@
-"""A model as blocks in order, and which rows or columns of which matrices belong to an attention unit or a column (Galaxy+, III-B).
+"""A model as a list of blocks, with the rows or columns of each matrix that belong to an attention unit or column (Galaxy+, III-B).
 
-Block B of a model is an attention, a cross-attention or a feed-forward network; they are counted through all layers of all stacks.
+A block is an attention, a cross-attention or a feed-forward network.  Blocks are numbered through all layers of all stacks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from workbench.models.families import Family
 Kind = Literal["attention", "cross_attention", "feed_forward"]
 
 ITEM_BYTES = 4
-"""Of one weight as it is held: float32."""
+"""Bytes of one weight in memory (float32)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """One projection that is cut by units (or columns): unit i is rows (of an output: columns) offset + width * [i, i + 1).
+    """One projection divided by units (or columns): unit i is rows (of an output: columns) offset + width * [i, i + 1).
 
-    weight, bias: names of parameters, bias None if there is none (an output's bias is not cut).
-    is_transposed: stored (in, out), as GPT-2's Conv1D does.
+    weight, bias: names of parameters; bias is None if there is none (an output's bias is not divided).
+    is_transposed: stored as (in, out), like GPT-2's Conv1D.
     """
 
     weight: str
@@ -38,7 +38,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormLayout:
-    """A norm by the names of its parameters; '' where it has none.  is_rms: no mean is taken away (Llama, T5)."""
+    """The names of a norm's parameters; '' for missing ones.  is_rms: no mean is subtracted (Llama, T5)."""
 
     weight: str
     bias: str
@@ -55,8 +55,8 @@ class NormLayout:
 class Block:
     """One block.  number, layer: counted through all stacks.  stack: 0, or 1 for a decoder.  is_last: of its stack.
 
-    inputs: groups of cuts, each one matrix product (attention: query, key and value; cross-attention: query, and key with value;
-    feed-forward: gate and up).  scale: of the attention's scores.
+    inputs: groups of cuts, each one matmul (attention: query, key and value; cross-attention: query, and key with value;
+    feed-forward: gate and up).  scale: of the attention scores.
     """
 
     number: int
@@ -71,19 +71,19 @@ class Block:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
-        """Return the projections that read the block's input."""
+        """Return all projections that read the block's input."""
         return tuple(cut for group in self.inputs for cut in group)
 
     def unit_size(self, hidden_size: int) -> int:
-        """Return the numbers of one unit or column: its rows of the inputs, their biases, and its columns of the output."""
+        """Return the number of values in one unit or column: its rows of the inputs, their biases, and its columns of the output."""
         return sum(cut.width * (hidden_size + (cut.bias is not None)) for cut in self.cuts) + self.output.width * hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackLayout:
-    """One stack.  shape: as planners see it; its units are groups of heads that share keys and values.  group_size: query heads in one.
+    """One stack.  shape: for planners; its units are groups of heads that share keys and values.  group_size: query heads per unit.
 
-    position_bias: name of T5's table, '' without.  final: norm behind the last block, None without.
+    position_bias: name of T5's table, '' without.  final: norm after the last block, None without.
     """
 
     shape: StackShape
@@ -98,12 +98,12 @@ class StackLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
-    """What is known of a model without its weights.
+    """A model's structure without its weights.
 
-    sizes: parameters by name -> shape, of the base model.  stored_names: those under which a checkpoint's files may keep each.
-    tied: the first name of every parameter that has several by the configuration.
+    sizes: parameters by name -> shape, of the base model.  stored_names: names under which a checkpoint's files may store each.
+    tied: the first name of every parameter that has several names by the configuration.
     embeddings: of each stack, modules by role, without weights.  rotary: makes the tables of rotary positions, None without.
-    max_length: tokens that its table of positions has room for, 0 without one.
+    max_length: number of tokens in its position table, 0 without one.
     """
 
     name: str
@@ -120,7 +120,7 @@ class ModelLayout:
 
     @property
     def stacks(self) -> tuple[StackShape, ...]:
-        """Return the stacks as planners see them."""
+        """Return the stacks in the planners' form."""
         return tuple(part.shape for part in self.parts)
 
     @property
@@ -130,7 +130,7 @@ class ModelLayout:
 
     @property
     def num_layers(self) -> int:
-        """Return the layers of all stacks."""
+        """Return the number of layers in all stacks."""
         return sum(shape.num_layers for shape in self.stacks)
 
     @property
@@ -140,12 +140,12 @@ class ModelLayout:
 
     @property
     def has_decoder(self) -> bool:
-        """Return whether there are an encoder and a decoder."""
+        """Return whether the model is an encoder-decoder."""
         return len(self.parts) == 2
 
     @property
     def is_tied(self) -> bool:
-        """Return whether the head is the word embedding, as the configuration has it."""
+        """Return whether the configuration ties the head to the word embedding."""
         return bool(getattr(self.config, "tie_word_embeddings", True))
 
     @property
@@ -155,18 +155,18 @@ class ModelLayout:
 
     @property
     def output_projection(self) -> str:
-        """Return the name of OPT-350m's matrix behind the last layer, '' without."""
+        """Return the name of OPT-350m's matrix after the last layer.  '' without one."""
         return "decoder.project_out.weight" if "decoder.project_out.weight" in self.sizes else ""
 
     @property
     def embedding_names(self) -> set[str]:
-        """Return the names of the embeddings' parameters, of all stacks."""
+        """Return the names of the embeddings' parameters in all stacks."""
         paths = [*self.family.embedding.values(), *([] if self.family.decoder is None else self.family.decoder.embedding.values())]
         return {name for name in self.sizes for path in paths if name.startswith(f"{path}.")}
 
     @property
     def names(self) -> set[str]:
-        """Return the names of all parameters that are used, but for a head of its own."""
+        """Return the names of all parameters used, except a separate head's."""
         used = self.embedding_names | {part.position_bias for part in self.parts} | {self.output_projection}
         for block in self.blocks:
             used |= {name for cut in (*block.cuts, block.output) for name in (cut.weight, cut.bias or "")} | block.norm.names
@@ -174,31 +174,31 @@ class ModelLayout:
 
     @property
     def head_count(self) -> int:
-        """Return the numbers of the head: OPT-350m's projection, a matrix that is not the word embedding, and a bias."""
+        """Return the number of values in the head: OPT-350m's projection, a matrix that is not the word embedding, and a bias."""
         width = self.hidden_size * (not self.is_tied) + self.family.has_head_bias
         return (self.config.vocab_size * width if self.generates else 0) + self.count({self.output_projection} - {""})
 
     @property
     def end_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the model's front and back, which the first device of a plan holds.
+        """Return the bytes before and after the model's layers, which the first device of a plan stores.
 
-        In front: the embeddings of all stacks and T5's tables of relative positions.  Behind: the norms behind the stacks and the
-        language model head, where the configuration does not tie it to the word embedding.
+        Before: the embeddings of all stacks and T5's tables of relative positions.  After: the stacks' final norms and the language model
+        head, unless the configuration ties it to the word embedding.
         """
         tables = {part.position_bias for part in self.parts} - {""}
         norms: set[str] = set().union(*(part.final.names for part in self.parts if part.final))
         return ITEM_BYTES * self.count(self.embedding_names | tables), ITEM_BYTES * (self.count(norms) + self.head_count)
 
     def count(self, names: Iterable[str]) -> int:
-        """Return the numbers of these parameters; tied ones count once."""
+        """Return the number of values in these parameters.  Tied ones count once."""
         return sum(math.prod(self.sizes[name]) for name in {self.tied.get(name, name) for name in names})
 
     def connection_size(self, block: Block) -> int:
-        """Return the numbers of a block's norm and output bias."""
+        """Return the number of values in a block's norm and output bias."""
         return self.hidden_size * (block.output.bias is not None) + self.count(block.norm.names)
 
     def last_layer(self, stack: int) -> int:
-        """Return a stack's last layer, counted through all stacks."""
+        """Return the number of a stack's last layer, counted through all stacks."""
         return sum(shape.num_layers for shape in self.stacks[: stack + 1]) - 1
 
     def layer_blocks(self, layer: int) -> tuple[Block, ...]:

@@ -1,4 +1,4 @@
-"""Fill a shard from disk, and change what a device holds by reading only what it lacks (Galaxy+, sections III-B and III-E)."""
+"""Load a shard from disk, and move to another shard by reading only the missing weights (Galaxy+, sections III-B and III-E)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from workbench.models.sharding.slices import Ranges, ShardSpec, size
 
 
 def load_shard(layout: ModelLayout, spec: ShardSpec, source: WeightSource, *, separator_id: int | None = None) -> ModelShard:
-    """Return what a position holds, read from the source: nothing else is read, or held for a moment but the rows of one matrix.
+    """Load the shard of a position from the source.  This reads nothing else, and needs extra memory only for rows of one matrix.
 
-    separator_id: the token after which a second text begins, for families with token types.
+    separator_id: the token that starts a second text, for families with token types.
     """
     return _place(layout, spec, source, None, separator_id=separator_id, release=False)
 
 
 def reload_shard(shard: ModelShard, spec: ShardSpec, source: WeightSource, *, release: bool = False) -> ModelShard:
-    """Return the shard of another plan on the same device: blocks that are the same are shared, slices held already are copied.
+    """Return the shard of another plan on the same device.  Identical blocks are shared, and existing slices are copied.
 
-    release: give each block of the old shard back as soon as its successor stands, so that no more than one is held twice; the old shard
-    cannot be used any more.  Without it the old shard goes on working, and may from another thread while this one reads.
+    release: free each old block once its replacement exists, so that at most one block is in memory twice; the old shard then becomes
+    unusable.  Without it the old shard keeps working, even from another thread during the reload.
     """
     return _place(shard.layout, spec, source, shard, separator_id=shard.separator_id, release=release)
 
 
 def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None) -> int:
-    """Return the bytes that a device holds for `spec` beside what it holds for `old`, as long as it keeps both (None: nothing)."""
+    """Return the extra bytes for `spec` while a device also keeps `old` (None: nothing)."""
     known = {} if old is None else _parts(layout, old)
     return ITEM_BYTES * sum(count for part, count in _parts(layout, spec).items() if part not in known)
 
 
 def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:
-    """Return the numbers of each part that a device holds: a block's slices, its connection, norms behind stacks, tables and ends."""
+    """Return the number of values in each part of a shard: a block's slices, its connection, the stacks' final norms, tables and ends."""
     parts: dict[object, int] = {}
     for block in layout.blocks:
         ranges = _ranges(block, spec)
@@ -75,7 +75,7 @@ def _place(
         else:
             finals.append(final or hold_connection(part.final, None, layout.hidden_size, source))
         table = None if old is None else old.tables[index]
-        if table is None and part.position_bias:  # whole: it is a few KB
+        if table is None and part.position_bias:  # whole, because it has only a few KB
             table = torch.empty(layout.sizes[part.position_bias])
             source.fill(table, part.position_bias, (0, len(table)))
         tables.append(table)

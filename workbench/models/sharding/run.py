@@ -1,6 +1,6 @@
-"""One request's positions and its keys and values of tokens before, and the attention that reads them.
+"""The state of one request (positions, and keys and values of earlier tokens), and the attention that reads it.
 
-Causal masks, rotary tables and T5's relative positions of a device's own units are made once and kept for sequences of the same length.
+Causal masks, rotary tables and T5's relative positions for a device's own units are cached for sequences of the same length.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from workbench.models.sharding.slices import Ranges, units_of
 from workbench.models.stack import buckets_of
 
 _KEPT = 8
-"""Tables of so many lengths are kept."""
+"""Number of lengths whose tables are cached."""
 
 
 class KeyValueCache:
-    """Keys and values of a device's own units, block by block (Galaxy+ stops at the latency of a token; this makes text of them).
+    """Keys and values of a device's own units, block by block (Galaxy+ only measures the latency of a token; this generates text).
 
-    capacity: tokens of the prompt and the answer, at most.  length: tokens held now.
+    capacity: maximum number of tokens in prompt and answer.  length: number of tokens stored now.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -38,7 +38,7 @@ class KeyValueCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held."""
+        """Return the bytes of keys and values."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._blocks.values())
 
     def begin(self, length: int) -> None:
@@ -53,12 +53,12 @@ class KeyValueCache:
         self.length = length
 
     def keep(self, number: int, keys: Tensor, values: Tensor, *, grows: bool) -> None:
-        """Keep a block's keys and values (n, units, t, head size); grows: with room for more tokens, as a cross-attention needs none."""
+        """Store a block's keys and values (n, units, t, head size).  grows: reserve room for more tokens (not for cross-attention)."""
         room = self.capacity - keys.shape[2] if grows else 0
         self._blocks[number] = F.pad(keys, (0, 0, 0, room)).contiguous(), F.pad(values, (0, 0, 0, room)).contiguous()
 
     def extend(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a token's (n, units, 1, head size) behind the last, and return all up to it."""
+        """Append a token's keys and values (n, units, 1, head size), and return all up to it."""
         all_keys, all_values = self._blocks[number]
         at = self.length
         all_keys[:, :, at : at + 1], all_values[:, :, at : at + 1] = keys, values
@@ -69,16 +69,16 @@ class KeyValueCache:
         return self._blocks[number]
 
     def advance(self) -> None:
-        """Count the token that every block has added."""
+        """Increase the length by the token that every block has added."""
         self.length += 1
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One request: sequences of one length, none of them padded.  lengths: tokens in each stack.
+    """One request: sequences of one length, without padding.  lengths: number of tokens in each stack.
 
-    rotary: cosines and sines, (1, t, 1, head size) each.  cache: keys and values are kept there.
-    projected: a block's number with its queries, keys and values, while parts of it are asked for.
+    rotary: cosines and sines, (1, t, 1, head size) each.  cache: where keys and values are stored.
+    projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
     """
 
     lengths: tuple[int, ...]
@@ -89,7 +89,7 @@ class Run:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One further token of each sample.  biases: T5's, by units."""
+    """The next token of each sample.  biases: T5's, by units."""
 
     cache: KeyValueCache
     rotary: tuple[Tensor, Tensor] | None
@@ -97,11 +97,11 @@ class Step:
 
 
 class Positions:
-    """tables: of each stack, T5's (buckets, heads), None without."""
+    """tables: T5's (buckets, heads) for each stack, None without."""
 
     def __init__(self, layout: ModelLayout, tables: tuple[Tensor | None, ...]) -> None:
         self.layout, self.tables = layout, tables
-        # Closures over the arguments alone: a cycle would keep the tables until Python collects garbage.
+        # Closures over the arguments only: a reference cycle would keep the tables until the next garbage collection.
         self.rotary = lru_cache(_KEPT)(lambda length: _turns(layout, torch.arange(length)[None]))
         self._whole_bias = lru_cache(_KEPT)(
             lambda stack, ranges, length: _bias(layout, tables, stack, ranges, torch.arange(length), length)
@@ -109,9 +109,9 @@ class Positions:
         self._tail = lru_cache(8 * _KEPT)(_causal_tail)
 
     def mask(self, block: Block, ranges: Ranges, run: Run, start: int, stop: int) -> Tensor | None:
-        """Return what a block's attention hides or adds for queries [start, stop); None if nothing, or nothing but causality.
+        """Return the mask or bias of a block's attention for queries [start, stop).  None if there is at most causality.
 
-        Where attention is causal the keys are those before `stop`.
+        With causal attention the keys are those before `stop`.
         """
         is_causal = self.layout.stacks[block.stack].is_causal
         if self.tables[block.stack] is None:
@@ -120,11 +120,11 @@ class Positions:
         return bias[:, :, start:stop, : stop if is_causal else None]
 
     def step(self, cache: KeyValueCache) -> Step:
-        """Return what one further token of each sample needs."""
+        """Return the inputs of the attention for the next token of each sample."""
         return Step(cache=cache, rotary=_turns(self.layout, torch.tensor([[cache.length]])))
 
     def step_mask(self, block: Block, ranges: Ranges, step: Step) -> Tensor | None:
-        """Return what the attention of one token adds, None for nothing."""
+        """Return the bias of the attention for one token.  None if there is none."""
         if block.kind == "cross_attention" or self.tables[block.stack] is None:
             return None
         if ranges not in step.biases:
@@ -134,7 +134,7 @@ class Positions:
 
 
 def _bias(layout: ModelLayout, tables: tuple[Tensor | None, ...], stack: int, ranges: Ranges, queries: Tensor, num_keys: int) -> Tensor:
-    """Return what T5 adds to the own units' scores, (1, units, queries, keys); under causality keys behind the query get -inf."""
+    """Return T5's bias for the own units' scores, (1, units, queries, keys).  With causality keys after the query get -inf."""
     table, is_causal = tables[stack], layout.stacks[stack].is_causal
     assert table is not None
     distance: Any = layout.config.relative_attention_max_distance
@@ -146,7 +146,7 @@ def _bias(layout: ModelLayout, tables: tuple[Tensor | None, ...], stack: int, ra
 
 
 def _turns(layout: ModelLayout, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return cosines and sines (n, t, 1, head size) of positions (n, t), None for a family without them."""
+    """Return cosines and sines (n, t, 1, head size) of positions (n, t).  None for a family without rotary positions."""
     rotary: Any = layout.rotary
     if rotary is None:
         return None
@@ -167,7 +167,7 @@ def split_heads(projected: Tensor, parts: tuple[int, ...], head_size: int) -> tu
 
 
 def rotate(projected: Tensor, num_rotated: int, rotary: tuple[Tensor, Tensor], head_size: int) -> Tensor:
-    """Return a projection whose first `num_rotated` heads are turned by their positions (Llama), the others as they were.
+    """Apply rotary positions (Llama) to the first `num_rotated` heads of a projection; the others are unchanged.
 
     projected: (n, t, heads x head size).  rotary: cosines and sines, (1 or n, t, 1, head size).
     """
@@ -185,7 +185,10 @@ def rotate(projected: Tensor, num_rotated: int, rotary: tuple[Tensor, Tensor], h
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float) -> Tensor:
-    """Return (n, queries, heads x head size) of queries (n, heads, q, head size) and keys, values (n, units, k, head size)."""
+    """Return the attention output, (n, queries, heads x head size).
+
+    queries: (n, heads, q, head size).  keys, values: (n, units, k, head size).
+    """
     context = F.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
     )
@@ -193,9 +196,9 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *
 
 
 def decode_attention(block: Block, part: StackLayout, held: HeldBlock, hidden: Tensor, step: Step, mask: Tensor | None) -> Tensor:
-    """Return the partial product (n, 1, d) of a self-attention, which adds to the cache, or a cross-attention, which reads it.
+    """Return the partial product (n, 1, d) of a self-attention, which appends to the cache, or a cross-attention, which only reads it.
 
-    mask: what the attention hides or adds.
+    mask: mask or bias of the attention.
     """
     if not held.count:
         return torch.zeros_like(hidden)
@@ -209,7 +212,7 @@ def decode_attention(block: Block, part: StackLayout, held: HeldBlock, hidden: T
             projected = rotate(projected, heads + held.count, step.rotary, part.head_size)
         queries, keys, values = split_heads(projected, (heads, held.count, held.count), part.head_size)
         keys, values = step.cache.extend(block.number, keys, values)
-    # A group's queries all see the same keys: they stand in for tokens.
+    # All queries of a group attend to the same keys, so they are treated like tokens.
     queries = queries.reshape(len(hidden), held.count, -1, part.head_size)
     context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=block.scale)
     return F.linear(context.reshape(len(hidden), 1, -1), held.output)

@@ -1,6 +1,6 @@
-"""One device's part of a model: slices of blocks, and the operations on tiles of tokens that they allow (Galaxy+, section III-B).
+"""One device's part of a model: slices of blocks, with their operations on tiles of tokens (Galaxy+, section III-B).
 
-Tensors are (n, tokens, width).  What goes between devices is a block's input (d wide), its partial product (d wide) and nothing else.
+Tensors are (n, tokens, width).  Devices only exchange a block's input and its partial product, both d wide.
 Call it under torch.inference_mode().
 """
 
@@ -19,14 +19,14 @@ from workbench.models.sharding.run import KeyValueCache, Positions, Run, Step, a
 from workbench.models.sharding.slices import ShardSpec
 
 _TANH = "gelu_pytorch_tanh"
-"""The one of transformers' equal GELU functions that is one kernel."""
+"""The one of transformers' equivalent GELU functions that runs as one kernel."""
 
 
 class ModelShard:
-    """What a device holds of a model, and computes with.  Make one by `load_shard`; for another plan, by `reload_shard`.
+    """One device's weights of a model and the computation with them.  Create it with `load_shard`; for another plan, `reload_shard`.
 
-    held, connections: by block number.  finals: the norm behind each stack.  tables: T5's table of positions of each stack.
-    separator_id: the token after which a second text begins, kept for the time when the device gets the ends.
+    held, connections: by block number.  finals: the norm after each stack.  tables: T5's position table of each stack.
+    separator_id: the token that starts a second text, kept in case the device later gets the ends.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ModelShard:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes of weights that the device holds."""
+        """Return the bytes of the device's weights."""
         blocks = sum(held.nbytes for held in self.held.values())
         connections = sum(one.nbytes for one in (*self.connections.values(), *self.finals) if one is not None)
         tables = sum(table.nbytes for table in self.tables if table is not None)
@@ -61,9 +61,9 @@ class ModelShard:
     # One request.
 
     def begin(self, length: int, *, target_length: int = 1, cache: KeyValueCache | None = None) -> Run:
-        """Return what the attention of one request needs, the same on every device.
+        """Return the state for the attention of one request, the same on every device.
 
-        length, target_length: tokens of the first and of the second stack.  cache: keeps keys and values for `decode`.
+        length, target_length: number of tokens in the first and in the second stack.  cache: stores keys and values for `decode`.
         """
         lengths = (length, target_length) if self.layout.has_decoder else (length,)
         if min(lengths) < 1:
@@ -75,32 +75,32 @@ class ModelShard:
         return Run(lengths=lengths, rotary=self.positions.rotary(length), cache=cache)
 
     def embed(self, stack: int, ids: Tensor, offset: int = 0) -> Tensor:
-        """Return the first residual stream (n, t, d) of a stack; as `Ends.embed`."""
+        """Return the first residual stream (n, t, d) of a stack (see `Ends.embed`)."""
         return self._ends().embed(stack, ids, offset)
 
     def enter(self, stack: int, residual: Tensor) -> Tensor:
-        """Return the input of a stack's first block: the residual stream, normalised if the stack's norms stand in front."""
+        """Return the input of a stack's first block: the residual stream, normalised in pre-norm stacks."""
         part = self.layout.parts[stack]
         return self._norm(self.connections[part.first_block], residual) if part.is_pre_norm else residual
 
     def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
-        """Return final hidden states or logits; as `Ends.head`."""
+        """Return final hidden states or logits (see `Ends.head`)."""
         return self._ends().head(hidden, what)
 
     # Attention.
 
     def qkv(self, number: int, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values of the own units, side by side (n, t, (group + 2) x units x head size).
+        """Return queries, keys and values of the own units, concatenated: (n, t, (group + 2) x units x head size).
 
-        Of a cross-attention the queries alone (n, s, units x head size).
+        For a cross-attention only the queries, (n, s, units x head size).
         """
         held = self.held[number]
         return F.linear(hidden, held.inputs[0], held.biases[0])
 
     def attend(self, number: int, tiles: Sequence[Tensor], run: Run, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return the own units' context (n, stop - start, group x units x head size) of queries [start, stop), by default all.
+        """Return the own units' context (n, stop - start, group x units x head size) for queries [start, stop), by default all.
 
-        tiles: qkv of all tokens, in their order.  What they have in common is worked out once, however many calls for parts follow.
+        tiles: qkv of all tokens, in order.  Shared work is done only once, however many calls for parts follow.
         """
         held, _, part = self._block(number)
         if run.projected is None or run.projected[0] != number:
@@ -116,14 +116,14 @@ class ModelShard:
         return self._attended(number, queries[:, :, start:stop], keys, values, run, start, length if stop is None else stop)
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
-        """Return keys and values alone of a qkv tile, contiguous: what devices exchange under sequence parallelism."""
+        """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
         part = self.layout.parts[self._blocks[number].stack]
         return projected[..., self.held[number].count * part.group_size * part.head_size :].contiguous()
 
     def attend_own(self, number: int, own: Tensor, tiles: Sequence[Tensor], run: Run, start: int) -> Tensor:
-        """Return the context of own tokens alone, from `start` on (sequence parallelism).
+        """Return the context of only the own tokens, which begin at `start` (sequence parallelism).
 
-        own: qkv of own tokens.  tiles: keys and values of all tokens, in their order, as `keys_values` gives them.
+        own: qkv of the own tokens.  tiles: keys and values of all tokens, in order, from `keys_values`.
         """
         held, _, part = self._block(number)
         heads, stop = held.count * part.group_size, start + own.shape[1]
@@ -137,7 +137,7 @@ class ModelShard:
         return self._attended(number, queries, keys, values, run, start, stop)
 
     def _attended(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, run: Run, start: int, stop: int) -> Tensor:
-        """Return the context of queries [start, stop) of all tokens' keys and values."""
+        """Return the context for queries [start, stop) with all tokens' keys and values."""
         held, block, part = self._block(number)
         if part.shape.is_causal:
             keys, values = keys[:, :, :stop], values[:, :, :stop]
@@ -145,12 +145,12 @@ class ModelShard:
         return attend(queries, keys, values, mask, is_causal=part.shape.is_causal and mask is None, scale=block.scale)
 
     def cross_keys_values(self, number: int, memory: Tensor) -> Tensor:
-        """Return keys and values of the own units (n, t, 2 x units x head size) of the encoder's output."""
+        """Return the own units' keys and values (n, t, 2 x units x head size) for the encoder's output."""
         held = self.held[number]
         return F.linear(memory, held.inputs[1], held.biases[1])
 
     def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
-        """Return the own units' context (n, s, units x head size) of the given queries; keys_values: of all of the encoder's tokens."""
+        """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder tokens."""
         held, block, part = self._block(number)
         if run.projected is None or run.projected[0] != number:
             run.projected = number, split_heads(_joined(keys_values), (held.count, held.count), part.head_size)
@@ -167,7 +167,7 @@ class ModelShard:
     # Feed-forward network.
 
     def up(self, number: int, hidden: Tensor) -> Tensor:
-        """Return the activations (n, t, columns) of the columns that are held."""
+        """Return the activations (n, t, columns) of the device's columns."""
         held = self.held[number]
         return self._activate(F.linear(hidden, held.inputs[0], held.biases[0]), self._blocks[number])
 
@@ -178,9 +178,9 @@ class ModelShard:
     # Connection.
 
     def connect(self, number: int, total: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return residual stream and next block's input (n, t, d) behind a block (Galaxy+ Eq. 4).
+        """Return the residual stream and the next block's input (n, t, d) after a block (Galaxy+ Eq. 4).
 
-        total: the sum of all devices' partial products.  Behind a stack's last block the second is its final hidden state.
+        total: the sum of all devices' partial products.  After a stack's last block the second is the stack's final hidden state.
         """
         added = self._add(number, total, residual)
         block = self._blocks[number]
@@ -189,12 +189,12 @@ class ModelShard:
             return hidden, self._finish(block.stack, hidden) if block.is_last else hidden
         return added, self._finish(block.stack, added) if block.is_last else self._norm(self.connections[number + 1], added)
 
-    # A whole layer, of which the device holds everything.
+    # A whole layer, on a device that has all its weights.
 
     def layer(self, layer: int, state: Tensor, run: Run, memory: Tensor | None = None) -> Tensor:
-        """Return the residual stream (n, t, d) behind a layer, of which all is held; behind a stack's last one its final hidden state.
+        """Return the residual stream (n, t, d) after a layer stored whole.  After a stack's last layer: its final hidden state.
 
-        memory: the encoder's output, for a decoder's layer.
+        memory: the encoder's output, for a decoder layer.
         """
 
         def product(block: Block, hidden: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class ModelShard:
         return self._layer(layer, state, product)
 
     def layer_step(self, layer: int, state: Tensor, step: Step) -> Tensor:
-        """Return the residual stream (n, 1, d) of one further token behind a layer, of which all is held; otherwise as `layer`."""
+        """Return the residual stream (n, 1, d) of the next token after a layer stored whole; otherwise as `layer`."""
         return self._layer(layer, state, lambda block, hidden: self.decode(block.number, hidden, step))
 
     def _layer(self, layer: int, state: Tensor, product: Callable[[Block, Tensor], Tensor]) -> Tensor:
@@ -227,7 +227,7 @@ class ModelShard:
     # Token by token.
 
     def new_cache(self, capacity: int) -> KeyValueCache:
-        """Return an empty cache for `begin`.  Raises ConfigError if the model knows fewer positions than `capacity`."""
+        """Return an empty cache for `begin`.  Raises ConfigError if the model has fewer positions than `capacity`."""
         if self.layout.max_length and capacity > self.layout.max_length:
             raise ConfigError(
                 f"A text of {capacity} tokens was asked of '{self.layout.name}'.",
@@ -237,7 +237,7 @@ class ModelShard:
         return KeyValueCache(capacity)
 
     def step(self, cache: KeyValueCache) -> Step:
-        """Return what the attention of one further token needs, the same on every device."""
+        """Return the inputs of the attention for the next token, the same on every device."""
         return self.positions.step(cache)
 
     def embed_step(self, tokens: Tensor, step: Step) -> Tensor:
@@ -245,7 +245,7 @@ class ModelShard:
         return self.embed(len(self.layout.parts) - 1, tokens[:, None], offset=step.cache.length)
 
     def decode(self, number: int, hidden: Tensor, step: Step) -> Tensor:
-        """Return a block's partial product (n, 1, d) for one token of each sample: own units, or the own part of the columns."""
+        """Return a block's partial product (n, 1, d) for one token per sample, from the own units or the own columns."""
         held, block, part = self._block(number)
         if block.kind != "feed_forward":
             return decode_attention(block, part, held, hidden, step, self.positions.step_mask(block, held.ranges, step))
@@ -254,7 +254,7 @@ class ModelShard:
             return self.down(number, self.up(number, hidden))
         if not own:
             return torch.zeros_like(hidden)
-        # Under scheme 2 other devices' columns are held behind the own ones, in the gate's part and in up's.
+        # Under scheme 2 other devices' columns are stored after the own ones, in both gate and up.
         matrix, bias = held.inputs[0], held.biases[0]
         tops = range(0, len(matrix), held.count)
         parts = [F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops]

@@ -1,4 +1,4 @@
-"""Which attention units and feed-forward columns a position holds (Galaxy+, section III-B; partitions A and B of Table III)."""
+"""Assign attention units and feed-forward columns to positions (Galaxy+, section III-B; partitions A and B of Table III)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 
 Ranges = tuple[tuple[int, int], ...]
-"""Half-open ranges [start, stop), none of them empty, no two overlapping, in the order in which they are held."""
+"""Half-open, non-empty, non-overlapping ranges [start, stop), in memory order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSlices:
-    """What one device holds of one layer.
+    """One device's slices of one layer.
 
     units: of the attention (and the cross-attention).  columns: of the feed-forward network, all of them under scheme 2.
-    own_columns: the first so many held columns are the device's part when the layer is cut by columns, as it is while decoding.
+    own_columns: number of leading columns that are the device's part when the layer is divided by columns, as during decoding.
     """
 
     units: Ranges = ()
@@ -26,15 +26,16 @@ class LayerSlices:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing of the layer is held."""
+        """Return whether the device has no slice of the layer."""
         return not (self.units or self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
-    """What one device holds of a model: slices of every layer, counted through all stacks.
+    """One device's part of a model: slices of every layer, counted through all stacks.
 
-    has_ends: embedding and head.  connects_all: norms and output biases of all layers are held, not only of those with slices.
+    has_ends: whether it has embedding and head.  connects_all: whether it has norms and output biases of all layers, not only of those
+    with slices.
     """
 
     layers: tuple[LayerSlices, ...]
@@ -43,12 +44,12 @@ class ShardSpec:
 
 
 def size(ranges: Ranges) -> int:
-    """Return how many units (or columns) the ranges name."""
+    """Return the number of units (or columns) in the ranges."""
     return sum(stop - start for start, stop in ranges)
 
 
 def units_of(ranges: Ranges) -> list[int]:
-    """Return the units that the ranges name, in their order."""
+    """Return the units in the ranges, in order."""
     return [unit for start, stop in ranges for unit in range(start, stop)]
 
 
@@ -65,11 +66,11 @@ def _ranges_of(units: Sequence[int]) -> Ranges:
 def shard_spec(
     plan: InferencePlan, position: int, stacks: Sequence[StackShape], *, held: Sequence[ShardSpec | None] | None = None
 ) -> ShardSpec:
-    """Return what a position of a plan holds.
+    """Return the slices for a position of a plan.
 
-    stacks: of the model.  held: what the device at each position of the plan holds now, None where nothing; the new ranges keep as much
-    of it as can be.  Every position has to be given the same `held`.  A position without tokens holds only its columns under scheme 2 too.
-    Raises ConfigError if the plan's partition is not the model's, or the position is not in the plan.
+    stacks: of the model.  held: the current slices of the device at each position of the plan, None where empty; the new ranges keep as
+    much of them as possible.  All positions must get the same `held`.  A position without tokens has only its own columns, even under
+    scheme 2.  Raises ConfigError if the plan's partition does not fit the model, or the position is not in the plan.
     """
     if not 0 <= position < plan.num_positions:
         raise ConfigError(
@@ -98,9 +99,9 @@ def shard_spec(
 
 
 def deal(total: int, counts: Sequence[int], held: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
-    """Return which of `total` units each position gets, `counts` of them, ascending; neighbours stay together where they can.
+    """Distribute `total` units over the positions by `counts`, ascending.  Neighbouring units stay together where possible.
 
-    held: what each has now.  Each keeps as much of it as its count allows; who holds least chooses first.
+    held: each position's current units.  A position keeps as many of them as its count allows; the one with the fewest chooses first.
     """
     free = set(range(total))
     kept: list[list[int]] = [[] for _ in counts]
