@@ -1,7 +1,7 @@
-"""See a Hugging Face model as a stack of layers that can be cut into pipeline stages anywhere (PAC+, section V-A).
+"""View a Hugging Face model as a stack of layers that can be split into pipeline stages anywhere (PAC+, section V-A).
 
-An encoder-decoder is one stack too: its encoder's layers, then its decoder's.  Behind k layers of the encoder the hidden state is
-(n, t, d); behind a decoder's layer it is (n, t + s, d), the encoder's output and the s decoder states side by side.
+An encoder-decoder is also one stack: its encoder's layers, then its decoder's.  After an encoder layer the hidden state is (n, t, d).
+After a decoder layer it is (n, t + s, d): the encoder's output followed by the s decoder states.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from workbench.models.products import LanguageModelHead
 
 
 class LayerStack(nn.Module):
-    """A frozen backbone: embedding, layers, final norm.  forward and stages give the same numbers as the whole model.
+    """A frozen backbone: embedding, layers, final norm.  forward and stages give the same results as the whole model.
 
-    family: of FAMILIES.  separator_id: the token after which a second text begins (for families with token types).
+    family: an entry of FAMILIES.  separator_id: the token that starts a second text (for families with token types).
     b_0 is the embedding's output, b_i the output of layer i - 1; b_L is taken after the final norm if the family has one.
-    num_encoder_layers: of an encoder-decoder, whose last encoder output is taken after the encoder's norm too; None for a single stack.
-    decoder_start_id: the token that every target begins with.  language_model_head: of an encoder-decoder.
+    num_encoder_layers: of an encoder-decoder, whose last encoder output is also taken after the encoder's norm; None for a single stack.
+    decoder_start_id: the first token of every target.  language_model_head: of an encoder-decoder.
     """
 
     def __init__(self, model: Any, *, separator_id: int | None = None, language_model_head: LanguageModelHead | None = None) -> None:
@@ -61,7 +61,7 @@ class LayerStack(nn.Module):
 
     @property
     def shares_words(self) -> bool:
-        """Return whether an encoder-decoder's two stacks read one word embedding."""
+        """Return whether an encoder-decoder's two stacks share one word embedding."""
         return self.decoder_embedding is not None and _weight(self.embedding["words"]) is _weight(self.decoder_embedding["words"])
 
     @property
@@ -71,7 +71,7 @@ class LayerStack(nn.Module):
 
     @property
     def num_taps(self) -> int:
-        """Return how many taps forward gives: b_0, one for each layer, and a decoder's embedding."""
+        """Return the number of taps that forward returns: b_0, one per layer, and a decoder's embedding."""
         return self.num_layers + 1 + (self.num_encoder_layers is not None)
 
     @property
@@ -81,7 +81,7 @@ class LayerStack(nn.Module):
 
     @property
     def is_causal(self) -> bool:
-        """Return whether a token sees only those before it."""
+        """Return whether a token attends only to earlier tokens."""
         return self.family.is_causal
 
     def layer_paths(self, index: int) -> Mapping[str, str]:
@@ -89,7 +89,7 @@ class LayerStack(nn.Module):
         return layer_paths(part_of(self, index), self.layers[index])
 
     def stage(self, start: int, stop: int) -> BackboneStage:
-        """Return layers [start, stop) as a module that owns only them; the weights are shared with this stack."""
+        """Return layers [start, stop) as a module that owns only those layers.  The weights are shared with this stack."""
         if not 0 <= start < stop <= self.num_layers:
             raise ConfigError(
                 f"A stage of layers [{start}, {stop}) was asked for.", f"The model has {self.num_layers}.", "Change the stage."
@@ -103,11 +103,11 @@ class LayerStack(nn.Module):
 
 
 class BackboneStage(nn.Module):
-    """Layers [start, stop) of a stack, with the embedding if they begin it and the final norm if they end it.
+    """Layers [start, stop) of a stack, with the embedding if they include the first layer and the final norm if they include the last.
 
-    While parameters are frozen no autograd graph comes into being; set requires_grad_() on some, and it does.  Call under
-    torch.no_grad() when the taps go into training (inference tensors cannot be saved for a backward pass);
-    torch.inference_mode() will do for prediction.
+    While all parameters are frozen no autograd graph is built; it is built once requires_grad_() is set on some of them.  Call under
+    torch.no_grad() if the taps are used in training (inference tensors cannot be saved for a backward pass);
+    torch.inference_mode() is enough for prediction.
     """
 
     def __init__(self, stack: LayerStack, start: int, stop: int) -> None:
@@ -117,7 +117,7 @@ class BackboneStage(nn.Module):
         self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
         self.shares_words = stack.shares_words
         self.vocabulary_size: int = getattr(stack.config, "vocab_size", 0)
-        # The first layer of the decoder; without one, a layer that is never reached.
+        # The first decoder layer; without a decoder, an index that is never reached.
         self._border = border = stack.num_layers if stack.num_encoder_layers is None else stack.num_encoder_layers
         self.embedding = stack.embedding if start == 0 else None
         self.layers = nn.ModuleDict({str(index): stack.layers[index] for index in range(start, stop)})
@@ -131,11 +131,11 @@ class BackboneStage(nn.Module):
     def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Run the stage.
 
-        hidden_or_ids: (n, t) token ids in the first stage (of pictures (n, t, patch values)), else the stage before's output.
+        hidden_or_ids: (n, t) token ids in the first stage (for images (n, t, patch values)), otherwise the previous stage's output.
         attention_mask: (n, t), 1 for real tokens.  decoder_ids: (n, s) for the stage that owns the decoder's first layer, ignored by
         the others; None is one start token for each sample.
-        Returns the output, (n, t, d) up to the encoder's end and (n, t + s, d) behind a decoder's layer, and the taps: the layers'
-        outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's by its embedding.
+        Returns the output, (n, t, d) for encoder layers and (n, t + s, d) after a decoder layer, and the taps: the layers'
+        outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's taps by its embedding.
         """
         taps: list[Tensor] = []
         hidden = hidden_or_ids
@@ -160,7 +160,7 @@ class BackboneStage(nn.Module):
         return torch.cat([memory, states], dim=1), taps
 
     def part(self, start: int, stop: int) -> BackboneStage:
-        """Return layers [start, stop) of this stage, which take a hidden state; modules and hooks are shared with it."""
+        """Return layers [start, stop) of this stage, with a hidden state as input.  Modules and hooks are shared with this stage."""
         own = copy.copy(self)
         own._modules, own.start, own.stop = dict(self._modules), start, stop
         own.embedding = None
@@ -171,15 +171,15 @@ class BackboneStage(nn.Module):
         return own
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return b_0 (n, t, d); of the first stage, whose argument forward then takes (see `part`)."""
+        """Return b_0 (n, t, d), which is also an input of forward (see `part`).  Only the first stage has an embedding."""
         assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
         return embed(self.family, self.embedding, input_ids, attention_mask, self.separator_id)
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that other stages may hold too, by a name that is the same in all of them.
+        """Return the parameters that other stages may also have, by a name that is the same in all of them.
 
-        Word embeddings of an encoder-decoder and T5's position tables.  Frozen they are copies; who trains them must add up their
-        gradients over the stages.
+        These are the word embeddings of an encoder-decoder and T5's position tables.  While frozen they are copies.  To train them, add up
+        their gradients over the stages.
         """
         found: dict[str, nn.Parameter] = {}
         if self.shares_words:
@@ -192,7 +192,7 @@ class BackboneStage(nn.Module):
         return found
 
     def make_inputs(self, count: int, length: int, target_length: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return made-up arguments of forward for `count` samples of `length` tokens, to measure with."""
+        """Return placeholder arguments of forward for measurements: `count` samples of `length` tokens."""
         mask = torch.ones(count, length, dtype=torch.int64)
         targets = torch.randint(self.vocabulary_size, (count, target_length)) if self.decoder_embedding is not None else None
         if self.embedding is None:
@@ -213,7 +213,7 @@ class BackboneStage(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """What the distance between query and key adds to each head's attention scores in T5 (Raffel et al., JMLR 2020, section 2.1).
+    """T5's relative position bias on each head's attention scores (Raffel et al., JMLR 2020, section 2.1).
 
     Hugging Face keeps the table in a stack's first layer, which only the first pipeline stage has.
     """
@@ -223,7 +223,7 @@ class PositionBias(nn.Module):
         self.table, self.is_causal, self.max_distance = table, is_causal, max_distance
 
     def forward(self, length: int) -> Tensor:
-        """Return (1, heads, length, length)."""
+        """Return the bias, (1, heads, length, length)."""
         at = torch.arange(length, device=self.table.weight.device)
         buckets = buckets_of(self.table.num_embeddings, at, length, is_causal=self.is_causal, max_distance=self.max_distance)
         return self.table(buckets).permute(2, 0, 1)[None]
@@ -244,12 +244,12 @@ def part_of(stack: LayerStack | BackboneStage, index: int) -> Part:
 
 
 def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tensor, separator_id: int | None) -> Tensor:
-    """Return b_0 (n, t, d); token types are worked out from the separators, so that a batch need not carry them."""
+    """Return b_0 (n, t, d).  Token types are computed from the separators, so that a batch need not contain them."""
     token_types = None
-    # A table of one token type knows no pairs: all tokens are of type 0.
+    # A table with one token type does not distinguish pairs: all tokens have type 0.
     if family.has_token_types and separator_id is not None and modules["embeddings"].token_type_embeddings.num_embeddings > 1:
         is_separator = input_ids == separator_id
-        # 1 after the first separator, on real tokens: what a tokenizer gives for a pair, and 0 everywhere for one text.
+        # 1 after the first separator, for real tokens: as from a tokenizer for a pair, and 0 everywhere for one text.
         token_types = ((is_separator.cumsum(dim=1) - is_separator.long()).clamp(max=1) * attention_mask).long()
     if "embeddings" not in modules:
         return embed_words(modules, input_ids)
@@ -259,7 +259,7 @@ def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tenso
 
 
 def padding_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:
-    """Return (n, 1, 1 or t, t) bool, True where a query may look; None without padding."""
+    """Return (n, 1, 1 or t, t) bool, True where a query may attend.  None without padding."""
     if bool(attention_mask.all()):
         return None
     mask = attention_mask.bool()[:, None, None, :]
@@ -275,7 +275,7 @@ def layer_context(
     """Return the mask and position tables for a batch.
 
     attention_mask: (n, t), 1 for real tokens, padding on the right.  hidden: (n, t, d), for its dtype and device.
-    Without padding the mask is None, which lets the attention kernels take their faster path.
+    Without padding the mask is None, so that the attention kernels can use their faster path.
     """
     length = attention_mask.shape[1]
     mask = padding_mask(attention_mask, is_causal=family.is_causal)
@@ -287,9 +287,9 @@ def layer_context(
 
 
 def decoder_context(attention_mask: Tensor, states: Tensor, memory: Tensor, position_bias: nn.Module | None) -> LayerContext:
-    """Return what a decoder's layers need: the encoder's output `memory` (n, t, d), its mask, positions of the states (n, s, d).
+    """Return the context of a decoder's layers: the encoder's output `memory` (n, t, d), its mask, positions of the states (n, s, d).
 
-    Targets are padded on the right, where causal attention keeps the padding from all that counts: mask stays None.
+    Targets are padded on the right, where causal attention hides the padding from all real tokens.  The mask therefore stays None.
     """
     length, mask = states.shape[1], padding_mask(attention_mask, is_causal=False)
     bias = None if position_bias is None else position_bias(length)
@@ -297,7 +297,7 @@ def decoder_context(attention_mask: Tensor, states: Tensor, memory: Tensor, posi
 
 
 def module_at(model: Any, path: str) -> nn.Module | None:
-    """Return the module at a path, None if the path is empty or the checkpoint has nothing there."""
+    """Return the module at a path.  None if the path is empty or the checkpoint has no such module."""
     if not path:
         return None
     parent, _, name = path.rpartition(".")
@@ -306,7 +306,7 @@ def module_at(model: Any, path: str) -> nn.Module | None:
 
 
 def modules_at(model: Any, paths: Mapping[str, str]) -> nn.ModuleDict:
-    """Return the modules by role; those that the checkpoint does not have are left out."""
+    """Return the modules by role.  Modules missing from the checkpoint are left out."""
     found = {role: module_at(model, path) for role, path in paths.items()}
     return nn.ModuleDict({role: module for role, module in found.items() if module is not None})
 

@@ -1,4 +1,4 @@
-"""The fine-tuning techniques that go back through the backbone (PAC+, section II, Fig. 2; section VI-A).
+"""Fine-tuning techniques that backpropagate through the backbone (PAC+, section II, Fig. 2; section VI-A).
 
 Full fine-tuning, LoRA, Adapters (Houlsby et al.) and serial adapters (RingAda, section II-A).
 """
@@ -22,19 +22,19 @@ from workbench.models.stack import BackboneStage
 
 Technique = Literal["full", "lora", "adapters", "serial"]
 HEAD_DEVIATION = 0.02
-"""A small head: the first loss is near ln(classes)."""
+"""Standard deviation of the head's initial weights, small so that the first loss is near ln(classes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueConfig:
-    """What is trained; enough to build it again.
+    """The configuration from which a technique's model can be rebuilt.
 
     hidden_size, num_layers: the backbone's d and L.
-    lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: in front of A; each device draws its own, so that
-    above 0 a distributed run no longer equals one process.
-    bottleneck: width of an adapter.  train_norms: the layers' norms beside Houlsby's adapters, as they do.
-    dropout: of the pooled features.  seed: of the initial weights and of that dropout.
-    label_mean, label_std: of a regression's training labels.  The head learns standardised ones and gives numbers as the labels are.
+    lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: before A; each device draws its own masks, so that
+    with a value above 0 a distributed run differs from one process.
+    bottleneck: width of an adapter.  train_norms: also train the layers' norms, as Houlsby et al. do.
+    dropout: rate for the pooled features.  seed: for the initial weights and that dropout.
+    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
     """
 
     technique: Technique
@@ -77,7 +77,7 @@ class TechniqueConfig:
 
 
 class TaskHead(nn.Module):
-    """Mean over the tokens (of spans and tags every token by itself), dropout, one matrix; of a regression in the unit of its labels."""
+    """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its labels' units."""
 
     def __init__(self, config: TechniqueConfig) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class TaskHead(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.num_outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return logits (n, num_outputs), of spans and tags (n, t, num_outputs), of hidden states (n, t, d), mask (n, t)."""
+        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for hidden states (n, t, d) and a mask (n, t)."""
         per_token = self.kind in TOKEN_KINDS
         features = hidden if per_token else torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)
         if self.training:
@@ -96,15 +96,15 @@ class TaskHead(nn.Module):
 
 
 class TechniqueStage(nn.Module):
-    """Layers [start, stop) of a backbone with what is trained in them, and the head if they end it.
+    """Layers [start, stop) of a backbone with their trainable parts, and the head if they include the last layer.
 
-    backbone: is taken over; what is put into its layers stays in them, so no two of these may share layers.
-    Trainable parameters are named by the layers' numbers in the whole model: the union of all stages' is the whole's, and the initial
-    weights depend on config.seed and the name alone.  The backbone's own dropout stays off, in training too.
+    backbone: is modified: trainable parts stay in its layers, so two TechniqueStages must not share layers.
+    Trainable parameters are named by global layer index, so the union of all stages' is the whole model's.  Initial weights
+    depend only on config.seed and the name.  The backbone's own dropout stays off, even in training.
     """
 
     def __init__(self, backbone: BackboneStage, config: TechniqueConfig, *, has_head: bool = False) -> None:
-        """has_head: with a head in any case."""
+        """has_head: add a head even if the stage does not include the last layer."""
         super().__init__()
         self.config = config
         backbone.requires_grad_(False)
@@ -117,7 +117,7 @@ class TechniqueStage(nn.Module):
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         else:
             self.adapters = inject_adapters(backbone, config.bottleneck, train_norms=config.train_norms)
-        # Registered first: a parameter that several stages hold has the same name in all of them.
+        # Registered first, so that a parameter shared by several stages has the same name in all of them.
         self.shared = nn.ParameterDict(backbone.shared_parameters() if config.technique == "full" else {})
         self.backbone = backbone
         self.head = TaskHead(config) if has_head or backbone.stop == backbone.num_layers else None
@@ -127,7 +127,7 @@ class TechniqueStage(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> TechniqueStage:
-        """Switch the head's dropout, and LoRA's if there is one; the backbone is as in evaluation."""
+        """Switch the head's dropout, and LoRA's if there is one.  The backbone stays in evaluation mode."""
         super().train(mode)
         self.backbone.eval()
         for name, module in self.backbone.named_modules():
@@ -136,7 +136,7 @@ class TechniqueStage(nn.Module):
         return self
 
     def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the stage's output, as the next stage takes it, and the last layer's, (n, t, d) or a decoder's (n, s, d).
+        """Return the stage's output for the next stage, and the last layer's output, (n, t, d) or a decoder's (n, s, d).
 
         Arguments as in BackboneStage.forward.
         """
@@ -144,7 +144,7 @@ class TechniqueStage(nn.Module):
         return output, taps[-1]
 
     def logits(self, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return TaskHead's logits of the last layer's output; of a decoder its first state.  Only the last stage has a head."""
+        """Return TaskHead's logits for the last layer's output, or for a decoder's first state.  Only the last stage has a head."""
         assert self.head is not None, f"stage [{self.backbone.start}, {self.backbone.stop}) has no head"
         if self.backbone.num_encoder_layers is not None:
             last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)
@@ -156,7 +156,7 @@ class TechniqueStage(nn.Module):
 
 
 def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
-    """Return a whole model's predictions; it is put into evaluation mode."""
+    """Return a whole model's predictions.  The model is put into evaluation mode."""
     logits, labels, sample_ids = [], [], []
     model.eval()
     with torch.inference_mode():
@@ -169,14 +169,14 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
 
 
 def _initialize(name: str, parameter: Tensor, seed: int) -> None:
-    """Fill what a technique adds; pretrained weights stay as they are."""
+    """Initialize a parameter added by a technique.  Pretrained weights do not change."""
     own = name.startswith(("adapters.", "head."))
     if ".lora_B." in name or (own and parameter.ndim < 2):
         parameter.zero_()
         return
     generator = seeded_generator(seed, name)
     if ".lora_A." in name:
-        bound = parameter.shape[1] ** -0.5  # Kaiming's uniform distribution as peft has it
+        bound = parameter.shape[1] ** -0.5  # Kaiming's uniform distribution, as in peft
         parameter.uniform_(-bound, bound, generator=generator)
     elif name.startswith("adapters."):
         nn.init.trunc_normal_(parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION, generator=generator)

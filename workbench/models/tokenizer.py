@@ -1,4 +1,4 @@
-"""Turn texts into token ids by the tokenizers library, without the slow import of transformers, and pictures into patches."""
+"""Convert texts to token ids with the tokenizers library, without the slow import of transformers, and images to patches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.core.errors import ConfigError, MissingDataError
 
 
 class Located(NamedTuple):
-    """ids: of all tokens.  first, stop: those of the text that is read.  offsets: the characters [start, end) of each of these."""
+    """ids: of all tokens.  first, stop: range of the tokens of the text.  offsets: characters [start, end) of each token in that range."""
 
     ids: list[int]
     first: int
@@ -29,7 +29,7 @@ class Located(NamedTuple):
 class TextTokenizer:
     """A fast tokenizer with its special tokens.
 
-    separator_id: None for families that have no separator.  start_id: the token that a decoder's target begins with, None without one.
+    separator_id: None for families without a separator.  start_id: the first token of a decoder's target, None without a decoder.
     """
 
     def __init__(self, backend: Any, *, pad_id: int, separator_id: int | None = None, start_id: int | None = None) -> None:
@@ -37,13 +37,13 @@ class TextTokenizer:
         self.pad_id = pad_id
         self.separator_id = separator_id
         self.start_id = start_id
-        backend.no_padding()  # some published tokenizers pad to 128, which would cost a factor of four
+        backend.no_padding()  # some published tokenizers pad to 128, which would take four times as long
         backend.no_truncation()
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
-        """Return the token ids of each text (or pair of texts), cut at max_length; never an empty list.
+        """Return the token ids of each text (or pair of texts), truncated to max_length.  A list is never empty.
 
-        Two texts are joined as the model knows pairs if it has a separator or a decoder, else by a line feed.
+        Pairs are joined in the model's own format if it has a separator or a decoder, otherwise with a line feed.
         """
         if max_length < 4:
             raise ConfigError(f"max_length = {max_length} was asked for.", "Special tokens alone take up to 3.", "Raise max_length.")
@@ -61,7 +61,7 @@ class TextTokenizer:
             self.backend.no_truncation()
 
     def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Located]:
-        """Return the tokens of each text, or of each pair with the second text's places; nothing is cut."""
+        """Return the tokens of each text, or of each pair with the positions of the second text.  Nothing is truncated."""
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         found = []
         for encoding in self.backend.encode_batch(inputs):
@@ -71,12 +71,12 @@ class TextTokenizer:
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
+        """Return the text for token ids, without special tokens."""
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
 
 def tiny_tokenizer(*, is_causal: bool, start_id: int | None = None) -> TextTokenizer:
-    """Return a tokenizer made in memory for the tiny random models: word pieces of one or two characters."""
+    """Return an in-memory tokenizer for the tiny random models, with word pieces of one or two characters."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     singles = [character for character in string.printable if not character.isspace() and not character.isupper()]
     doubles = [first + second for first in string.ascii_lowercase for second in string.ascii_lowercase]
@@ -92,7 +92,7 @@ def tiny_tokenizer(*, is_causal: bool, start_id: int | None = None) -> TextToken
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return a JSON file's settings, none if it is not there or damaged (who needs them says so)."""
+    """Return the settings in a JSON file.  Empty if it is missing or damaged; callers that need it report that."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,7 +106,7 @@ def tokenizer_from_folder(folder: Path, *, start_id: int | None = None) -> TextT
     path = folder / "tokenizer.json"
     try:
         backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise MissingDataError(f"The tokenizer '{path}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
 
     def id_of(role: str) -> int | None:
@@ -120,9 +120,9 @@ def tokenizer_from_folder(folder: Path, *, start_id: int | None = None) -> TextT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokenizer:
-    """Cuts pictures into patches, one token each, behind a class token without a picture.
+    """Splits images into patches, one token each, preceded by a class token without an image.
 
-    image_size, patch_size: pixels of a side.  channels: a grey picture is repeated so many times.
+    image_size, patch_size: pixels per side.  channels: a grey image is repeated this many times.
     """
 
     image_size: int
@@ -133,13 +133,13 @@ class ImageTokenizer:
     start_id: None = None
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
-        """Raise ConfigError: texts are none of this model's business."""
+        """Raise ConfigError, because this model does not accept texts."""
         raise ConfigError("Texts were given to a model of pictures.", "It reads patches.", "Choose a model of text, or the task 'digits'.")
 
     def encode_images(self, images: Sequence[bytes]) -> list[list[bytes]]:
-        """Return each picture's tokens: `channels` x patch x patch values of a byte each, the class token's all zero.
+        """Return each image's tokens: `channels` x patch x patch values of one byte each, all zero for the class token.
 
-        images: square grey pictures, row by row, a byte for each pixel; scaled to the model's size.
+        images: square grey images, row by row, one byte per pixel.  They are scaled to the model's size.
         """
         encoded = []
         for image in images:
@@ -159,7 +159,7 @@ class ImageTokenizer:
 
 
 def image_tokenizer(settings: Mapping[str, Any]) -> ImageTokenizer:
-    """Return what a vision transformer's configuration asks for.  Raises ConfigError unless pictures and patches are square."""
+    """Return the tokenizer for a vision transformer's configuration.  Raises ConfigError unless images and patches are square."""
     sides = []
     for name, usual in (("image_size", 224), ("patch_size", 16)):
         side = settings.get(name, usual)

@@ -1,7 +1,7 @@
-"""A narrow copy of a backbone by Torch-Pruning, the toolkit that the paper takes (PAC+, section IV-C; Fang et al., CVPR 2023).
+"""A narrow copy of a backbone by Torch-Pruning, the toolkit used in the paper (PAC+, section IV-C; Fang et al., CVPR 2023).
 
-The toolkit traces the model, finds which channels hang together and removes those of the smallest norm; what is left is the side
-network's initial weights.  `workbench.models.initialization` does the same for every family by one rule of our own.
+The toolkit traces the model, finds the channels that depend on each other and removes those with the smallest norm.  The remaining
+weights initialize the side network.  `workbench.models.initialization` does the same for every family with one rule of our own.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def require_torch_pruning(family: str) -> None:
 
 
 def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
-    """Overwrite an adapter's (or a stage's) projections with what Torch-Pruning leaves of the backbone; the backbone stays as it is.
+    """Overwrite an adapter's (or a stage's) projections with the backbone pruned by Torch-Pruning.  The backbone does not change.
 
-    Attention keeps the best channels of the best heads, a side head from each.  As in `copy_pruned`, W_down picks the kept hidden
-    channels, W_up puts them back, weights are scaled by sqrt(d / kept), and norms, biases and lambdas stay initial.
-    Raises ConfigError as `require_torch_pruning`, or if the shapes cannot be met.
+    Attention keeps the best channels of the best heads, one head for each side head.  As in `copy_pruned`, W_down selects the kept hidden
+    channels, W_up puts them back, weights are scaled by sqrt(d / kept), and norms, biases and lambdas keep their initial values.
+    Raises ConfigError as `require_torch_pruning` does, or if the shapes are impossible.
     """
     config = adapter.config
     require_torch_pruning(stack.family_name)
@@ -53,7 +53,7 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
 
 
 def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[LayerStack, Tensor]:
-    """Return a narrow copy of the stack and the hidden channels that it kept, ascending."""
+    """Return a narrow copy of the stack and its kept hidden channels, ascending."""
     import torch_pruning
 
     narrow = copy.deepcopy(stack).requires_grad_(True)  # the trace follows the autograd graph
@@ -63,7 +63,7 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
         _ungroup(narrow)
         attention = [narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("query", "key", "value")]
     ups = [narrow_weight(narrow, layer, "up") for layer in range(narrow.num_layers)]
-    # Heads that can each give a side head are removed whole first; then each gives its best channels.
+    # First remove whole heads until one is left per side head; then each keeps its best channels.
     by_heads = heads <= backbone_heads and width // heads <= len(attention[0].weight) // backbone_heads
     kept_heads = heads if by_heads else backbone_heads
     if width % kept_heads:
@@ -75,7 +75,7 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
     customized = {type(one): _rms_norm_pruner(torch_pruning) for one in narrow.modules() if type(one).__name__.endswith("RMSNorm")}
     hidden = torch.arange(stack.hidden_size)
     with _without_rotation(stack.family_name), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells about parameters that it leaves alone
+        warnings.simplefilter("ignore")  # it warns about parameters that it does not prune
         pruner = torch_pruning.pruner.BasePruner(
             _Trace(narrow), torch.zeros(1, _TRACE_TOKENS, dtype=torch.int64), importance=torch_pruning.importance.MagnitudeImportance(p=2),
             pruning_ratio=1 - width / stack.hidden_size, pruning_ratio_dict=ratios, customized_pruners=customized,
@@ -93,7 +93,7 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
 
 
 class _Trace(nn.Module):
-    """A stack that takes token ids alone."""
+    """A stack whose only input is token ids."""
 
     def __init__(self, stack: LayerStack) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def narrow_weight(stack: LayerStack, layer: int, role: str) -> Any:
 
 
 def _ungroup(stack: LayerStack) -> None:
-    """Give every query head a key and a value head of its own: the trace does not see that one of them serves several."""
+    """Give every query head a separate key and value head, because the trace does not detect that one serves several."""
     for layer in stack.layers:
         attention: Any = layer.self_attn
         groups, size = attention.num_key_value_groups, attention.head_dim
@@ -124,7 +124,7 @@ def _ungroup(stack: LayerStack) -> None:
 
 @contextmanager
 def _without_rotation(family: str) -> Iterator[None]:
-    """Leave rotary positions out of the trace: their slices bind channels in pairs and multiply the graph beyond what ends."""
+    """Omit rotary positions from the trace: their slices couple channels in pairs, and the graph becomes too large to finish."""
     if family != "llama":
         yield
         return
@@ -139,10 +139,10 @@ def _without_rotation(family: str) -> Iterator[None]:
 
 
 def _rms_norm_pruner(torch_pruning: Any) -> Any:
-    """Return a pruner for RMSNorm, which the toolkit does not know: it has a weight for each channel and nothing else."""
+    """Return a pruner for RMSNorm, which the toolkit does not support.  RMSNorm has only one weight per channel."""
 
     class RMSNormPruner(torch_pruning.BasePruningFunc):
-        """Remove channels."""
+        """Prunes the channels of an RMSNorm."""
 
         def prune_out_channels(self, layer: Any, idxs: list[int]) -> Any:
             """Remove the channels `idxs`."""
@@ -153,7 +153,7 @@ def _rms_norm_pruner(torch_pruning: Any) -> Any:
         prune_in_channels = prune_out_channels
 
         def get_out_channels(self, layer: Any) -> int:
-            """Return how many channels it has."""
+            """Return the number of channels."""
             return len(layer.weight)
 
         get_in_channels = get_out_channels

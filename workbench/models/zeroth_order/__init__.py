@@ -1,4 +1,4 @@
-"""Fine-tuning with forward passes only: P-RGE and what it is compared with (P-RGE, section 3, Algorithms 1 to 3)."""
+"""Fine-tuning with forward passes only: P-RGE and the methods it is compared with (P-RGE, section 3, Algorithms 1 to 3)."""
 
 from workbench.models.zeroth_order.adapted import PrecisionWarning, smallest_epsilon, warn_of_rounding
 from workbench.models.zeroth_order.causal_model import CausalModel

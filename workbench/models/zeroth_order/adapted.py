@@ -1,11 +1,11 @@
-"""Projections with trainable values beside them, computed for several perturbed copies at once (P-RGE, section 3.1, Figure 1).
+"""Projections with added trainable values, computed for several perturbed copies at once (P-RGE, section 3.1, Figure 1).
 
-A batch of P parts has rows (P*E, t): part p owns rows [p*E, (p+1)*E).  All parts share x W; what is trained is multiplied in batches.
+A batch of P parts has rows (P*E, t): part p has rows [p*E, (p+1)*E).  All parts share x W; the trainable values use batched matmuls.
 LoRA: Hu et al., ICLR 2022.  LoRA-FA: Zhang et al., arXiv:2308.03303.  DoRA: Liu et al., ICML 2024, Eq. 5.  VeRA: Kopiczko et al.,
 ICLR 2024, Eq. 2.
 
 A pass in 16 bits (P-RGE, section 4.2) keeps 8 (bfloat16) or 11 (float16) binary digits of every number.  A perturbation smaller than half
-of the last of them is rounded away, and the losses on both sides differ by chance alone.
+the last digit is rounded away, and the two losses then differ only by chance.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class PartModule(nn.Module):
-    """A module whose parameters come in as many copies as a batch has parts.
+    """A module with as many copies of its parameters as a batch has parts.
 
-    binding: shared by all of a model.  starts: where each parameter begins in theta, by its name.
+    binding: shared by a whole model.  starts: the index of each parameter's first value in theta, by name.
     """
 
     def __init__(self, binding: Binding) -> None:
@@ -36,7 +36,7 @@ class PartModule(nn.Module):
         self.starts: dict[str, int] = {}
 
     def values(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return (P, *shape) of a parameter: its perturbed copies, or itself as the only one."""
+        """Return (P, *shape) of a parameter: its perturbed copies, or if none are bound the parameter itself."""
         parameter = self.get_parameter(name)
         copies = self.binding.copies
         if copies is None:
@@ -48,7 +48,7 @@ class PartModule(nn.Module):
 class LoraFaLinear(PartModule):
     """y = x W + (x A) B, A frozen.
 
-    base: the projection, frozen: nn.Linear, GPT-2's Conv1D or a quantized one.  a: (k, r), times alpha / r already.  B: (r, out) zeros.
+    base: the frozen projection: nn.Linear, GPT-2's Conv1D or a quantized one.  a: (k, r), multiplied by alpha / r.  B: (r, out) zeros.
     """
 
     a: Tensor
@@ -60,7 +60,7 @@ class LoraFaLinear(PartModule):
         self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (P*E, t, out) of x (P*E, t, k)."""
+        """Return y (P*E, t, out) for x (P*E, t, k)."""
         return add_product(self.base(x), x @ self.a, self.values("B", x.dtype))
 
 
@@ -74,21 +74,21 @@ class LoraLinear(PartModule):
         self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (P*E, t, out) of x (P*E, t, k)."""
+        """Return y (P*E, t, out) for x (P*E, t, k)."""
         a = self.values("A", x.dtype)
         low = torch.bmm(x.reshape(len(a), -1, x.shape[-1]), a * self.scale)
         return add_product(self.base(x), low, self.values("B", x.dtype))
 
 
 class DoraLinear(LoraLinear):
-    """y = m (x V) / |V| + b with V = W + alpha / r A B, |V| and m one for each output.  A, B as in LoRA; m begins as |W|."""
+    """y = m (x V) / |V| + b with V = W + alpha / r A B; |V| and m have one value per output.  A, B as in LoRA; m starts as |W|."""
 
     def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
         super().__init__(base, a, out_features, binding, scale)
         self.magnitude = nn.Parameter(dense_weight(base).float().norm(dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (P*E, t, out) of x (P*E, t, k)."""
+        """Return y (P*E, t, out) for x (P*E, t, k)."""
         a, b = self.values("A", x.dtype) * self.scale, self.values("B", x.dtype)
         bias = self.base.bias
         y = self.base(x) if bias is None else self.base(x) - bias
@@ -98,7 +98,7 @@ class DoraLinear(LoraLinear):
         return y if bias is None else y + bias
 
     def _norms(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return |V| (P, out) without making V: |w + A b|^2 = |w|^2 + 2 b (A w) + b (A A) b.  No gradient goes through it (section 4.3)."""
+        """Return |V| (P, out) without computing V: |w + A b|^2 = |w|^2 + 2 b (A w) + b (A A) b.  It gets no gradient (section 4.3)."""
         a, b = a.detach(), b.detach()
         weight = dense_weight(self.base).float()
         crossed = 2 * torch.matmul(a.mT, weight.T) + torch.bmm(torch.bmm(a.mT, a), b)
@@ -120,7 +120,7 @@ class VeraLinear(PartModule):
         self.lambda_b = nn.Parameter(torch.zeros(b.shape[1]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (P*E, t, out) of x (P*E, t, k)."""
+        """Return y (P*E, t, out) for x (P*E, t, k)."""
         d, b = self.values("lambda_d", x.dtype), self.values("lambda_b", x.dtype)
         low = (x @ self.a).view(len(d), -1, d.shape[1]) * d[:, None]
         y = self.base(x)
@@ -128,7 +128,7 @@ class VeraLinear(PartModule):
 
 
 class PooledHead(PartModule):
-    """A linear head on the mean of the last hidden states, for models that predict no words.  weight: (d, outputs).  bias: (outputs,)."""
+    """A linear head on the mean of the last hidden states, for models without a vocabulary.  weight: (d, outputs).  bias: (outputs,)."""
 
     def __init__(self, weight: Tensor, binding: Binding) -> None:
         super().__init__(binding)
@@ -136,7 +136,7 @@ class PooledHead(PartModule):
         self.bias = nn.Parameter(torch.zeros(weight.shape[1]))
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return logits (P, E, outputs) float32 of hidden states (P*E, t, d) and a mask (E, t)."""
+        """Return logits (P, E, outputs) float32 for hidden states (P*E, t, d) and a mask (E, t)."""
         weight, bias = self.values("weight", torch.float32), self.values("bias", torch.float32)
         share = (attention_mask / attention_mask.sum(dim=1, keepdim=True)).repeat(len(weight), 1)
         pooled = torch.bmm(share[:, None], hidden.float()).view(len(weight), -1, hidden.shape[-1])
@@ -144,7 +144,7 @@ class PooledHead(PartModule):
 
 
 def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
-    """Return y + low b, part by part: y (P*E, t, out), low (P*E, t, r) or (P, E*t, r), b (P, r, out).  Without autograd in y's memory."""
+    """Return y + low b for each part: y (P*E, t, out), low (P*E, t, r) or (P, E*t, r), b (P, r, out).  In place without autograd."""
     low = low.reshape(len(b), -1, low.shape[-1])
     parts = y.view(len(b), -1, y.shape[-1])
     if torch.is_grad_enabled() and (b.requires_grad or low.requires_grad or y.requires_grad):
@@ -154,14 +154,14 @@ def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
 
 
 class PrecisionWarning(UserWarning):
-    """A perturbation that the compute type rounds away."""
+    """The compute dtype rounds perturbations away."""
 
 
 def smallest_epsilon(model: CausalModel) -> float:
-    """Return the epsilon below which the compute type rounds away the perturbations of at least half of what is trained.
+    """Return the epsilon below which the compute dtype rounds away the perturbations of at least half of the trainable values.
 
-    Of parameters that are perturbed where they lie, a value w keeps a change of half its last digit: unit / 2 |w|.  Of LoRA's
-    B the change appears in a projection's output: for inputs of variance 1, epsilon times |A| (Frobenius) beside outputs of about
+    For parameters perturbed in place, a value w keeps a change of half its last digit: unit / 2 |w|.  A change of LoRA's
+    B appears in a projection's output: for inputs of variance 1 it is epsilon times |A| (Frobenius), relative to outputs of about
     |W| / sqrt(outputs), of which again half the last digit is kept.  The median over layers is returned; 0 if there is nothing to
     compare with (VeRA).
     """
@@ -178,7 +178,7 @@ def smallest_epsilon(model: CausalModel) -> float:
 
 
 def warn_of_rounding(model: CausalModel, epsilon: float) -> None:
-    """Warn (PrecisionWarning) if an epsilon is too small for the type that a model computes in."""
+    """Warn (PrecisionWarning) if epsilon is too small for the model's compute dtype."""
     smallest = smallest_epsilon(model)
     if epsilon < smallest:
         name = str(model.dtype).removeprefix("torch.")

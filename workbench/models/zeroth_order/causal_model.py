@@ -1,4 +1,4 @@
-"""A model whose losses are computed for several perturbed copies of its trainable values in one pass (P-RGE, section 3; Appendix D.2)."""
+"""A model that computes the losses of several perturbed copies of its trainable values in one pass (P-RGE, section 3; Appendix D.2)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from workbench.models.zeroth_order.losses import Packing, PromptLike, class_loss
 from workbench.models.zeroth_order.trainables import HEAD, Binding
 
 Enter = Callable[[int], None]
-"""(layer or HEAD) -> None: binds the copies that a pass computes the layer with."""
+"""(layer or HEAD) -> None: binds the copies with which a pass computes the layer."""
 
 
 class CausalModel(nn.Module):
-    """A frozen backbone, or a pipeline stage of one, with its trainable values, and the head if it ends the model.
+    """A frozen backbone, or a pipeline stage of one, with its trainable values, and the head if it includes the last layer.
 
-    backbone: is taken over, its projections are replaced.  head: the language model head; None for stages that do not end the model
-    and for models that predict no words (encoders, pictures), whose last stage gets a linear head with config.num_outputs outputs.
-    A batch has E rows; passes have P parts of E rows each, part p computed with the p-th copy of what is trained.
-    trainables: what is trained.  packs: whether a decoder alone computes batches with much padding without it, a part's rows end to end:
-    hidden states are (P*R, N, d) then, R packs of N tokens, in place of (P*E, t, d).  Set it to False where shapes must be those of
-    a batch.
-    Raises ConfigError for a family without the projections, and for a head that is missing.
+    backbone: is modified: its projections are replaced.  head: the language model head; None for stages before the last
+    and for models without a vocabulary (encoders, images), whose last stage gets a linear head with config.num_outputs outputs.
+    A batch has E rows; passes have P parts of E rows each, part p computed with the p-th copy of the trainable values.
+    trainables: the trainable values.  packs: whether a decoder-only model computes batches with much padding without it, by concatenating
+    a part's rows: hidden states are then (P*R, N, d), R packs of N tokens, instead of (P*E, t, d).  Set it to False if shapes must be
+    those of a batch.
+    Raises ConfigError for a family without the projections, and if the head is missing.
     """
 
     def __init__(self, backbone: BackboneStage, head: nn.Module | None, config: TrainableConfig) -> None:
@@ -66,18 +66,18 @@ class CausalModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the type that the layers compute in."""
+        """Return the compute dtype of the layers."""
         for parameter in self.backbone.layers.parameters():
             if not any(parameter is own for own in self.trainables.parameters.values()) or self.trainables.flat is None:
                 return parameter.dtype
         return torch.float32
 
     def part_losses(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
-        """Return the loss (P,) float32 of each part, computed with the copies that are bound (theta itself if none are)."""
+        """Return the loss (P,) float32 of each part, computed with the bound copies (theta itself if none are bound)."""
         return self.finish(self.run(self.start(batch, num_parts), batch, num_parts), batch, num_parts)
 
     def start(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
-        """Return b_0 (P*E, t, d), or packed, embedded once for all parts.  Of the first stage."""
+        """Return b_0 (P*E, t, d), or packed, embedded once for all parts.  Only for the first stage."""
         assert self.backbone.embedding is not None, "not the first stage"
         stage = self.backbone
         hidden = embed(stage.family, stage.embedding, batch.input_ids, batch.attention_mask, stage.separator_id)
@@ -85,25 +85,25 @@ class CausalModel(nn.Module):
         return _replicated(hidden if packing is None else packing.pack(hidden), num_parts)
 
     def packing(self, batch: PromptLike) -> Packing | None:
-        """Return how a batch is computed without its padding, None if it is computed as it is."""
+        """Return the packing with which a batch is computed.  None if it is computed with its padding."""
         if not (self.packs and self.backbone.family.is_causal):
             return None
         return Packing.of(batch.attention_mask, self.backbone.hidden_size)
 
     def run(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
-        """Return what this stage's layers make of (P*E, t, d), with the copies that are bound.
+        """Run this stage's layers on (P*E, t, d) with the bound copies; return the hidden states.
 
-        Behind the first layer of a decoder hidden states are (P*E, t + s, d), the encoder's in front.  The final norm is left to finish.
+        After the first decoder layer hidden states are (P*E, t + s, d), with the encoder's first.  `finish` applies the final norm.
         """
         states = [hidden]
-        del hidden  # else it would be held until the last layer
+        del hidden  # otherwise it would stay in memory until the last layer
         return self.run_passes(states, batch, num_parts, [_nothing])[0]
 
     def run_passes(self, states: list[Tensor], batch: PromptLike, num_parts: int, enters: Sequence[Enter]) -> list[Tensor]:
-        """Run several passes of P parts each through this stage, all of them through one layer before the next.
+        """Run several passes of P parts each through this stage, layer by layer, with all passes in each layer.
 
-        A layer's weights are read, and dequantized, once for all passes.
-        states: of each pass, (P*E, t, d); the list is used up.  enters: of each pass, called before each of its layers.
+        A layer's weights are read and dequantized once for all passes.
+        states: of each pass, (P*E, t, d); the list is consumed.  enters: of each pass, called before each of its layers.
         """
         stage = self.backbone
         mask = _replicated(batch.attention_mask, num_parts)
@@ -135,14 +135,14 @@ class CausalModel(nn.Module):
         return [torch.cat([memory, hidden], dim=1) for memory, hidden in zip(memories, states, strict=True)]
 
     def finish(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
-        """Return the loss (P,) float32 of each part of what `run` of the last stage gave."""
+        """Return the loss (P,) float32 of each part, given the result of `run` on the last stage."""
         if self.pooled is not None:
             return class_losses(self._pooled_logits(hidden, batch), batch)
         assert self.head is not None, "not the last stage"
         return word_losses(hidden, batch, num_parts, self._norm, self.head, self.packing(batch))
 
     def logits_at(self, batch: PromptLike) -> Tensor:
-        """Return logits (n, k, V) float32 at the batch's positions, of a decoder at its states; of an encoder (n, 1, outputs)."""
+        """Return logits (n, k, V) float32 at the batch's positions, for a decoder at its states; for an encoder (n, 1, outputs)."""
         with torch.inference_mode():
             hidden = self.run(self.start(batch), batch)
             if self.pooled is not None:
@@ -151,9 +151,9 @@ class CausalModel(nn.Module):
             return word_logits(hidden, batch, self._norm, self.head, self.packing(batch))
 
     def _fill(self, states: list[Tensor], packing: Packing | None) -> tuple[int, Packing | None]:
-        """Fill a decoder's states up to a number of rows that products like, in place of the list; return the length that counts.
+        """Pad a decoder's states, in place in the list, to a number of rows that suits matmuls; return the real length.
 
-        What is behind it is padding, which none that counts looks at.  Within a stage: others may be on another kind of processor.
+        The added padding is hidden from all real tokens.  It stays within a stage, because other stages may have other processors.
         """
         length = states[0].shape[1]
         filled = filled_length(states[0]) if self._fills else length
@@ -180,11 +180,11 @@ class CausalModel(nn.Module):
         stage = self.backbone
         if not stage.family.is_causal:
             return layer_context(stage.family, stage.rotary, mask, hidden, stage.position_bias)
-        # Padding is on the right, where causal attention keeps it from all that counts; without a mask the kernels take a faster path.
+        # Padding is on the right, where causal attention hides it from all real tokens; without a mask the kernels use a faster path.
         positions, within = torch.arange(hidden.shape[1], device=hidden.device)[None], None
         if packing is not None:
             positions, within = packing.positions, packing.mask()
-            if len(positions) > 1:  # else the same for all rows
+            if len(positions) > 1:  # otherwise the same for all rows
                 positions = _replicated(positions, num_parts)
                 within = None if within is None else _replicated(within, num_parts)
         return LayerContext(mask=within, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions))
@@ -206,14 +206,14 @@ def _nothing(layer: int) -> None:
 
 
 class HeldWeight(StoredWeight):
-    """A matrix that was dequantized before."""
+    """A matrix that is already dequantized."""
 
     def __init__(self, dense: Tensor) -> None:
         super().__init__(dense.shape, dense.dtype)
         self._dense = dense
 
     def dequantize(self) -> Tensor:
-        """Return all of it, (rows, columns)."""
+        """Return the whole matrix, (rows, columns)."""
         return self._dense
 
     def __getitem__(self, rows: Any) -> Tensor:
@@ -223,7 +223,7 @@ class HeldWeight(StoredWeight):
 
 @contextmanager
 def dequantized(layer: nn.Module) -> Iterator[None]:
-    """Dequantize a layer's weights once for all passes inside (Appendix F.2, Figure 6); afterwards only the codes are left."""
+    """Dequantize a layer's weights once for all passes in the block (Appendix F.2, Figure 6); afterwards only the codes remain."""
     linears = [module for module in layer.modules() if isinstance(module, QuantizedLinear)]
     stored = [linear.weight for linear in linears]
     try:

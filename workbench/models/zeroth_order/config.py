@@ -1,4 +1,4 @@
-"""What is trained by forward passes, and how a step estimates its gradient (P-RGE, section 3, Table 9)."""
+"""Which values forward passes train, and how a step estimates the gradient (P-RGE, section 3, Table 9)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ZerothOrderTechnique = Literal["lora_fa", "lora", "dora", "vera", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableConfig:
-    """What is trained.
+    """Which values are trained.
 
-    technique: LoRA-FA trains B beside a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors beside frozen,
+    technique: LoRA-FA trains B next to a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors next to frozen,
     shared A and B (Appendix B); full all parameters.
     rank, alpha: r and alpha, the update is alpha / r x A B (Appendix D.3).  VeRA has no alpha.
-    roles: of the projections that are adapted, as the families' tables name them; a layer needs one of them.
-    num_outputs: of the linear head that models without a vocabulary to predict get (encoders, pictures); 0 where there is one.
+    roles: of the adapted projections, as named in the families' tables; a layer needs at least one of them.
+    num_outputs: of the linear head added to models without a vocabulary (encoders, images); 0 if the model has one.
     seed: of A and of that head.
     """
 
@@ -43,7 +43,7 @@ class TrainableConfig:
             raise ConfigError(f"A head with {self.num_outputs} outputs was asked for.", "That cannot be.", "Give the number of classes.")
 
     def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
-        """Return the sizes of the parameters that are put next to a projection; of 'full' there are none."""
+        """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
         a, b = inputs * self.rank, self.rank * outputs
         known = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
         return known.get(self.technique, ())
@@ -53,8 +53,8 @@ class TrainableConfig:
 class ZerothOrderConfig:
     """How a step estimates its gradient (Algorithm 1).
 
-    queries: q, random directions a step.  epsilon: the perturbation's scale.  learning_rate: eta.
-    execution: what of a step's 2q forward passes is computed side by side: nothing, the queries (outer), the two signs (inner), or
+    queries: q, number of random directions per step.  epsilon: the perturbation's scale.  learning_rate: eta.
+    execution: which of a step's 2q forward passes run in parallel: none, the queries (outer), the two signs (inner), or
     both.  The update is the same.
     copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy (section 3.2),
     or all before the pass.

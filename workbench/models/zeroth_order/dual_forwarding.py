@@ -1,7 +1,7 @@
-"""The dual-forwarding model: a step of training as one pass of inference, without a random generator to reset (P-RGE, Algorithm 2).
+"""The dual-forwarding model: a training step as one inference pass, without a random generator to reset (P-RGE, Algorithm 2).
 
-The 2q perturbed copies of theta are the state.  A pass recovers the last step's noise from them, applies its scalars, perturbs again and
-computes.  Algorithm 2 does so in each layer's forward for q = 1; as lines 2 to 6 do not read x, they are done here for all layers at once.
+The state is the 2q perturbed copies of theta.  A pass recovers the last step's noise from them, applies its scalars, perturbs again and
+computes.  Algorithm 2 does this in each layer's forward for q = 1.  Lines 2 to 6 do not read x, so here they run for all layers at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from workbench.models.zeroth_order.losses import Prompts, shifted
 
 
 class DualForwardingModel(nn.Module):
-    """A whole model that predicts words, with 2q perturbed copies of theta as a buffer that each pass renews.
+    """A complete model that predicts words, with 2q perturbed copies of theta in a buffer that each pass updates.
 
-    model: is taken over; theta begins as its trained values are.  copies: (2q, d) in the type that layers compute in, query i's plus
-    at 2i and minus at 2i + 1.
-    choices: the tokens among which the loss is (see PromptLike); none: the whole vocabulary.
-    Raises ConfigError for q below 1, epsilon not above 0, a stage of a model, and trainable values that are the model's own.
+    model: is modified; theta starts with its trained values.  copies: (2q, d) in the compute dtype, with the plus copy of query i
+    at 2i and its minus copy at 2i + 1.
+    choices: the tokens over which the loss is computed (see PromptLike); empty: the whole vocabulary.
+    Raises ConfigError for q below 1, epsilon not above 0, a stage of a model, and trainable values that are the model's own parameters.
     """
 
     copies: Tensor
@@ -40,7 +40,7 @@ class DualForwardingModel(nn.Module):
                 "It takes a whole model that predicts words and trains values beside its projections.",
                 "Choose such a model and technique, as LoRA-FA.",
             )
-        model.packs = False  # its shapes are those of the exported program
+        model.packs = False  # its shapes must be those of the exported program
         self.model, self.queries, self.epsilon = model, queries, epsilon
         self._choices = torch.tensor(choices) if choices else None
         self.register_buffer("copies", theta.detach().to(model.dtype).repeat(2 * queries, 1))
@@ -56,10 +56,10 @@ class DualForwardingModel(nn.Module):
         learning_rate: Tensor,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """Return the losses (2q,) of theta after the last step's scalars, perturbed again.
+        """Apply the last step's scalars to theta, perturb it again, and return the losses (2q,).
 
         A batch of E rows as in PromptLike; a decoder reads the targets, shifted by one.
-        gradients: (q,), those of the last call's losses (of the first call: anything finite).  learning_rate: (), of that step.
+        gradients: (q,), from the last call's losses (in the first call: any finite values).  learning_rate: (), of that step.
         noise: (q, d) standard normal; None draws it.
         """
         if noise is None:
@@ -82,7 +82,7 @@ class DualForwardingModel(nn.Module):
             self.model.trainables.bind(None)
 
     def trained(self, gradients: Tensor, learning_rate: Tensor) -> Tensor:
-        """Return theta (d,) float32 with the last step's scalars applied: what training came to."""
+        """Return theta (d,) float32 with the last step's scalars applied: the final result of training."""
         return recovered(self.copies, gradients, learning_rate, self.epsilon)
 
 
@@ -97,10 +97,10 @@ def advance(copies: Tensor, gradients: Tensor, learning_rate: Tensor, noise: Ten
 
 
 def recovered(copies: Tensor, gradients: Tensor, learning_rate: Tensor, epsilon: float) -> Tensor:
-    """Return theta (d,) float32 after a step: the copies' mean, less learning_rate / q times the sum of g_i z_i.
+    """Return theta (d,) float32 after a step: the copies' mean, minus learning_rate / q times the sum of g_i z_i.
 
-    z_i = (plus - minus) / (2 epsilon).  All pairs have the same mean; of all of them it is taken, so that rounding cannot lead
-    them apart.
+    z_i = (plus - minus) / (2 epsilon).  All pairs have the same mean.  We average over all of them, so that rounding does not make
+    them drift apart.
     """
     pairs = copies.float().view(-1, 2, copies.shape[1])
     shift = learning_rate * gradients / (2 * epsilon * len(pairs))

@@ -1,4 +1,4 @@
-"""A step from forward passes: P-RGE's 2q side by side or one after another, MeZO's in place (section 3, Algorithms 1 and 3).
+"""Training steps from forward passes: P-RGE's 2q in parallel or in sequence, MeZO's in place (section 3, Algorithms 1 and 3).
 
 MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023, Algorithm 1.  The references by
 backpropagation, FO-SGD and FO-Adam (sections 4.1, Appendix E), train the same values.
@@ -27,11 +27,11 @@ from workbench.models.zeroth_order.trainables import HEAD, Trainables, fill
 Optimizer = Literal["sgd", "adam"]
 
 Part = tuple[int, int]
-"""(query, its number among those asked for; sign, 1 or -1)."""
+"""(index of the query among the requested ones; sign, 1 or -1)."""
 
 
 def passes_of(execution: Execution, num_queries: int) -> list[list[Part]]:
-    """Return which parts each pass of a step computes: all passes have as many parts."""
+    """Return the parts of each pass of a step.  All passes have the same number of parts."""
     queries = range(num_queries)
     if execution == "sequential":
         return [[(query, sign)] for query in queries for sign in (1, -1)]
@@ -45,8 +45,8 @@ def passes_of(execution: Execution, num_queries: int) -> list[list[Part]]:
 class Perturbation:
     """theta + sign * epsilon * noise for each part of a group of passes that go through each layer together.
 
-    seeds: of the queries.  passes: their parts.  kept: make all copies at once (2q d values in memory) instead of a layer's from the
-    master copy when the first pass comes to it.  A query's noise is drawn once, whatever passes need it.
+    seeds: of the queries.  passes: their parts.  kept: make all copies at once (2q d values in memory) instead of making a layer's from
+    the master copy when the first pass reaches it.  A query's noise is drawn once for all passes.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Perturbation:
             self._make(0, width, trainables.sizes)
 
     def enter(self, number: int, layer: int) -> None:
-        """Bind what a pass computes a layer with.  Layers come in stack order; the first pass to come makes the copies of all."""
+        """Bind the copies with which a pass computes a layer.  Layers come in stack order; the first pass to reach one makes its copies."""
         if self._kept:
             self._trainables.bind(self._copies[number])
             return
@@ -97,19 +97,19 @@ class Perturbation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step that was made.  log: its seeds and scalars.  losses: (2q,) float32, of query i at 2i (plus) and 2i + 1 (minus)."""
+    """Result of a step.  log: its seeds and scalars.  losses: (2q,) float32, of query i at 2i (plus) and 2i + 1 (minus)."""
 
     log: StepLog
     losses: Tensor
 
     @property
     def loss(self) -> float:
-        """Return the mean over all passes, close to the loss of theta itself."""
+        """Return the mean loss over all passes, which is close to the loss of theta."""
         return float(self.losses.mean())
 
 
 class Estimator(ABC):
-    """A zeroth-order estimator over a model.  Warns (PrecisionWarning) if the compute type rounds away config.epsilon."""
+    """A zeroth-order estimator for a model.  Warns (PrecisionWarning) if config.epsilon is too small for the compute dtype."""
 
     def __init__(self, model: CausalModel, config: ZerothOrderConfig) -> None:
         self.model, self.config = model, config
@@ -117,12 +117,12 @@ class Estimator(ABC):
 
     @abstractmethod
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
-        """Return losses (2n,) float32 of some of a step's queries (None: of all), of queries[j] at 2j (plus) and 2j + 1 (minus)."""
+        """Return losses (2n,) float32 for some of a step's queries (None: all), of queries[j] at 2j (plus) and 2j + 1 (minus)."""
 
     def step(self, batch: PromptLike, step: int, *, learning_rate: float | None = None) -> StepResult:
-        """Make a step: 2q losses, q scalars, theta's update.  learning_rate: None is the configuration's.
+        """Run a step: 2q losses, q scalars, theta's update.  learning_rate: None uses the configuration's.
 
-        Raises DivergedError if a loss is not finite; theta is then as before.
+        Raises DivergedError if a loss is not finite; theta is then unchanged.
         """
         losses = self.losses(batch, step)
         log = make_log(self.config, step, gradients_of(losses, self.config.epsilon), learning_rate)
@@ -131,13 +131,13 @@ class Estimator(ABC):
 
 
 class Prge(Estimator):
-    """P-RGE over a model, whole or a pipeline stage, and over all of a step's queries or some.
+    """P-RGE for a whole model or a pipeline stage, and for all or some of a step's queries.
 
-    Its four executions give the same losses up to rounding, and from the same scalars the very same update.
+    Its four executions give the same losses up to rounding, and exactly the same update from the same scalars.
     """
 
     def __init__(self, model: CausalModel, config: ZerothOrderConfig) -> None:
-        """Raise ConfigError for a model that trains its own parameters, of which it cannot have several."""
+        """Raise ConfigError for a model that trains its own parameters, which cannot have several copies."""
         if model.trainables.flat is None:
             raise ConfigError(
                 "P-RGE over all parameters was asked for.",
@@ -148,19 +148,19 @@ class Prge(Estimator):
         super().__init__(model, config)
 
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
-        """See Estimator."""
+        """Return the losses (see Estimator)."""
         numbers = range(self.config.queries) if queries is None else queries
         return self.arranged(self.forward_stage(None, batch, step, numbers), len(numbers))
 
     def forward_stage(self, incoming: Sequence[Tensor] | None, batch: PromptLike, step: int, queries: Sequence[int]) -> list[Tensor]:
-        """Run a pipeline stage's part of the passes of some of a step's queries.
+        """Run a pipeline stage's part of the passes for some of a step's queries.
 
-        incoming: the hidden states of each pass that the stage before returned; None for the first stage.
-        Returns each pass's hidden states (P*E, t, d), of the last stage its losses (P,).  Passes stand as in `passes_of`.
+        incoming: the hidden states of each pass from the previous stage; None for the first stage.
+        Returns each pass's hidden states (P*E, t, d), or its losses (P,) on the last stage.  Passes are ordered as in `passes_of`.
         """
         seeds = [query_seed(self.config.seed, step, query) for query in queries]
         passes = passes_of(self.config.execution, len(queries))
-        # One after another, each pass reads and dequantizes all weights for itself; else all go through a layer before the next.
+        # In sequence, each pass reads and dequantizes all weights; otherwise all passes go through a layer before the next.
         size = 1 if self.config.execution == "sequential" else len(passes)
         results: list[Tensor] = []
         with torch.inference_mode():
@@ -170,11 +170,11 @@ class Prge(Estimator):
                     results += self._group(own, batch, seeds, passes[at : at + size])
             finally:
                 self.model.trainables.bind(None)
-        # Values of inference mode cannot be used in autograd later; small as the losses are, they are copied.
+        # Values from inference mode cannot be used in autograd later, so the small losses are copied.
         return [result.clone() for result in results] if self.model.is_last else results
 
     def arranged(self, losses: Sequence[Tensor], num_queries: int) -> Tensor:
-        """Return losses (2n,) in the order of parts from those of each pass."""
+        """Return losses (2n,) in the order of parts, given those of each pass."""
         arranged = torch.empty(2 * num_queries)
         for parts, found in zip(passes_of(self.config.execution, num_queries), losses, strict=True):
             arranged[[2 * query + (sign < 0) for query, sign in parts]] = found
@@ -201,12 +201,12 @@ class Prge(Estimator):
 class Mezo(Estimator):
     """MeZO as published: perturb all trainable values in place, regenerate the noise from its seed, restore.
 
-    Over any trainable values: LoRA-FA's, or all of a model's parameters.  theta is walked through four times for each query.  What is
-    restored differs from what was by rounding; `replay` repeats that too.  config.execution and copies mean nothing.
+    Works with any trainable values: LoRA-FA's, or all of a model's parameters.  Each query passes over theta four times.  Restored
+    values differ from the original ones by rounding; `replay` reproduces that too.  config.execution and copies have no effect.
     """
 
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
-        """See Estimator.  theta comes back up to rounding."""
+        """Return the losses (see Estimator).  theta is restored up to rounding."""
         found = []
         *moves, back = _walk(self.config.epsilon)
         for query in range(self.config.queries) if queries is None else queries:
@@ -220,9 +220,9 @@ class Mezo(Estimator):
 
 
 def replay(trainables: Trainables, logs: Iterable[StepLog], *, in_place_epsilon: float | None = None) -> int:
-    """Make the steps of a log once more, from the values that the run began with, and return how many there were.
+    """Repeat the steps of a log, starting from the run's initial values; return the number of steps.
 
-    The values become those of the run, to the bit.  in_place_epsilon: of a run by Mezo, whose rounding is repeated.
+    The result equals the run's values bit for bit.  in_place_epsilon: of a run with Mezo, whose rounding is reproduced.
     """
     count = 0
     for log in logs:
@@ -239,7 +239,7 @@ def _walk(epsilon: float) -> tuple[float, float, float]:
 
 
 class FirstOrder:
-    """SGD, or Adam with betas .9 and .999, neither with momentum nor weight decay.
+    """SGD, or Adam with betas .9 and .999, both without momentum and weight decay.
 
     Raises ConfigError for another optimizer and a learning rate that is not above 0.
     """
@@ -252,7 +252,7 @@ class FirstOrder:
         self.optimizer: torch.optim.Optimizer = made(list(model.trainables.parameters.values()), lr=learning_rate)
 
     def step(self, batch: PromptLike, step: int = 0, *, learning_rate: float | None = None) -> float:
-        """Make a step, whose number changes nothing, and return the loss before it.  learning_rate: None leaves it as it is."""
+        """Run a step and return the loss before it.  step: has no effect.  learning_rate: None keeps the current one."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate

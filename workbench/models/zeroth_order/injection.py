@@ -1,4 +1,4 @@
-"""Put trainable values beside a stage's projections (P-RGE, section 3.1 and Appendix B), or take the model's own."""
+"""Add trainable values to a stage's projections (P-RGE, section 3.1 and Appendix B), or train the model's own parameters."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from workbench.models.zeroth_order.config import TrainableConfig
 from workbench.models.zeroth_order.trainables import HEAD, Binding, Trainables, flatten
 
 HEAD_DEVIATION = 0.02
-"""A small head: the first loss is near ln(classes)."""
+"""Standard deviation of the head's initial weights, small so that the first loss is near ln(classes)."""
 
 _NAMES = {"lora_fa": "LoRA-FA", "lora": "LoRA", "dora": "DoRA", "vera": "VeRA"}
 
 
 def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | None, binding: Binding) -> Trainables:
-    """Replace the projections of a stage's layers by adapted ones, and return what is trained.
+    """Replace the projections of a stage's layers with adapted ones, and return the trainable values.
 
-    pooled: a head that is trained too.  The frozen matrices depend on config.seed and the projections' places in the whole model
-    alone, so that stages and the whole have the same.  Raises ConfigError for a family without the projections.
+    pooled: a head that is also trained.  The frozen matrices depend only on config.seed and the projections' places in the whole model,
+    so that they are the same in stages and in the whole model.  Raises ConfigError for a family without the projections.
     """
     modules: list[tuple[str, int, PartModule]] = []
     layers = projections(stage, config.roles, technique=_NAMES[config.technique], all_of_them=False)
@@ -52,14 +52,14 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
 
 
 def sizes_of(stage: BackboneStage, config: TrainableConfig) -> tuple[int, ...]:
-    """Return the sizes of the parameters that `inject` would put into a stage, which may be on the meta device."""
+    """Return the sizes of the parameters that `inject` would add to a stage, which may be on the meta device."""
     layers = projections(stage, config.roles, technique=_NAMES[config.technique], all_of_them=False)
     bases = (stage.layers[index].get_submodule(path) for index, paths in layers.items() for path in paths.values())
     return tuple(size for base in bases for size in config.sizes(*shape_of(base)))
 
 
 def own_parameters(model: nn.Module, binding: Binding) -> Trainables:
-    """Return all of a model's own parameters, each once, made trainable.  Raises ConfigError if they are quantized."""
+    """Make all of a model's own parameters trainable and return them, each once.  Raises ConfigError if they are quantized."""
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ConfigError(
             "Training of all parameters was asked for.", "The backbone's are quantized.", "Leave quantization out, or train LoRA-FA's."
@@ -76,12 +76,12 @@ def pooled_head(hidden_size: int, num_outputs: int, seed: int, binding: Binding)
 
 
 def frozen_a(seed: int, name: str, rows: int, rank: int) -> Tensor:
-    """Return A (rows, rank) as peft draws it (Kaiming's uniform distribution), a function of seed and name."""
+    """Return A (rows, rank) drawn as in peft (Kaiming's uniform distribution), which depends only on seed and name."""
     return torch.empty(rows, rank).uniform_(-(rows**-0.5), rows**-0.5, generator=seeded_generator(seed, name))
 
 
 def shape_of(base: Any) -> tuple[int, int]:
-    """Return a projection's (inputs, outputs): of nn.Linear, GPT-2's Conv1D or a quantized one."""
+    """Return a projection's (inputs, outputs), for nn.Linear, GPT-2's Conv1D or a quantized one."""
     if hasattr(base, "in_features"):
         return base.in_features, base.out_features
     return tuple(base.weight.shape)
@@ -101,7 +101,7 @@ def _adapted(
 
 
 def _shared_matrices(stage: BackboneStage, layers: dict[str, dict[str, str]], config: TrainableConfig) -> tuple[Tensor, Tensor]:
-    """Return VeRA's A (k, r) and B (r, out), of the largest projection; smaller ones take a corner (peft's way too)."""
+    """Return VeRA's A (k, r) and B (r, out), sized for the largest projection.  Smaller ones use a corner, as in peft."""
     shapes = [shape_of(stage.layers[index].get_submodule(path)) for index, paths in layers.items() for path in paths.values()]
     rows, columns = max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
     # Kaiming's uniform distribution for a matrix (r, k), or (out, r), with gain 1 / sqrt(3): 1 / sqrt(fan in).

@@ -1,6 +1,6 @@
-"""Models that are trained by forward passes, by name: backbone, head and what is trained; a pipeline stage reads its own weights only.
+"""Load models for training with forward passes: backbone, head and trainable values.  A pipeline stage reads only its own weights.
 
-Trained values are kept in a file that says which model they are of, and LoRA-FA's and LoRA's matrices as an adapter that peft reads.
+Trained values are saved in a file that names their model.  LoRA-FA's and LoRA's matrices are also saved as an adapter for peft.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from workbench.models.zeroth_order.injection import sizes_of
 
 
 class ProjectedHead(nn.Module):
-    """A head behind the matrix that leads from OPT-350m's layers back to its narrower words."""
+    """A head after the matrix that projects OPT-350m's hidden states to its narrower word embedding."""
 
     def __init__(self, projection: nn.Module, head: LanguageModelHead) -> None:
         super().__init__()
@@ -54,21 +54,21 @@ class ProjectedHead(nn.Module):
         return self.head.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., V) of hidden states (..., d)."""
+        """Return logits (..., V) for hidden states (..., d)."""
         return self.head(self.projection(hidden))
 
     def of_tokens(self, tokens: Sequence[int]) -> ProjectedHead:
-        """Return the head that predicts some tokens alone."""
+        """Return a head that predicts only these tokens."""
         return ProjectedHead(self.projection, self.head.of_tokens(tokens))
 
 
 def load_causal_model(
     name: str, config: TrainableConfig, *, quantization: QuantizationConfig | None = None, dtype: torch.dtype = torch.float32
 ) -> CausalModel:
-    """Return a whole model with trainable values put in.
+    """Return a complete model with added trainable values.
 
-    quantization: of the frozen backbone.  dtype: of weights and activations without it.
-    This process keeps freed memory from then on (see keep_freed_memory).
+    quantization: of the frozen backbone.  dtype: of weights and activations without quantization.
+    From now on this process keeps freed memory (see keep_freed_memory).
     Raises ConfigError and MissingDataError as load_stack does, and ConfigError as CausalModel and quantize do.
     """
     stack, head = load_backbone(name, dtype)
@@ -84,9 +84,9 @@ def load_causal_stage(
     quantization: QuantizationConfig | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> CausalModel:
-    """Return layers [start, stop) of a model, with the embedding or the head if they begin or end it; options as in load_causal_model.
+    """Return layers [start, stop) of a model, with the embedding or head at either end of the model; options as in load_causal_model.
 
-    Its trainable values, their noise and the frozen matrices are those of the whole model's layers.
+    Its trainable values, their noise and the frozen matrices equal those of the same layers in the whole model.
     """
     skeleton = _skeleton(name)
     stage = load_stage(name, start, stop, dtype, after_layer=None if quantization is None else lambda layer: quantize(layer, quantization))
@@ -98,7 +98,7 @@ def load_causal_stage(
 
 
 def load_backbone(name: str, dtype: torch.dtype = torch.float32) -> tuple[LayerStack, nn.Module | None]:
-    """Return a model's stack and its language model head, None if it predicts no words.  Raises as load_stack does."""
+    """Return a model's stack and its language model head (None if it has no vocabulary).  Raises as load_stack does."""
     model = load_model(name, dtype)
     family = family_of(model.config.model_type)
     separator_id = load_tokenizer(name).separator_id if family.has_token_types else None
@@ -112,7 +112,7 @@ def load_backbone(name: str, dtype: torch.dtype = torch.float32) -> tuple[LayerS
 
 def _made(stage: Any, head: nn.Module | None, config: TrainableConfig, quantization: QuantizationConfig | None) -> CausalModel:
     keep_freed_memory()
-    # Together, because a head that is the word embedding stays so.
+    # Together, so that a head tied to the word embedding stays tied.
     frozen = nn.ModuleList([stage] if head is None else [stage, head]).requires_grad_(False)
     if quantization is not None:
         quantize(frozen, quantization)
@@ -120,13 +120,13 @@ def _made(stage: Any, head: nn.Module | None, config: TrainableConfig, quantizat
 
 
 def _skeleton(name: str) -> LayerStack:
-    """Return a model's stack without the memory for its weights."""
+    """Return a model's stack without memory for its weights."""
     with parameters_on_meta():
         return LayerStack(model_from_config(model_config(name)))
 
 
 def _stage_head(name: str, dtype: torch.dtype) -> nn.Module | None:
-    """Return a model's language model head, read alone where its files allow it."""
+    """Return a model's language model head, read without the other weights where its files allow it."""
     config = model_config(name)
     family = family_of(config.model_type)
     if family.decoder is not None:
@@ -135,7 +135,7 @@ def _stage_head(name: str, dtype: torch.dtype) -> nn.Module | None:
         return None
     tensors = stored_weights(name)
     words = words_of(family.embedding)
-    # A head of its own in the files is the head, whatever the configuration ties: so transformers reads it.
+    # A separate head in the files is used even if the configuration ties it, as in transformers.
     names = ["lm_head.weight"]
     if config.tie_word_embeddings:
         names += [f"{words}.weight", f"model.{words}.weight", f"transformer.{words}.weight"]
@@ -146,15 +146,15 @@ def _stage_head(name: str, dtype: torch.dtype) -> nn.Module | None:
 
 
 TRAINED = "trained.safetensors"
-"""The file's name in a run's folder."""
+"""Name of the file in a run's folder."""
 _METADATA = "workbench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedDescription:
-    """What trained values are of: the model's name, and how they were put in.  A frozen A is drawn again from its seed.
+    """Describes trained values: the model's name, and how they were added.  A frozen A is drawn again from its seed.
 
-    quantization: of the frozen weights.  dtype: of weights and activations without it.
+    quantization: of the frozen weights.  dtype: of weights and activations without quantization.
     """
 
     model: str
@@ -164,17 +164,17 @@ class TrainedDescription:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Return it as the metadata of a safetensors file."""
+        """Return the description as metadata of a safetensors file."""
         return {_METADATA: to_json(self, indent=-1)}
 
 
 def save_trained(path: Path, state: Mapping[str, Tensor], description: TrainedDescription) -> None:
-    """Write trained values, trainables.state(), with what they are of."""
+    """Write trained values, trainables.state(), with their description."""
     save_tensors(path, state, description.metadata)
 
 
 def find_trained(path: Path | str) -> Path | None:
-    """Return the file of trained values that a path means: itself, or TRAINED in a folder, or in the folder's adapter/; None if none is."""
+    """Find the file of trained values for a path: itself, or TRAINED in a folder or in the folder's adapter/.  None if there is none."""
     folder = Path(path)
     for found in (folder, folder / TRAINED, folder / "adapter" / TRAINED):
         if found.is_file():
@@ -183,9 +183,9 @@ def find_trained(path: Path | str) -> Path | None:
 
 
 def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription]:
-    """Return the model with the values that a run, or a program in an inference engine, has trained.
+    """Return a model with the values trained by a run, or by a program in an inference engine.
 
-    path: as in find_trained.  Raises ConfigError for a file that is missing, damaged or of something else, and as load_causal_model does.
+    path: as in find_trained.  Raises ConfigError if the file is missing, damaged or of another kind, and as load_causal_model does.
     """
     asked, found = f"The trained values '{path}' were asked for.", find_trained(path)
     if found is None:
@@ -193,7 +193,7 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription]:
     try:
         with safe_open(found, "pt") as file:
             text = (file.metadata() or {}).get(_METADATA, "")
-            state: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            state: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a mapping
         description = msgspec.json.decode(text, type=TrainedDescription)
     except SafetensorError as error:
         raise ConfigError(asked, f"The file is damaged: {error}.", "Train again, or take a copy.") from error
@@ -206,10 +206,10 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription]:
 
 
 def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> Published | None:
-    """Write what peft reads over the base model, with the head if it was trained; return transformers' class of it.  name: the model's.
+    """Write the files that peft reads over the base model, with the head if it was trained; return transformers' class of the result.
 
-    LoRA-FA's A goes along: to peft it is LoRA.  Nothing is written, and None returned, for other techniques and roles than LoRA's, and
-    for a model that no class of transformers holds.
+    name: of the model.  LoRA-FA's A is included: for peft it is LoRA.  Writes nothing and returns None for other techniques, for roles
+    outside LoRA's, and for a model that no class of transformers can represent.
     """
     config, state = model.config, dict[str, Tensor]()
     assert model.is_first and model.is_last, "a stage of a model is no adapter of it"

@@ -1,7 +1,7 @@
-"""Losses of each part of a batch: cross-entropy where the label words stand, over the whole vocabulary (P-RGE, Appendix D.2).
+"""Losses of each part of a batch: cross-entropy at the positions of the label words, over the whole vocabulary (P-RGE, Appendix D.2).
 
-Or among the label words alone, as MeZO takes it for classifications (Malladi et al., NeurIPS 2023), where a batch has `choices`.
-P-RGE's batches are drawn whatever the lengths, and half of a batch of 16 is padding (Appendix C): decoders compute without it.
+If a batch has `choices`, only over the label words, as in MeZO for classification (Malladi et al., NeurIPS 2023).
+P-RGE's batches are drawn regardless of length, so half of a batch of 16 is padding (Appendix C): decoders compute without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from workbench.core.packing import pack_length, packs_of
 
 MAX_LOGITS = 1 << 22
-"""Logits that are computed at a time: 16 MB."""
+"""Number of logits computed at a time: 16 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class Prompts:
     """A batch of prompts.
 
     input_ids: (n, t).  attention_mask: (n, t), 1 for real tokens, padding on the right.
-    targets: (n, k) int64, the token ids to predict; for models that predict no words k is 1, and targets are the classes.
-    positions: (n, k) int64, the position whose hidden state predicts each.  target_mask: (n, k) bool, which of them are real.
-    decoder_ids: what a decoder reads (n, s), None unless the model has one.  Positions are then its.
-    choices: (c,) int64, the tokens among which the loss is, every target one of them; None: the whole vocabulary.
+    targets: (n, k) int64, the token ids to predict; for models without a vocabulary k is 1, and targets are the classes.
+    positions: (n, k) int64, the position whose hidden state predicts each target.  target_mask: (n, k) bool, True for real targets.
+    decoder_ids: the decoder's input (n, s), None unless the model has a decoder.  Positions then refer to it.
+    choices: (c,) int64, the tokens over which the loss is computed, including every target; None: the whole vocabulary.
     """
 
     input_ids: Tensor
@@ -41,7 +41,7 @@ class Prompts:
 
 
 PromptLike = Any
-"""A batch that has what Prompts has."""
+"""A batch with the fields of Prompts."""
 
 
 class Head(Protocol):
@@ -50,7 +50,7 @@ class Head(Protocol):
     weight: Any
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., V) of hidden states (..., d)."""
+        """Return logits (..., V) for hidden states (..., d)."""
         ...
 
 
@@ -62,9 +62,9 @@ def word_losses(
     head: Head,
     packing: Packing | None = None,
 ) -> Tensor:
-    """Return (P,) float32: the mean over a part's samples of the mean over their target tokens.
+    """Return (P,) float32: the mean over a part's samples of the mean loss over their target tokens.
 
-    hidden: (P*E, t, d), or (P*R, N, d) of a packing, before the norm, which needs only the rows that are read.
+    hidden: (P*E, t, d), or (P*R, N, d) with a packing, before the norm, which is applied only to the required rows.
     """
     count = len(batch.targets)
     sample, column = batch.target_mask.nonzero(as_tuple=True)
@@ -80,7 +80,7 @@ def word_losses(
 
 
 def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tensor], head: Head, packing: Packing | None = None) -> Tensor:
-    """Return (n, k, V) float32 of one part's hidden states (n, t, d), or (R, N, d) of a packing."""
+    """Return (n, k, V) float32 for one part's hidden states (n, t, d), or (R, N, d) with a packing."""
     if packing is None:
         rows = hidden.gather(1, batch.positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
     else:
@@ -89,20 +89,20 @@ def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tens
 
 
 def class_losses(logits: Tensor, batch: PromptLike) -> Tensor:
-    """Return (P,) float32 cross-entropy of logits (P, E, outputs)."""
+    """Return the cross-entropy (P,) float32 for logits (P, E, outputs)."""
     parts, count, _ = logits.shape
     classes = batch.targets[:, 0].repeat(parts)
     return F.cross_entropy(logits.flatten(0, 1), classes, reduction="none").view(parts, count).mean(dim=1)
 
 
 def shifted(targets: Tensor, target_mask: Tensor, start_id: int) -> Tensor:
-    """Return what a decoder reads to predict targets (n, k): the start token and all of them but the last."""
+    """Return the decoder's input for targets (n, k): the start token and all targets but the last."""
     known = targets.masked_fill(~target_mask, 0)[:, :-1]
     return torch.cat([known.new_full((len(known), 1), start_id), known], dim=1)
 
 
 def _cross_entropy(rows: Tensor, target: Tensor, head: Head, choices: Tensor | None) -> Tensor:
-    """Return (m,) float32 of normed hidden states (m, d), a few rows of logits at a time."""
+    """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at a time."""
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     if choices is not None:
         target = (target[:, None] == choices).long().argmax(dim=1)
@@ -116,10 +116,10 @@ def _cross_entropy(rows: Tensor, target: Tensor, head: Head, choices: Tensor | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """The tokens of E rows that are no padding, end to end in R packs of N: R rows of a pass instead of E.
+    """The real tokens of E rows, concatenated into R packs of N tokens: a pass has R rows instead of E.
 
-    source: (R, N) int64, each token's place among the E * t of the padded rows.  row: (R, N) int64, which row it is of, -1 where a pack
-    is filled up.  positions: (R, N) int64, in its own row.  firsts: (E,) int64, where each row begins among the R * N.
+    source: (R, N) int64, each token's index among the E * t padded ones.  row: (R, N) int64, the row it comes from, -1 for a pack's
+    padding.  positions: (R, N) int64, its position in that row.  firsts: (E,) int64, index of each row's first token among the R * N.
     """
 
     source: Tensor
@@ -129,7 +129,7 @@ class Packing:
 
     @classmethod
     def of(cls, attention_mask: Tensor, width: int) -> Packing | None:
-        """Return the packing of rows (E, t) padded on the right, None where it does not pay for a model of this width."""
+        """Return the packing of rows (E, t) padded on the right.  None if it does not pay off for a model of this width."""
         length = attention_mask.shape[1]
         lengths = [int(tokens) for tokens in attention_mask.sum(dim=1)]
         packs = packs_of(lengths, length, width)
@@ -151,20 +151,20 @@ class Packing:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return (R, N)."""
+        """Return (R, N), the number of packs and their length."""
         return self.row.shape[0], self.row.shape[1]
 
     def pack(self, rows: Tensor) -> Tensor:
-        """Return (R, N, d) of padded rows (E, t, d)."""
+        """Pack padded rows (E, t, d) into (R, N, d)."""
         return rows.flatten(0, 1)[self.source]
 
     def filled(self, length: int) -> Packing:
-        """Return the packing with packs of `length` tokens, at least N; what is added belongs to no row.  `firsts` stays as it is."""
+        """Return the packing with packs of `length` tokens, at least N.  The added tokens belong to no row, and `firsts` is unchanged."""
         more = (0, length - self.row.shape[1])
         return replace(self, source=F.pad(self.source, more), row=F.pad(self.row, more, value=-1), positions=F.pad(self.positions, more))
 
     def mask(self) -> Tensor | None:
-        """Return who attends to whom, (R, 1, N, N) bool: a token to its own row up to itself.  None where each row has its own pack."""
+        """Return the attention mask, (R, 1, N, N) bool: a token attends to its own row up to itself.  None if each row has its own pack."""
         if len(self.row) == len(self.firsts):
             return None
         length = self.row.shape[1]

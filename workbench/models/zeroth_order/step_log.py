@@ -1,4 +1,4 @@
-"""What a step leaves behind, seeds and scalars, enough to make it once more (P-RGE, Algorithm 1, line 11; MeZO, section 2.1).
+"""The seeds and scalars of a step, which are enough to repeat it (P-RGE, Algorithm 1, line 11; MeZO, section 2.1).
 
 MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023.
 """
@@ -25,7 +25,7 @@ from workbench.models.zeroth_order.config import ZerothOrderConfig
 class StepLog:
     """One step: theta <- theta - learning_rate / q * sum of gradients[i] * noise(seeds[i]).
 
-    gradients: g_i, the projected gradients, values of float32.
+    gradients: g_i, the projected gradients, as float32 values.
     """
 
     step: int
@@ -43,12 +43,12 @@ class StepLog:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a device needs of the others to make this step: a seed and a scalar of 32 bits for each query."""
+        """Return the bytes that a device receives to repeat this step: a seed and a scalar of 32 bits for each query."""
         return 8 * len(self.seeds)
 
 
 def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
-    """Return g_i = (l_2i - l_2i+1) / (2 epsilon) of losses (2q,), as values of float32 (Algorithm 1, line 10).
+    """Return g_i = (l_2i - l_2i+1) / (2 epsilon) for losses (2q,), as float32 values (Algorithm 1, line 10).
 
     Raises DivergedError if one is not finite.
     """
@@ -64,7 +64,7 @@ def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
 
 
 def make_log(config: ZerothOrderConfig, step: int, gradients: Sequence[float], learning_rate: float | None = None) -> StepLog:
-    """Return the log of a step whose q projected gradients are known.  learning_rate: None is the configuration's."""
+    """Return the log of a step from its q projected gradients.  learning_rate: None uses the configuration's."""
     return StepLog(
         step=step,
         seeds=tuple(query_seed(config.seed, step, query) for query in range(len(gradients))),
@@ -74,11 +74,11 @@ def make_log(config: ZerothOrderConfig, step: int, gradients: Sequence[float], l
 
 
 class LogFile(AbstractContextManager["LogFile"]):
-    """A run's steps on disk: a header and one line for each step, on the disk before the next step begins.
+    """A run's steps on disk: a header and one line per step, written to disk before the next step begins.
 
-    header: what the run must agree with to go on.  A new file is begun with it; an old one must have the same.  A last line that
-    was torn by a crash is cut off.  steps: what the file held when it was opened.
-    Raises ConfigError for a file of another run, one that holds something else, and one that is damaged before its last line.
+    header: settings that must match for the run to continue.  A new file starts with it; an existing file must have the same.  An
+    incomplete last line, left by a crash, is removed.  steps: the steps in the file when it was opened.
+    Raises ConfigError for a file of another run, a file with other content, and one that is damaged before its last line.
     """
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class LogFile(AbstractContextManager["LogFile"]):
             sync_folder(path.parent)
 
     def append(self, log: StepLog) -> None:
-        """Write a step and wait until it is on the disk."""
+        """Write a step and wait until it is on disk."""
         self._append([log.step, log.learning_rate, log.seeds, log.gradients])
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ def _line(value: Any) -> bytes:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
-    """Return a log's header and whole steps.  Raises ConfigError if there is none, or it is damaged before its last line."""
+    """Return a log's header and complete steps.  Raises ConfigError if it is missing, or damaged before its last line."""
     if not path.is_file():
         raise ConfigError(f"The steps of '{path}' were asked for.", "There is no such file.", "Check the path.")
     header, steps, _ = _read(path)
@@ -136,7 +136,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, tuple[StepLog, ...], int]:
-    """Return header, steps, and the length of the whole lines in bytes."""
+    """Return header, steps, and the length of the complete lines in bytes."""
     header: dict[str, Any] | None = None
     steps: list[StepLog] = []
     whole = 0

@@ -1,8 +1,8 @@
-"""The values that forward passes train: where each lies, their noise, and their update (P-RGE, Algorithms 1 and 3).
+"""The values that forward passes train: their places, their noise, and their update (P-RGE, Algorithms 1 and 3).
 
-A query's noise is standard normal, from its seed: the same values whoever draws them, all at once or a layer at a time (Algorithm 1,
-line 6).  The definition: one torch.Generator for each query, normals drawn parameter after parameter in stack order, each in pieces of
-at most PIECE values.  On processors of another kind the last bit may differ, as logarithm and cosine do.
+A query's noise is standard normal and depends only on its seed: it is the same wherever it is drawn, all at once or one layer at a time
+(Algorithm 1, line 6).  Definition: one torch.Generator for each query; normals are drawn parameter after parameter in stack order, each
+in pieces of at most PIECE values.  On other kinds of processors the last bit may differ, because logarithm and cosine do.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from workbench.core.errors import ConfigError
 from workbench.models.zeroth_order.step_log import StepLog
 
 HEAD = -1
-"""Stands for the layer of what is trained behind the last one."""
+"""The layer number of trainable values after the last layer."""
 PIECE = 1 << 20
-"""Values drawn at a time: what is in flight stays in the cache, and full parameters need no noise as large as a word embedding."""
+"""Number of values drawn at a time: small enough for the cache, and full fine-tuning needs no noise as large as a word embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One trainable parameter.  name: in the model.  layer: its number in the whole model, or HEAD.  start: of its values in theta."""
+    """One trainable parameter.  name: in the model.  layer: its number in the whole model, or HEAD.  start: first index in theta."""
 
     name: str
     layer: int
@@ -40,9 +40,9 @@ class Slot:
 
 
 class Binding:
-    """What the adapted layers compute with: theta itself, or perturbed copies of a stretch of it.
+    """The values with which the adapted layers compute: theta itself, or perturbed copies of a range of it.
 
-    copies: (P, values) of P parts, or None for theta.  start: of the stretch in theta.
+    copies: (P, values) for P parts, or None for theta.  start: of the range in theta.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Binding:
 class Trainables:
     """theta: named parameters in stack order.
 
-    parameters: name -> parameter.  layers: of each, its layer's number or HEAD.  flat: (d,) float32 whose pieces the parameters are,
+    parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the parameters are views,
     or None if they are a model's own.
-    ranges: of each layer where its values begin and end in theta, and the sizes of its parameters.
-    preceding: sizes of the parameters that earlier pipeline stages hold.  Their noise comes first, so that a stage's own is what it
-    is in the whole model.
+    ranges: for each layer the range of its values in theta, and the sizes of its parameters.
+    preceding: sizes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own noise is the same
+    as in the whole model.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], layers: Sequence[int], flat: Tensor | None, binding: Binding) -> None:
@@ -73,7 +73,7 @@ class Trainables:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the parameters are still pieces of `flat`: a copied or converted module has parameters of its own."""
+        """Return whether the parameters are still views of `flat`.  A copied or converted module has separate parameters."""
         return self.flat is None or all(
             parameter.data_ptr() == self.flat[slot.start :].data_ptr()
             for slot, parameter in zip(self.slots, self.parameters.values(), strict=True)
@@ -81,7 +81,7 @@ class Trainables:
 
     @property
     def num_values(self) -> int:
-        """Return d, of this stage."""
+        """Return d, the number of values of this stage."""
         return sum(self.sizes)
 
     @property
@@ -90,11 +90,11 @@ class Trainables:
         return tuple(slot.size for slot in self.slots)
 
     def bind(self, copies: Tensor | None, start: int = 0) -> None:
-        """Let the next passes compute with perturbed copies (P, values) of theta from `start`; None: with theta itself."""
+        """Make the next passes compute with perturbed copies (P, values) of theta from `start`.  None: with theta itself."""
         self.binding.copies, self.binding.start = copies, start
 
     def generator(self, seed: int) -> torch.Generator:
-        """Return a query's generator, behind what earlier stages draw."""
+        """Return a query's generator, advanced past the noise of earlier stages."""
         generator = torch.Generator().manual_seed(seed)
         for size in self.preceding:
             for _ in _pieces(generator, size):
@@ -102,7 +102,7 @@ class Trainables:
         return generator
 
     def noise(self, seed: int, out: Tensor | None = None) -> Tensor:
-        """Return a query's noise (d,) float32, in `out` if it is given."""
+        """Return a query's noise (d,) float32.  out: optional memory for it."""
         drawn = torch.empty(self.num_values) if out is None else out
         fill(drawn, self.generator(seed), self.sizes)
         return drawn
@@ -117,7 +117,7 @@ class Trainables:
                 values[place].add_(piece, alpha=scale)
 
     def apply(self, log: StepLog) -> None:
-        """Make a step (Algorithm 1, line 14): the same arithmetic, to the bit, in whatever way the gradients were found."""
+        """Apply a step (Algorithm 1, line 14).  The arithmetic is the same, bit for bit, however the gradients were computed."""
         for seed, gradient in zip(log.seeds, log.gradients, strict=True):
             self.move(seed, -log.learning_rate * gradient / len(log.seeds))
 
@@ -127,7 +127,7 @@ class Trainables:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set the values.  Raises ConfigError unless names and shapes agree."""
+        """Set the values.  Raises ConfigError unless names and shapes match."""
         expected = {slot.name: slot.shape for slot in self.slots}
         found = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if found != expected:
@@ -142,7 +142,7 @@ class Trainables:
 
 
 def flatten(modules: Sequence[tuple[str, int, nn.Module]], binding: Binding) -> Trainables:
-    """Put the parameters of modules into one vector, whose pieces they become.
+    """Move the parameters of modules into one vector, of which they become views.
 
     modules: name, layer and module of each, in stack order.
     """
@@ -169,7 +169,7 @@ def fill(out: Tensor, generator: torch.Generator, sizes: Sequence[int]) -> None:
 
 
 def _pieces(generator: torch.Generator, size: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the noise of a parameter of `size` values: where each piece belongs, and the piece, which the next overwrites."""
+    """Yield the noise of a parameter of `size` values: the slice of each piece, and the piece, which the next one overwrites."""
     scratch = torch.empty(min(size, PIECE))
     for at in range(0, size, PIECE):
         piece = scratch[: min(PIECE, size - at)]
@@ -185,5 +185,5 @@ def _ranges(slots: Sequence[Slot]) -> dict[int, tuple[int, int, tuple[int, ...]]
 
 
 def _as_vector(parameter: Tensor) -> Tensor:
-    # A view even of a matrix that is stored column after column: the noise lies in the order of memory.
+    # A view even of a column-major matrix: noise follows the memory order.
     return parameter.detach().view(-1) if parameter.is_contiguous() else parameter.detach().t().view(-1)
