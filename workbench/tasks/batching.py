@@ -1,7 +1,7 @@
-"""Which samples form a mini-batch: seeded, of similar lengths, and for cached epochs already divided among the devices.
+"""Form mini-batches: seeded, of similar lengths, and for cached epochs already divided among the devices.
 
-Padding a batch to a fixed length costs 2-3 times its compute; sorting by length within a little noise avoids that while each
-epoch still sees other mini-batches.  Everything is a pure function of its arguments: any device can work it out by itself.
+Padding batches to a fixed length costs 2-3 times the compute.  Sorting by length with a little noise avoids that, and each epoch still
+has different mini-batches.  Everything depends only on the arguments, so each device can compute it locally.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from workbench.core.errors import ConfigError
 
 LENGTH_NOISE = 0.15
-"""Lengths are ordered after multiplication by a factor drawn from 1 +- this, so that neighbours differ from epoch to epoch."""
+"""Lengths are sorted after multiplication by a random factor from 1 +- this, so that neighbours differ between epochs."""
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Return the mini-batches of an epoch as lists of sample indices; each sample occurs once.
+    """Return the mini-batches of an epoch as lists of sample indices.  Each sample occurs once.
 
-    lengths: tokens of each sample.  All batches have batch_size samples but one, which may be smaller.
+    lengths: number of tokens of each sample.  All batches have batch_size samples except one, which may be smaller.
     """
     _need_samples(len(lengths))
     if batch_size < 1:
@@ -33,8 +33,8 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
 def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> list[int]:
     """Return the owner (index into weights) of each sample, for epochs that run from the activation cache.
 
-    weights: samples of a mini-batch that each device takes; 0 owns nothing.  Shards are in proportion to the weights and have
-    the same distribution of lengths: samples in order of length are dealt out block by block.
+    weights: number of samples of a mini-batch for each device; a device with 0 owns nothing.  Shard sizes are proportional to the weights,
+    and all shards have the same distribution of lengths: samples sorted by length are distributed block by block.
     """
     block = _block(weights)
     _need_samples(len(lengths))
@@ -43,7 +43,7 @@ def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> 
     owners = [0] * len(lengths)
     for at in range(0, len(order), len(block)):
         generator.shuffle(block)
-        # A last block that is not full is cut after shuffling, so that the rest falls on devices in proportion.
+        # An incomplete last block is truncated after shuffling, so that its samples go to the devices in proportion.
         for index, owner in zip(order[at : at + len(block)], block, strict=False):
             owners[index] = owner
     return owners
@@ -52,10 +52,10 @@ def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> 
 def cached_epoch_batches(
     owners: Sequence[int], lengths: Sequence[int], weights: Sequence[int], seed: int, epoch: int
 ) -> list[list[list[int]]]:
-    """Return the mini-batches of a data-parallel epoch: for each, a list of sample indices per device, all its own samples.
+    """Return the mini-batches of a data-parallel epoch: for each, a list of sample indices per device, all from its own shard.
 
-    Device r takes weights[r] samples of similar length in each mini-batch, and the devices' parts of one mini-batch have
-    similar lengths, so that none waits for another's padding.  Each sample occurs once; in the shortest mini-batches devices
+    Device r takes weights[r] samples of similar length in each mini-batch.  The devices' parts of a mini-batch have similar lengths,
+    so that no device waits for another's padding.  Each sample occurs once.  In the shortest mini-batches, devices
     whose shard does not divide evenly take fewer samples, down to none.
     """
     _block(weights)
@@ -67,7 +67,7 @@ def cached_epoch_batches(
         if mine and weight == 0:
             raise ConfigError(f"Device {rank} owns {len(mine)} samples.", "Its share of a mini-batch is 0.", "Raise it or move them.")
         order = _by_length(mine, lengths, generator)
-        # Counted from the longest: what is left over becomes a small chunk of short samples.
+        # Counted from the longest, so that the remainder is a small chunk of short samples.
         cuts = range(len(order), 0, -weight) if weight else range(0)
         chunks.append([order[max(0, end - weight) : end] for end in cuts])
     steps = max(len(mine) for mine in chunks)
@@ -82,7 +82,7 @@ def _by_length(indices: Sequence[int], lengths: Sequence[int], generator: random
 
 
 def _generator(purpose: str, seed: int, epoch: int) -> random.Random:
-    return random.Random(f"{purpose} {seed} {epoch}")  # a string is hashed by SHA-512: the same on every machine
+    return random.Random(f"{purpose} {seed} {epoch}")  # strings are hashed with SHA-512, the same on every machine
 
 
 def _block(weights: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Load a task by name: one literal table, one entry for a new task."""
+"""Load a task by name, from a table with one entry per task."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def load_task(
     validation_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Task:
-    """Return a task: sentiment, sentiment-rating, digits (pictures) and questions need no network; all others take `data` or the hub.
+    """Return a task.
 
+    sentiment, sentiment-rating, digits (images) and questions need no network; all others need `data` or the hub.
     data: a folder (see load_glue, load_prompt_task), own data (see load_own, load_question_answering,
-    load_token_classification); None takes the embedded data or the hub.
-    columns: of own data.  *_samples: at most so many, by a fixed seed.
-    Raises ConfigError for an unknown name or an empty split, MissingDataError if the data cannot be had.
+    load_token_classification); None uses the embedded data or the hub.
+    columns: of own data.  *_samples: maximum number of samples, chosen with a fixed seed.
+    Raises ConfigError for an unknown name or an empty split, MissingDataError if the data is unavailable.
     """
     if name in EMBEDDED:
         folder = None if data is None else Path(data).expanduser()
@@ -58,7 +59,7 @@ def load_task(
 
 
 def unknown_task(name: str) -> ConfigError:
-    """Return the error of a name that is no task's, or of one whose answers are text."""
+    """Return the error for an unknown task name, or for a task whose answers are text."""
     if name in PROMPTS:
         kind = PROMPTS[name].kind.replace("_", " ")
         other = "the task question_answering" if kind == "question answering" else "another task"

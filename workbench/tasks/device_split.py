@@ -1,6 +1,6 @@
-"""Which device owns which training samples: IID, Dirichlet over labels, by source, or of unequal sizes (RingAda's D_u, section III).
+"""Assign training samples to devices: IID, Dirichlet over labels, by source, or in unequal sizes (RingAda's D_u, section III).
 
-Dirichlet shares are those of Hsu et al., "Measuring the effects of non-identical data distribution" (2019), section 3.
+Dirichlet shares follow Hsu et al., "Measuring the effects of non-identical data distribution" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ RULES = {
     "source": "Use at most as many devices as there are sources.",
     "sizes": "Raise that device's number, or use more samples.",
 }
-"""What to do about a device without data, by the rule's name."""
+"""Advice for the error about a device without data, by the rule's name."""
 
 
 def split_samples(split: Split, num_devices: int, rule: str, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Return the indices into `split` of each device's samples, ascending; every sample is on exactly one device.
+    """Return the indices into `split` of each device's samples, ascending.  Every sample is on exactly one device.
 
-    rule: 'iid' deals shuffled samples out evenly.
+    rule: 'iid' distributes shuffled samples evenly.
     'dirichlet:0.5' draws each label's shares of the devices from a Dirichlet distribution of this concentration; a low one gives
-    devices few labels each.  The labels are the classes, or the sources where the task has no classes.
-    'source' keeps all samples of a source (a reviewer, product or topic) on one device, and deals sources out largest first.
-    'sizes:4,2,1,1' is IID with sizes in these proportions, one number for each device.
+    devices few labels each.  The labels are the classes, or the sources if the task has no classes.
+    'source' keeps all samples of a source (a reviewer, product or topic) on one device, and assigns the largest sources first.
+    'sizes:4,2,1,1' is IID with sizes in these proportions, one number per device.
     Raises ConfigError for a rule that is unknown or does not suit the data, and for a device without data.
     """
     kind, numbers = check_rule(rule, num_devices)
@@ -55,7 +55,7 @@ def split_samples(split: Split, num_devices: int, rule: str, seed: int) -> tuple
 
 
 def check_rule(rule: str, num_devices: int) -> tuple[str, tuple[float, ...]]:
-    """Return a rule's name and its numbers (see split_samples).  Raises ConfigError for one that cannot be meant."""
+    """Return a rule's name and its numbers (see split_samples).  Raises ConfigError for an invalid rule."""
     kind, _, given = rule.partition(":")
     asked = f"Data split by '{rule}' over {num_devices} devices were asked for."
     if num_devices < 1:
@@ -91,7 +91,7 @@ def _labels(split: Split, rule: str) -> Sequence[Hashable]:
 
 
 def _grouped(order: Sequence[int], keys: Sequence[Hashable]) -> list[list[int]]:
-    """Return the indices of each key, keys in the order in which they occur in the split."""
+    """Return the indices of each key, with keys in order of first occurrence in the split."""
     groups: dict[Hashable, list[int]] = {key: [] for key in keys}
     for index in order:
         groups[keys[index]].append(index)
@@ -99,7 +99,7 @@ def _grouped(order: Sequence[int], keys: Sequence[Hashable]) -> list[list[int]]:
 
 
 def _dirichlet(concentration: float, num_devices: int, generator: random.Random) -> list[float]:
-    """Return shares drawn from a symmetric Dirichlet distribution, by logarithms: gamma draws of a low concentration underflow."""
+    """Return shares from a symmetric Dirichlet distribution.  Uses logarithms, because gamma draws of a low concentration underflow."""
     logs = [
         math.log(generator.gammavariate(concentration + 1, 1.0)) + math.log(1 - generator.random()) / concentration
         for _ in range(num_devices)
@@ -108,7 +108,7 @@ def _dirichlet(concentration: float, num_devices: int, generator: random.Random)
 
 
 def _deal(order: Sequence[int], shares: Sequence[float], owned: Sequence[list[int]]) -> None:
-    """Give each device its share of the samples, cut where the running total of the shares says."""
+    """Give each device its share of the samples, split at the cumulative shares."""
     total, at, passed = sum(shares), 0, 0.0
     for own, share in zip(owned, shares, strict=True):
         passed += share

@@ -1,8 +1,8 @@
-"""The embedded tasks: sentences with sentiment ratings by people (Hutto and Gilbert, ICWSM 2014), from a package's data.
+"""The embedded tasks.  Texts: sentences with sentiment ratings by people (Hutto and Gilbert, ICWSM 2014), from a package's data.
 
-The movie reviews are Pang and Lee's sentences: other published sets overlap them, so never train on one and test on another.
+The movie reviews are Pang and Lee's sentences.  Other published sets overlap them, so never train on one and test on another.
 
-The embedded task of pictures: handwritten digits (Alpaydin and Kaynak, UCI repository, 1998), as scikit-learn ships them.
+Images: handwritten digits (Alpaydin and Kaynak, UCI repository, 1998), as included in scikit-learn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEST_SHARE, VALIDATION_SHARE = 0.19, 0.05
 def load_sentiment(folder: Path | None = None) -> Task:
     """Return the binary task: is a movie-review sentence's mean rating above zero?  8,000 train, 2,000 test, the rest validation.
 
-    Sentences rated exactly zero (37) have no class and are left out, as are repeated sentences (2).
+    Sentences rated exactly zero (37) have no class and are left out.  So are repeated sentences (2).
     """
     parts: dict[str, Any] = {
         name: Split(texts=part.texts, labels=tuple(int(rating > 0) for rating in part.labels), sample_ids=part.sample_ids)
@@ -41,8 +41,8 @@ def load_sentiment(folder: Path | None = None) -> Task:
 def load_sentiment_rating(folder: Path | None = None) -> Task:
     """Return the regression task: the mean rating (-4 to 4) of sentences from movie reviews, tweets, product reviews and editorials.
 
-    The movie reviews are divided exactly as in the binary task (those that it leaves out join the training split), the other
-    sources in the same proportion.  Each sample carries its source.
+    The movie reviews are divided exactly as in the binary task, and those left out there join the training split.  The other
+    sources are divided in the same proportion.  Each sample has its source.
     """
     parts: dict[str, Any] = {}
     first_id = 0
@@ -98,17 +98,17 @@ def _movie_split(samples: Split) -> dict[str, Split]:
 
 
 def _cut(samples: Split, order: list[int], seed: str, test: int, validation: int) -> dict[str, Split]:
-    """Return train, validation and test of the samples at `order`, drawn by a fixed seed."""
+    """Return train, validation and test split of the samples at `order`, chosen with a fixed seed."""
     random.Random(seed).shuffle(order)
     cuts = {"train": order[test + validation :], "validation": order[test : test + validation], "test": order[:test]}
     return {name: samples.take(sorted(cut)) for name, cut in cuts.items()}
 
 
 def load_unlabelled() -> tuple[str, ...]:
-    """Return texts, each once, in a fixed order.
+    """Return unlabelled texts, each once, in a fixed order.
 
-    They are the training splits of all embedded sources (movie reviews, tweets, product reviews, editorials), less whatever also stands
-    in a validation or test split.
+    They are the training splits of all embedded sources (movie reviews, tweets, product reviews, editorials), without texts that also
+    occur in a validation or test split.
     """
     task = load_sentiment_rating()
     held_out = {*task.validation.texts, *task.test.texts}
@@ -120,9 +120,9 @@ HIGHEST_GREY = 16
 
 
 def load_digits(folder: Path | None = None) -> Task:
-    """Return the task: which of ten digits is it?  1,797 pictures of 8 x 8 grey values, 360 test, 180 validation.
+    """Return the task: which of ten digits is it?  1,797 images of 8 x 8 grey values, 360 test, 180 validation.
 
-    Raises ConfigError if a folder is given: there is one source only.
+    Raises ConfigError if a folder is given, because there is only one source.
     """
     if folder is not None:
         raise ConfigError(f"The task 'digits' was asked for from '{folder}'.", "It comes with scikit-learn.", "Leave --data out.")

@@ -12,17 +12,17 @@ from workbench.tasks.published import hub_dataset, read_text, saved_dataset
 from workbench.tasks.task import Kind, Split, Task, fixed_order
 
 VALIDATION_FROM_TRAIN = 1000
-"""At most this many training samples (and at most a task's own share) become the validation split where the test labels are secret."""
+"""Maximum size of the validation split drawn from the training samples if the test labels are secret (see also validation_share)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlueTask:
-    """How a task's files look.
+    """The file format of a task.
 
-    folder: the official folder's name.  first, second, label: names of the columns, in any spelling that occurs.
+    folder: the official folder's name.  first, second, label: column names, in every spelling that occurs.
     positions: of (first, second or None, label) in files without a header, by the number of columns.
-    validation_share: of the training samples, at most this part becomes the validation split where the test labels are secret.
-    has_broken_rows: the official file itself has lines that miss columns, which the benchmark's own reader leaves out.
+    validation_share: maximum share of the training samples for the validation split if the test labels are secret.
+    has_broken_rows: whether lines of the official file lack columns; the benchmark's own reader skips such lines.
     """
 
     folder: str
@@ -74,10 +74,10 @@ Rows = list[tuple[str, str | None, int | float | None]]
 def load_glue(name: str, data: Path | str | None = None) -> Task:
     """Return a GLUE task.
 
-    data: a folder that holds train.tsv and dev.tsv, or MRPC/, or glue/MRPC/ and so on, or a saved dataset; None takes the hub.
-    Where a labelled test split exists, all three are as published; otherwise the published validation split is the test, and
-    the validation split is drawn from the training split by a fixed seed.
-    Raises MissingDataError if the data cannot be had, ConfigError naming the line if a file is malformed.
+    data: a folder with train.tsv and dev.tsv, or MRPC/, or glue/MRPC/ and so on, or a saved dataset; None uses the hub.
+    If a labelled test split exists, all three splits are as published.  Otherwise the published validation split is the test split, and
+    the validation split is drawn from the training split with a fixed seed.
+    Raises MissingDataError if the data is unavailable, ConfigError naming the line if a file is malformed.
     """
     glue = GLUE[name]
     if data is None:
@@ -127,9 +127,9 @@ def _from_folder(name: str, glue: GlueTask, folder: Path) -> dict[str, Any]:
 
 
 def read_tsv(path: Path, glue: GlueTask) -> Rows:
-    """Return (first, second, label) of each line; label is None where the file has none (the secret test labels).
+    """Return (first, second, label) of each line.  label is None if the file has none (the secret test labels).
 
-    Quotes are characters like any other in these files; there may be a byte-order mark, CRLF, and a header or none.
+    Quotes are ordinary characters in these files.  A byte-order mark, CRLF and a header are optional.
     """
     lines = [line.rstrip("\r") for line in read_text(path).split("\n")]
     cells = [(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -170,7 +170,7 @@ def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
     if first is None or label is None or (glue.second and second is None):
         raise ConfigError(f"A saved dataset was to be read as '{name}'.", f"Its columns are {columns}.", "Use the hub's column names.")
     seconds = table[second] if second else [None] * len(table)
-    # The hub writes the secret test labels as -1, which is neither a class nor a similarity.
+    # The hub stores the secret test labels as -1, which is neither a class nor a similarity.
     labels = (None if value == -1 else _label(str(value), glue, f"Row {row}") for row, value in enumerate(table[label]))
     return list(zip(table[first], seconds, labels, strict=True))
 

@@ -1,4 +1,4 @@
-"""Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; any other by the `evaluate` library."""
+"""Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; others from the `evaluate` library."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from workbench.network import hub_endpoint, hub_is_reachable
 
 
 def compute(names: Iterable[str], predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Return each metric of predictions against references.
+    """Compute each metric from predictions and references.
 
-    names: of FORMULAS, or what evaluate.load takes: a metric of the hub or a local folder, whose own code is run.
-    Raises ConfigError for an unknown name or unequal or empty inputs, MissingDataError for a metric of the hub without the hub,
-    DivergedError for predictions that are no numbers.
+    names: of FORMULAS, or names for evaluate.load: a metric on the hub or in a local folder, whose own code is run.
+    Raises ConfigError for an unknown name or for unequal or empty inputs, MissingDataError for a metric on the hub if the hub is
+    unavailable, DivergedError if predictions are NaN or infinite.
     """
     if not len(references) or len(predictions) != len(references):
         raise ConfigError(
@@ -35,15 +35,15 @@ def compute(names: Iterable[str], predictions: Sequence[float], references: Sequ
 
 
 def _evaluated(name: str, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Return the numbers that a metric of the `evaluate` library gives."""
+    """Return the value of a metric from the `evaluate` library."""
     asked, own = f"The metric '{shown(name)}' was asked for.", f"{', '.join(FORMULAS)} need no hub."
     if not Path(name).exists() and not hub_is_reachable():
         raise MissingDataError(asked, f"{hub_endpoint()} cannot be reached; {own}", "Choose one of them, or connect to the network.")
-    import evaluate  # takes seconds, and most runs need none of it
+    import evaluate  # takes seconds, and most runs do not need it
 
     try:
         made = evaluate.load(name).compute(predictions=list(predictions), references=list(references))
-    except Exception as error:  # whatever the library, or the metric's own code, says
+    except Exception as error:  # the library and the metric's own code may raise anything
         raise ConfigError(asked, f"It does not compute: {shown(str(error), 200)}. {own}", "Choose another.") from error
     return {key: float(value) for key, value in made.items() if isinstance(value, int | float | np.number)}
 
@@ -54,7 +54,7 @@ def accuracy(predictions: Sequence[float], references: Sequence[float]) -> float
 
 
 def f1(predictions: Sequence[float], references: Sequence[float]) -> float:
-    """Return the harmonic mean of precision and recall of class 1; 0 if class 1 neither occurs nor is predicted."""
+    """Return the harmonic mean of precision and recall for class 1; 0 if class 1 neither occurs nor is predicted."""
     predicted, real = np.asarray(predictions) == 1, np.asarray(references) == 1
     claimed = int(predicted.sum() + real.sum())
     return 2 * int((predicted & real).sum()) / claimed if claimed else 0.0
@@ -67,7 +67,7 @@ def macro_f1(predictions: Sequence[float], references: Sequence[float]) -> float
 
 
 def pearson(predictions: Sequence[float], references: Sequence[float]) -> float:
-    """Return the linear correlation; 0 if either side is constant, where it is not defined and a report still needs a number."""
+    """Return the linear correlation.  It is undefined if either side is constant; then 0 is returned, because reports need a number."""
     one, other = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
     one, other = one - one.mean(), other - other.mean()
     size = float(np.sqrt((one @ one) * (other @ other)))
@@ -75,7 +75,7 @@ def pearson(predictions: Sequence[float], references: Sequence[float]) -> float:
 
 
 def spearman(predictions: Sequence[float], references: Sequence[float]) -> float:
-    """Return the correlation of ranks, ties sharing their mean rank; 0 if either side is constant."""
+    """Return the rank correlation, with mean ranks for ties; 0 if either side is constant."""
     return pearson(_ranks(predictions), _ranks(references))
 
 

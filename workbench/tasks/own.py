@@ -1,4 +1,4 @@
-"""Own data as a task: a CSV, TSV, JSON, JSONL or Parquet file, a folder of them, a saved data set, or the hub's, through `datasets`."""
+"""Load own data as a task: a CSV, TSV, JSON, JSONL or Parquet file, a folder of them, a saved data set, or one on the hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.tasks.task import Split, Task, fixed_order
 
 OWN = ("classification", "regression")
 FROM_FILES = (*OWN, "question_answering", "token_classification")
-"""The tasks whose data may be a file or a hub name."""
+"""Tasks whose data may be a file or a hub name."""
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
@@ -29,7 +29,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 class Columns(NamedTuple):
-    """Names of the columns that hold the text, the second text of a pair, the label, and the source; None: there is none."""
+    """Names of the columns for the text, the second text of a pair, the label, and the source.  None: no such column."""
 
     text: str
     pair: str | None
@@ -38,7 +38,7 @@ class Columns(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What was read of one table.  labels: as they stand in the file, None without such a column.  sources: as Split's."""
+    """The contents of one table.  labels: unchanged from the file, None without such a column.  sources: as in Split."""
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None
@@ -49,15 +49,15 @@ class Rows(NamedTuple):
 def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
     """Return own data as a task of kind 'classification' (any number of classes) or 'regression'.
 
-    columns: such as 'text=review,label=stars'; what is not named is found by its usual names.  source=reviewer: where a sample is from.
-    A table without a test or validation split gives a fixed random part of its rows.
-    Raises MissingDataError if the data cannot be had, ConfigError naming column and row for what cannot be learnt.
+    columns: for example 'text=review,label=stars'; other columns are found by their usual names.  source=reviewer: a sample's origin.
+    If a table has no test or validation split, a fixed random part of its rows is used.
+    Raises MissingDataError if the data is unavailable, ConfigError naming column and row for unusable values.
     """
     tables = read_tables(kind, data)
     found = find_columns(columns, next(iter(tables.values())), needs_label=True)
     rows = {name: read_rows(table, found, name) for name, table in tables.items()}
     if "test" in rows and set(rows["test"].labels or ()) == {-1}:
-        del rows["test"]  # the hub's way to keep the labels of a test split secret
+        del rows["test"]  # the hub keeps the labels of this test split secret
     if kind == "regression":
         names: tuple[str, ...] = ()
         labels = {name: numbers(one.labels or (), found, name) for name, one in rows.items()}
@@ -83,7 +83,7 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
 
 
 def read_tables(task: str, data: Path | str | None) -> dict[str, Any]:
-    """Return the tables of own data by split, 'train' alone if they are not divided; secret test labels are left out."""
+    """Return the tables of own data by split, or only 'train' if they are not divided.  Secret test labels are left out."""
     if data is None:
         raise ConfigError(
             f"The task '{task}' was asked for.", "It reads data of your own.", "Name a file, a folder or a hub name by --data."
@@ -126,17 +126,17 @@ def _from_files(path: Path) -> dict[str, Any]:
         found = "It holds no such file, or several kinds." if path.is_dir() else f"'{path.name}' is none by its name."
         raise ConfigError(asked, f"{found} Read are {what}.", "Check --data.")
     kind = kinds.pop()
-    # Only empty cells are missing: 'None' and 'NA' may be classes.
+    # Only empty cells count as missing: 'None' and 'NA' may be classes.
     options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]} if kind == "csv" else {}
     if any(one.suffix == ".tsv" for one in files):
         options["sep"] = "\t"
     if not any(one.stat().st_size for one in files):
         raise ConfigError(asked, "It is empty.", "Give data.")
     try:
-        # Read into memory by way of a folder that is removed: no copy of somebody's data stays behind.
+        # Read into memory through a temporary folder, so that no copy of the user's data is left behind.
         with tempfile.TemporaryDirectory(prefix="workbench-data-") as cache, _quiet():
             return dict(datasets.load_dataset(kind, data_files=by_split, cache_dir=cache, keep_in_memory=True, **options))
-    except Exception as error:  # whatever the readers say of a file that a user gave
+    except Exception as error:  # the readers raise many kinds of errors for a user's file
         cause = str(error.__cause__ or error)
         if "corresponds to no data" in cause:
             raise ConfigError(asked, "It has 0 rows.", "Give data.") from None
@@ -145,7 +145,7 @@ def _from_files(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence progress bars and messages of datasets, and restore them."""
+    """Hide progress bars and messages of datasets."""
     from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
     disabled, verbosity = are_progress_bars_disabled(), logging.get_verbosity()
@@ -160,7 +160,7 @@ def _quiet() -> Iterator[None]:
 
 
 def find_columns(columns: str, table: Any, *, needs_label: bool) -> Columns:
-    """Return the columns, named or found.  columns: see load_own.  Raises ConfigError with the columns found and wanted."""
+    """Return the given or detected columns.  columns: see load_own.  Raises ConfigError with the columns found and wanted."""
     present = list(table.column_names)
     lower = {name.lower(): name for name in reversed(present)}
     named = dict(part.strip().partition("=")[::2] for part in columns.split(",") if part.strip())
@@ -189,7 +189,7 @@ def _is_text(feature: Any) -> bool:
 
 
 def read_rows(table: Any, columns: Columns, split: str) -> Rows:
-    """Return a table's texts, pairs, labels and sources.  Raises ConfigError naming the row without one of them."""
+    """Return a table's texts, pairs, labels and sources.  Raises ConfigError naming a row in which one is missing."""
     texts = [_texts(table, name, split) for name in (columns.text, columns.pair) if name is not None]
     labels = None if columns.label is None or columns.label not in table.column_names else list(table[columns.label])
     missing = next((row for row, value in enumerate(labels or (), start=1) if _is_missing(value)), None)
@@ -210,7 +210,7 @@ def _texts(table: Any, column: str, split: str) -> tuple[str, ...]:
 
 
 def numbers(labels: Sequence[Any], columns: Columns, split: str) -> tuple[float, ...]:
-    """Return labels as numbers.  Raises ConfigError naming the row of one that is none."""
+    """Return labels as numbers.  Raises ConfigError naming the row of a label that is not a number."""
     found = []
     for row, value in enumerate(labels, start=1):
         try:
@@ -225,7 +225,7 @@ def numbers(labels: Sequence[Any], columns: Columns, split: str) -> tuple[float,
 
 
 def class_names(features: Sequence[Any], labels: Sequence[Sequence[Any]], columns: Columns) -> tuple[str, ...]:
-    """Return the names of all classes: as the data set declares them, else the labels in order.  Raises ConfigError for one class."""
+    """Return the names of all classes: as declared by the data set, otherwise the sorted labels.  Raises ConfigError for only one class."""
     declared = getattr(features[0], "names", None)
     if declared:
         return tuple(declared)
@@ -244,7 +244,7 @@ def class_names(features: Sequence[Any], labels: Sequence[Sequence[Any]], column
 
 
 def classes(labels: Sequence[Any], names: Sequence[str], columns: Columns, split: str) -> tuple[int, ...]:
-    """Return the number of each label's class.  Raises ConfigError naming the row of a label that is no class."""
+    """Return the class number of each label.  Raises ConfigError naming the row of a label that is not a class."""
     index = {name: number for number, name in enumerate(names)}
     found = []
     for row, value in enumerate(labels, start=1):
@@ -262,7 +262,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a label as it is told: 3.0 as 3, since a column with empty cells has no whole numbers."""
+    """Return a label for display: 3.0 becomes 3, because a column with empty cells cannot hold integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -271,7 +271,7 @@ def _bad_label(columns: Columns, found: str, todo: str) -> ConfigError:
 
 
 def divided(parts: dict[str, Split], data: Path | str | None) -> dict[str, Split]:
-    """Return train, validation and test; a split that is missing is a fixed random part of the training rows."""
+    """Return train, validation and test split.  A missing split is a fixed random part of the training rows."""
     if "train" not in parts:
         parts["train"] = parts.pop(next(iter(parts)))
     if "test" not in parts and "validation" in parts:

@@ -1,4 +1,4 @@
-"""Published data sets: the hub's, saved ones, and lines of JSON; never wait minutes for a hub that is not there."""
+"""Read published data sets: from the hub, saved ones, and lines of JSON.  Never waits minutes for an unreachable hub."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.network import hub_endpoint, hub_is_reachable
 
 PARQUET = "refs/convert/parquet"
-"""The hub's own copy of a data set that was published with a loading script, which the library no longer runs."""
+"""The hub's own copy of a data set published with a loading script, which the library no longer runs."""
 
 
 def hub_dataset(task: str, repository: str, configuration: str | None, official: str) -> dict[str, Any]:
     """Return the tables of a data set on the hub (or in its local cache) by split.
 
-    official: what a folder would have to hold, for the message.  Raises MissingDataError if it cannot be had.
+    official: the required contents of a folder, for the error message.  Raises MissingDataError if the data set is unavailable.
     """
     asked, todo = f"The task '{task}' was asked for.", f"Connect to the network, or pass --data FOLDER with {official}."
     import datasets
 
     reachable = hub_is_reachable()
     if not reachable:
-        # The library's own offline mode looks into its cache only and answers at once.
+        # The library's own offline mode only searches its cache and answers at once.
         offline, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
     try:
         try:
             return dict(datasets.load_dataset(repository, configuration))
-        except RuntimeError:  # it has a script
+        except RuntimeError:  # the data set has a loading script
             return dict(datasets.load_dataset(repository, data_dir=configuration, revision=PARQUET))
     except (OSError, ValueError, RuntimeError) as error:
         found = (
@@ -42,7 +42,7 @@ def hub_dataset(task: str, repository: str, configuration: str | None, official:
 
 
 def saved_dataset(folder: Path) -> dict[str, Any]:
-    """Return the tables of a data set that was saved to a folder.  Raises MissingDataError if it does not load."""
+    """Return the tables of a data set saved in a folder.  Raises MissingDataError if it does not load."""
     from datasets import load_from_disk
 
     try:
@@ -53,9 +53,9 @@ def saved_dataset(folder: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where it stands and the object of each line of a file; empty lines are left out.
+    """Yield the location and the object of each line in a file.  Empty lines are skipped.
 
-    Raises MissingDataError if the file does not read, ConfigError naming the line if one is no JSON object.
+    Raises MissingDataError if the file cannot be read, ConfigError naming a line that is not a JSON object.
     """
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
@@ -71,7 +71,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, without a byte-order mark.  Raises MissingDataError if it does not read."""
+    """Return a file's text, without a byte-order mark.  Raises MissingDataError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""Tasks whose answer is in the text: questions (SQuAD's files; Rajpurkar et al., 2016 and 2018), and words that have classes.
+"""Tasks with answers in the text: questions (SQuAD's files; Rajpurkar et al., 2016 and 2018), and words with classes.
 
-The embedded questions, of the embedded sentences, are made by four patterns, not by people: they teach what a run does, and say little
-about reading.  Own data whose words have classes (named entities, parts of speech): a list of tokens and a list of tags in each row.
+The embedded questions, about the embedded sentences, are generated from four patterns, not by people.  They show how a run works and
+say little about reading.  Own data with word classes (named entities, parts of speech) has a list of tokens and a list of tags per row.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PATTERNS = {
     "How many {}?": re.compile(rf"\b(?P<answer>{_COUNTS}) (?P<word>[a-z]{{3,}}s)\b"),
     "Who is the {}?": re.compile(rf"\b(?P<word>{_ROLES}) (?P<answer>{_NAME})\b(?!')"),
 }
-"""Questions, and where in a sentence their answer stands; the word in the question stands next to it."""
+"""Question patterns, and where a sentence contains the answer: next to the word that is used in the question."""
 
 
 class Question(NamedTuple):
-    """A question about a context.  answers: accepted ones, the first is learnt; none: it has no answer.  topic: where it is from."""
+    """A question about a context.  answers: accepted ones, of which the first is learnt; empty: no answer.  topic: its source."""
 
     text: str
     context: str
@@ -50,9 +50,9 @@ class Question(NamedTuple):
 
 
 def load_questions(folder: Path | None = None) -> Task:
-    """Return the embedded task: questions by PATTERNS about two sentences of one source, one of which holds the answer.
+    """Return the embedded task: questions from PATTERNS about two sentences of one source, one of which contains the answer.
 
-    A sentence is in the split in which 'sentiment-rating' has it.  folder: see load_sentiment_rating.
+    A sentence is in the same split as in 'sentiment-rating'.  folder: see load_sentiment_rating.
     """
     rated = load_sentiment_rating(folder)
     parts = {name: list(_made(getattr(rated, name))) for name in ("train", "validation", "test")}
@@ -79,11 +79,11 @@ def _made(split: Split) -> Iterator[Question]:
 
 
 def load_question_answering(data: Path | str | None) -> Task:
-    """Return questions of SQuAD 1.1 or 2.0: an official JSON file, a folder of train*.json and dev*.json, or a table with its columns.
+    """Return a SQuAD 1.1 or 2.0 task from an official JSON file, a folder with train*.json and dev*.json, or a table with its columns.
 
-    A table (see own.read_tables) has the columns question, context and answers, the last with the lists text and answer_start.
-    A split that is missing is a fixed random part of the contexts.  Raises MissingDataError if the data cannot be had, ConfigError
-    naming the question whose answer is not in its context.
+    A table (see own.read_tables) has the columns question, context and answers; answers has the lists text and answer_start.
+    A missing split is a fixed random part of the contexts.  Raises MissingDataError if the data is unavailable, ConfigError
+    naming a question whose answer is not in its context.
     """
     files = _official(None if data is None else Path(data).expanduser())
     rows: dict[str, Iterable[Question]]
@@ -95,12 +95,12 @@ def load_question_answering(data: Path | str | None) -> Task:
 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:
-    """Return (question, context) for each question of an official JSON file, in its order (raises as load_question_answering)."""
+    """Return (question, context) for each question of an official JSON file, in file order (raises as load_question_answering)."""
     return [(question.text, question.context) for question in _from_official(path)]
 
 
 def _official(path: Path | None) -> dict[str, Path]:
-    """Return the official files by split, none if there are none."""
+    """Return the official files by split.  Empty if there are none."""
     if path is None or not path.exists():
         return {}
     found = {}
@@ -184,10 +184,10 @@ USUAL = {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags",
 
 
 def load_token_classification(data: Path | str | None, columns: str = "") -> Task:
-    """Return own data as a task of tagged words; the scores are F1 over whole entities, and the share of words with the right tag.
+    """Return own data as a task of tagged words.  Its metrics are F1 over whole entities, and the share of correctly tagged words.
 
-    columns: such as 'tokens=words,tags=pos'; what is not named is found by its usual names.  data: see own.load_own.
-    Raises MissingDataError if the data cannot be had, ConfigError naming the row whose lists differ in length or are empty.
+    columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own.
+    Raises MissingDataError if the data is unavailable, ConfigError naming a row whose lists differ in length or are empty.
     """
     tables = read_tables("token_classification", data)
     first = next(iter(tables.values()))
@@ -242,6 +242,6 @@ def _split(table: Any, tokens: str, tags: str, names: Sequence[str], split: str,
 
 
 def joined(words: Sequence[str], labels: Sequence[int]) -> tuple[str, tuple[Span, ...]]:
-    """Return a text of words with a class each, and where in it they stand."""
+    """Join words into a text.  Returns it and each word's span with its class."""
     starts = itertools.accumulate((len(word) + 1 for word in words[:-1]), initial=0)
     return " ".join(words), tuple(map(Span, starts, words, labels))

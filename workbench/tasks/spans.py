@@ -1,8 +1,8 @@
-"""Answers and tags in rows of tokens: their classes, and what the logits say.
+"""Convert answers and tags to token classes, and logits back to answers and tags.
 
-Scores are by the formulas of `evaluate`'s squad, squad_v2 and seqeval.  Long contexts are read in overlapping windows, as BERT reads SQuAD:
-Devlin et al., "BERT" (2019), section 4.2 and its released code: an answer is the first and the last token of a window that holds all of
-it; for a window that does not, and for a question without an answer, both are the window's first token.
+Metrics use the formulas of `evaluate`'s squad, squad_v2 and seqeval.  Long contexts are split into overlapping windows, as BERT does for
+SQuAD: Devlin et al., "BERT" (2019), section 4.2 and its released code.  An answer is the first and the last token in a window that
+contains all of it.  For other windows, and for a question without an answer, both are the window's first token.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from workbench.tasks.tokenize import TokenizedSplit
 
 MAX_ANSWER_TOKENS = 30
-"""As in BERT's released code for SQuAD."""
+"""Maximum answer length, as in BERT's released code for SQuAD."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 Answers = Sequence[Sequence[str]]
 
 
 class PredictionsLike(Protocol):
-    """As workbench.models.evaluation.Predictions."""
+    """The interface of workbench.models.evaluation.Predictions that is used here."""
 
     logits: Tensor
     sample_ids: Tensor
@@ -45,33 +45,33 @@ class PredictionsLike(Protocol):
 
 
 class Scored(Protocol):
-    """A Task, or what else says what its answers are and how they are scored."""
+    """A Task, or any object that defines its answers and metrics."""
 
     @property
     def kind(self) -> str:
-        """Return as Task.kind."""
+        """See Task.kind."""
         ...
 
     @property
     def metrics(self) -> Collection[str]:
-        """Return as Task.metrics."""
+        """See Task.metrics."""
         ...
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return as Task.class_names."""
+        """See Task.class_names."""
         ...
 
     @property
     def may_be_none(self) -> bool:
-        """Return as Task.may_be_none."""
+        """See Task.may_be_none."""
         ...
 
 
 def score(task: Scored, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
-    """Return a task's metrics of predictions on a split, each from 0 to 1 (correlations from -1).
+    """Return a task's metrics for predictions on a split, each from 0 to 1 (correlations from -1).
 
-    Raises DivergedError for predictions that are no numbers.
+    Raises DivergedError if predictions are NaN or infinite.
     """
     if split.spans is None:
         return compute(task.metrics, predictions.answers(task.kind), predictions.references())
@@ -87,9 +87,9 @@ def score(task: Scored, split: Split, tokenized: TokenizedSplit, predictions: Pr
 
 
 def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, *, may_be_none: bool) -> list[str]:
-    """Return the most likely answer to each question, '' for none: the best span of at most 30 tokens of any window of its context.
+    """Return the most likely answer to each question: the best span of at most 30 tokens in any window of its context, '' for no answer.
 
-    may_be_none: whether '' is taken where the first token's score, in every window, is above that of the best span (SQuAD 2.0).
+    may_be_none: whether to answer '' if in every window the first token's score exceeds the best span's (SQuAD 2.0).
     """
     import torch
 
@@ -115,7 +115,7 @@ def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLik
 
 
 def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, names: Sequence[str]) -> list[list[int]]:
-    """Return the class of every word of each text; a word that was cut has the class 'O', without one the first."""
+    """Return the class of every word in each text.  A truncated word gets class 'O', or the first class if 'O' does not exist."""
     assert split.spans is not None
     chosen = require_numbers(predictions.logits, "Predictions").argmax(dim=2)
     beyond = list(names).index("O") if "O" in names else 0
@@ -131,19 +131,19 @@ def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, 
 
 
 def mean_of(formula: Callable[[str, str], float], predictions: Sequence[str], accepted: Answers) -> float:
-    """Return the mean over questions of the best agreement with an accepted answer that has words; without one '' is right."""
+    """Return the mean over questions of the best agreement with an accepted non-empty answer.  If there is none, '' is correct."""
     usable = ([one for one in own if _words(one)] or [""] for own in accepted)
     best = [max(formula(found, one) for one in own) for found, own in zip(predictions, usable, strict=True)]
     return sum(best) / len(best)
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Return 1 if both are the same but for case, punctuation, articles and spaces."""
+    """Return 1 if both are equal, ignoring case, punctuation, articles and spaces."""
     return float(_words(prediction) == _words(reference))
 
 
 def answer_f1(prediction: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall of the words; of an answer without words whether both are."""
+    """Return the harmonic mean of the words' precision and recall.  If either text has no words: whether both have none."""
     found, real = _words(prediction), _words(reference)
     if not found or not real:
         return float(found == real)
@@ -158,13 +158,13 @@ QUESTION_FORMULAS = {"answer_f1": answer_f1, "exact_match": exact_match}
 
 
 def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Return F1 over whole entities, their words and type both right, as seqeval has it: prefixes B-, I-, E- and S-, and 'O'."""
+    """Return F1 over whole entities (words and type both correct), as in seqeval: prefixes B-, I-, E- and S-, and 'O'."""
     found, real = ({(row, *one) for row, names in enumerate(rows) for one in _entities(names)} for rows in (predictions, references))
     return 2 * len(found & real) / (len(found) + len(real)) if found or real else 0.0
 
 
 def _entities(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (type, first word, last word) of each entity: begun by B-, S-, another type or what follows 'O', E- or S-."""
+    """Return (type, first word, last word) of each entity.  B-, S-, a new type, or the word after 'O', E- or S- starts an entity."""
     entities, begin, before = [], 0, ("O", "_")
     for at, name in enumerate([*names, "O"]):
         mark, kind = name[0], name[1:].split("-", 1)[-1] or "_"
@@ -178,27 +178,27 @@ def _entities(names: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 IGNORED = -100
-"""The label of padding in a target, which no loss counts."""
+"""The label of padding in a target, which losses ignore."""
 MAX_WINDOWS = 1024
-"""Of a sample: window w of sample i has the sample id 1024 i + w."""
+"""Maximum number of windows per sample: window w of sample i has the sample id 1024 i + w."""
 OVERLAP = 1 / 3
-"""Of two neighbouring windows; BERT's is 128 of 384 tokens."""
+"""Overlap of two neighbouring windows.  BERT's is 128 of 384 tokens."""
 
 
 @runtime_checkable
 class SpanEncoder(Protocol):
-    """What a tokenizer must do besides (see TextTokenizer.locate)."""
+    """Extra tokenizer method for spans (see TextTokenizer.locate)."""
 
     def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Any]:
-        """Return the tokens of each text with their characters."""
+        """Return the tokens of each text with their character ranges."""
         ...
 
 
 class Window(NamedTuple):
-    """A row of tokens.  sample: its place in the split.  first: the row's first token of the context (or text).
+    """A row of tokens.  sample: its index in the split.  first: the row's first token of the context (or text).
 
     offsets: the characters [start, end) of the tokens from there on.  targets: the answer's first and last token; if is_tagged, the class
-    of each token, IGNORED for all but the first of each word.
+    of each token, IGNORED except for the first token of each word.
     """
 
     sample: int
@@ -209,12 +209,12 @@ class Window(NamedTuple):
     is_tagged: bool
 
     def hidden(self) -> Window:
-        """Return the window without anything of its text, answer or tags, for devices that may not see them."""
+        """Return the window without its text positions, answer and tags, for devices that may not see them."""
         return self._replace(offsets=(), targets=(0,) * len(self.targets))
 
 
 def cut_windows(split: Split, encoder: SpanEncoder, max_length: int) -> tuple[tuple[tuple[int, ...], ...], tuple[Window, ...], int]:
-    """Return the token ids of every row, what each row is, and how many samples have an answer or words that fit into no row.
+    """Return the token ids of every row, the rows' windows, and the number of samples whose answer or words fit into no row.
 
     Raises ConfigError naming a question that leaves no room for its context, and an answer that is not in its context.
     """
@@ -251,14 +251,14 @@ def cut_windows(split: Split, encoder: SpanEncoder, max_length: int) -> tuple[tu
 
 
 def _tokens_of(answer: Span, offsets: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the first and the last token of an answer, None if the tokenizer drops all of its characters."""
+    """Return the first and last token of an answer.  None if the tokenizer drops all of its characters."""
     end = answer.start + len(answer.text)
     own = [at for at, (first, stop) in enumerate(offsets) if stop > answer.start and first < end]
     return (own[0], own[-1]) if own else None
 
 
 def _classes(words: Sequence[Span], before: int, offsets: Sequence[tuple[int, int]], after: int) -> tuple[int, ...]:
-    """Return the class of every token of a row: a word's at its first token."""
+    """Return the class of every token in a row.  A word's class is at its first token."""
     found, at = [IGNORED] * before, 0
     for _, stop in offsets:
         while at < len(words) and words[at].start + len(words[at].text) < stop:

@@ -1,4 +1,4 @@
-"""A task: texts, labels, splits and what counts as good."""
+"""Define a task: texts, labels, splits and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["classification", "regression", "sequence_to_sequence", "question
 
 
 class Span(NamedTuple):
-    """Characters of a text: where they start, and what they are.  label: the class of a word in token classification."""
+    """A range of characters in a text, and the text there.  label: the class of a word in token classification."""
 
     start: int
     text: str
@@ -24,10 +24,10 @@ class Split:
     """Samples of a task.
 
     pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression).  sample_ids: stable, unique.
-    images: square grey pictures, row by row, a byte for each pixel; the texts are then empty.
+    images: square grey images, row by row, one byte per pixel; the texts are then empty.
     sources: where each sample comes from (a reviewer, product or topic), or None.
-    spans: in question answering the accepted answers in `pairs`, the texts being questions and the labels 1 where there is an answer;
-    in token classification the words of each text, the labels being 0.  None in other tasks.
+    spans: in question answering the accepted answers in `pairs`, where texts are questions and labels are 1 if there is an answer;
+    in token classification the words of each text, with all labels 0.  None in other tasks.
     """
 
     texts: tuple[str, ...]
@@ -46,12 +46,12 @@ class Split:
         return len(self.texts)
 
     def take(self, indices: range | list[int]) -> Split:
-        """Return the samples at `indices`; each keeps its sample id."""
+        """Return the samples at `indices`, with their original sample ids."""
         columns: Any = {name: own and tuple(own[index] for index in indices) for name, own in self._columns().items()}
         return Split(**columns)
 
     def __add__(self, other: Split) -> Split:
-        """Return the samples of both, which have the same columns."""
+        """Return the samples of both splits, which must have the same columns."""
         others = other._columns()
         columns: Any = {name: None if own is None else own + others[name] for name, own in self._columns().items()}
         return Split(**columns)
@@ -62,11 +62,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """metrics: names in workbench.tasks.metrics; the first one chooses the epoch, larger is better.
+    """metrics: names in workbench.tasks.metrics; the first one selects the best epoch, larger is better.
 
-    source: where the data came from, for reports.
-    words: in sequence-to-sequence the word that stands for each class; the splits' labels stay classes, which the metrics compare.
-    class_names: of a classification, in the order of its classes; none: they are numbers.
+    source: where the data comes from, for reports.
+    words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics compare.
+    class_names: of a classification, in class order; empty: classes are numbers.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Task:
         return self.kind == "question_answering" and 0 in self.train.labels
 
     def limited(self, train: int | None, validation: int | None, test: int | None) -> Task:
-        """Return the task with at most so many samples in each split, drawn by a fixed seed; None keeps all."""
+        """Return the task with at most this many samples in each split, chosen with a fixed seed.  None keeps all."""
         return replace(self, train=_limit(self.train, train), validation=_limit(self.validation, validation), test=_limit(self.test, test))
 
 
@@ -103,12 +103,12 @@ def _limit(split: Split, limit: int | None) -> Split:
         return split
     if limit < 1:
         raise ConfigError(f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit.")
-    # One fixed permutation: a larger limit holds all samples of a smaller one.
+    # One fixed permutation, so that a larger limit includes all samples of a smaller one.
     return split.take(sorted(fixed_order("limit", len(split))[:limit]))
 
 
 def fixed_order(purpose: str, count: int) -> list[int]:
-    """Return one permutation of `count` numbers, the same on every machine."""
+    """Return a fixed permutation of `count` numbers, the same on every machine."""
     order = list(range(count))
     random.Random(purpose).shuffle(order)
     return order

@@ -1,4 +1,4 @@
-"""Any task as text to text: the answer is a word that the decoder writes (Raffel et al., JMLR 2020, section 2.4 and appendix D)."""
+"""Convert tasks to text-to-text: the decoder generates the answer word (Raffel et al., JMLR 2020, section 2.4 and appendix D)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from workbench.tasks.task import Split, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """How a task is put into words.
+    """How a task is expressed in words.
 
-    prefix: before every text.  names: before the first and the second text of a pair.  words: of each class.
-    lowest, highest, step: numbers of a regression, which are rounded and written out; words is then left empty.
+    prefix: before every text.  names: before the first and the second text of a pair.  words: one for each class.
+    lowest, highest, step: range of a regression's numbers, which are rounded and written as text; words is then empty.
     """
 
     prefix: str
@@ -26,7 +26,7 @@ class Wording:
     step: float = field(default=0.2)
 
 
-# GLUE as T5 was trained on it, but for wnli, which it left out.
+# GLUE as in T5's training, except for wnli, which T5 left out.
 WORDINGS: Mapping[str, Wording] = {
     "sentiment": Wording(prefix="sst2", words=("negative", "positive")),
     "sentiment-rating": Wording(prefix="sentiment", lowest=-4.0, highest=4.0),
@@ -43,7 +43,7 @@ WORDINGS: Mapping[str, Wording] = {
 def as_text_to_text(task: Task) -> Task:
     """Return the task with kind 'sequence_to_sequence': texts with T5's prefixes, no pairs, a label word for each class.
 
-    Numbers of a regression become classes in steps of 0.2; correlations of the classes are those of the rounded numbers.
+    A regression's numbers become classes in steps of 0.2.  Correlations of the classes are those of the rounded numbers.
     Raises ConfigError for a task without a wording.
     """
     if task.kind == "sequence_to_sequence":

@@ -1,4 +1,4 @@
-"""Tokenized splits, and batches padded to their own longest sample."""
+"""Tokenize splits, and form batches padded to their longest sample."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Encoder(Protocol):
-    """What a tokenizer must do.  start_id: the token that a decoder's targets begin with; None for models without a decoder."""
+    """The tokenizer interface.  start_id: the first token of a decoder's targets; None for models without a decoder."""
 
     @property
     def pad_id(self) -> int:
-        """The token of padding."""
+        """The padding token."""
         ...
 
     @property
     def start_id(self) -> int | None:
-        """The token that a decoder's targets begin with."""
+        """The first token of a decoder's targets."""
         ...
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
@@ -34,22 +34,22 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class ImageEncoder(Protocol):
-    """What an encoder of pictures must do besides."""
+    """Extra tokenizer method for images."""
 
     def encode_images(self, images: Sequence[bytes]) -> list[list[bytes]]:
-        """Return the tokens of each picture, one patch's values each."""
+        """Return the tokens of each image, each the values of one patch."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedSplit:
-    """Token ids of every sample, ragged.  labels: int for classes and label words, float for regression.
+    """Token ids of every sample, with different lengths.  labels: int for classes and label words, float for regression.
 
-    ids: of a picture, each token is its patch's values.  sample_ids: stable numbers of the samples in the whole task, whatever
-    subset is taken.  start_id: what a decoder's targets begin with, None without a decoder.
-    words: in sequence-to-sequence the token ids of each class's label word.
-    windows: of a split with spans, which part of which sample each row is; none: each row is a sample.
-    left_out: samples whose answer fits into no window, or whose last words do not fit; no loss counts these.
+    ids: for an image each token is the values of a patch.  sample_ids: stable ids of the samples in the whole task, independent of
+    the chosen subset.  start_id: the first token of a decoder's targets, None without a decoder.
+    words: for sequence-to-sequence the token ids of each class's label word.
+    windows: for a split with spans, the part of a sample in each row; empty: each row is a sample.
+    left_out: number of samples whose answer fits into no window, or whose last words do not fit; losses ignore these.
     """
 
     ids: tuple[tuple[int | bytes, ...], ...]
@@ -65,7 +65,7 @@ class TokenizedSplit:
         return len(self.ids)
 
     def rows_of(self, samples: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows of some of the split's samples: all their windows, or they themselves."""
+        """Return the rows of some samples of the split: all their windows, or the samples themselves."""
         own = set(samples)
         return tuple(row for row, window in enumerate(self.windows) if window.sample in own) if self.windows else tuple(samples)
 
@@ -76,18 +76,18 @@ class TokenizedSplit:
 
     @property
     def target_length(self) -> int:
-        """Return the decoder's tokens: of the longest label word, or the start token alone; 0 without a decoder."""
+        """Return the decoder's number of tokens: of the longest label word, or 1 for just the start token; 0 without a decoder."""
         return max((len(word) for word in self.words), default=int(self.start_id is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """input_ids, attention_mask: (n, t) int64, padded on the right; of pictures input_ids are (n, t, patch values) uint8.
+    """input_ids, attention_mask: (n, t) int64, padded on the right; for images input_ids are (n, t, patch values) uint8.
 
-    labels: (n,) int64 or float32, in sequence-to-sequence (n, s) int64 with IGNORED where padded, of spans (n, 2) first and last token,
-    of tagged tokens (n, t).  sample_ids: (n,) int64.
-    decoder_ids: (n, s) int64, None without a decoder.  choices: (words, s), the labels of every word in sequence-to-sequence.
-    indices: where the samples are in their split.
+    labels: (n,) int64 or float32, for sequence-to-sequence (n, s) int64 with IGNORED where padded, for spans (n, 2) first and last token,
+    for tagged tokens (n, t).  sample_ids: (n,) int64.
+    decoder_ids: (n, s) int64, None without a decoder.  choices: (words, s), the labels of every word for sequence-to-sequence.
+    indices: positions of the samples in their split.
     """
 
     input_ids: Tensor
@@ -102,7 +102,7 @@ class Batch:
         return len(self.indices)
 
     def rows(self, first: int, end: int) -> Batch:
-        """Return samples [first, end) of the batch, padded as all of it is."""
+        """Return samples [first, end) of the batch, with the padding of the whole batch."""
         own = slice(first, end)
         return replace(
             self,
@@ -116,10 +116,10 @@ class Batch:
 
 
 def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence[str] = ()) -> TokenizedSplit:
-    """Return a split's token ids, each sample cut at max_length tokens; pictures are never cut, contexts of questions into windows.
+    """Tokenize a split.  Samples are truncated to max_length tokens; images are never truncated, contexts of questions become windows.
 
-    words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, is not what the model reads, or
-    has label words that the model's tokenizer does not tell apart.
+    words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, if the model cannot read it, or if
+    the model's tokenizer cannot distinguish two label words.
     """
     if not split.texts:
         raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
@@ -173,14 +173,14 @@ def _encoded_words(words: Sequence[str], encoder: Encoder, max_length: int) -> t
 
 
 def padded_length(lengths: Sequence[int], pad_to_multiple: int = 8) -> int:
-    """Return the length that a batch of these lengths is padded to."""
+    """Return the padded length of a batch with these lengths."""
     return -(-max(lengths) // pad_to_multiple) * pad_to_multiple
 
 
 def collate(split: TokenizedSplit, indices: Sequence[int], pad_to_multiple: int = 8, length: int | None = None) -> Batch:
     """Return the samples at `indices` as one batch.
 
-    length: None pads to the longest sample, rounded up; a number pads to it (pieces of a mini-batch must agree on it).
+    length: None pads to the longest sample, rounded up; a number pads to it (parts of a mini-batch must agree on it).
     Raises ConfigError if `indices` is empty or a sample is longer than `length`.
     """
     import torch
@@ -202,7 +202,7 @@ def collate(split: TokenizedSplit, indices: Sequence[int], pad_to_multiple: int 
         attention_mask[row, : len(ids)] = 1
     if split.windows:
         targets = [split.windows[index].targets for index in indices]
-        # Of an answer two, whatever the width; of tagged tokens one each.
+        # Two labels for an answer, whatever the width; one per token for tagged tokens.
         wide = width if split.windows[0].is_tagged else 2
         labels = torch.tensor([target + (IGNORED,) * (wide - len(target)) for target in targets])
     else:
@@ -223,7 +223,7 @@ def collate(split: TokenizedSplit, indices: Sequence[int], pad_to_multiple: int 
 
 
 def decoder_inputs(labels: Tensor, start_id: int, pad_id: int) -> Tensor:
-    """Return what a decoder reads to predict labels (n, s): the start token, then all labels but the last; (n, 1) for labels (n,)."""
+    """Return the decoder's input for labels (n, s): the start token, then all labels but the last; (n, 1) for labels (n,)."""
     import torch
 
     start = torch.full((len(labels), 1), start_id, dtype=torch.int64)
@@ -233,7 +233,7 @@ def decoder_inputs(labels: Tensor, start_id: int, pad_id: int) -> Tensor:
 
 
 def _choices(split: TokenizedSplit) -> Tensor | None:
-    """Return the labels (words, s) of every label word, None without words."""
+    """Return the labels (words, s) of every label word.  None without words."""
     import torch
 
     if not split.words:
@@ -243,7 +243,7 @@ def _choices(split: TokenizedSplit) -> Tensor | None:
 
 
 def evaluation_batches(split: TokenizedSplit, batch_size: int = 64, pad_to_multiple: int = 8) -> Iterator[Batch]:
-    """Yield the whole split in batches of similar length, the longest first (a memory error comes at once or not at all)."""
+    """Yield the whole split in batches of similar length, longest first, so that a memory error occurs at once or not at all."""
     order = sorted(range(len(split)), key=lambda index: -len(split.ids[index]))
     for at in range(0, len(order), batch_size):
         yield collate(split, order[at : at + batch_size], pad_to_multiple)
