@@ -131,7 +131,7 @@ def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, 
 
 
 def mean_of(formula: Callable[[str, str], float], predictions: Sequence[str], accepted: Answers) -> float:
-    """Return the mean over questions of the best agreement with an accepted non-empty answer.  If there is none, '' is correct."""
+    """Return the mean over questions of the best agreement with an accepted non-empty answer.  Without one, '' is correct."""
     usable = ([one for one in own if _words(one)] or [""] for own in accepted)
     best = [max(formula(found, one) for one in own) for found, own in zip(predictions, usable, strict=True)]
     return sum(best) / len(best)

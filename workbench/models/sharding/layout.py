@@ -25,7 +25,7 @@ ITEM_BYTES = 4
 class Cut:
     """One projection divided by units (or columns): unit i is rows (of an output: columns) offset + width * [i, i + 1).
 
-    weight, bias: names of parameters; bias is None if there is none (an output's bias is not divided).
+    weight, bias: names of parameters; bias is None if absent (an output's bias is not divided).
     is_transposed: stored as (in, out), like GPT-2's Conv1D.
     """
 

@@ -124,7 +124,7 @@ class Positions:
         return Step(cache=cache, rotary=_turns(self.layout, torch.tensor([[cache.length]])))
 
     def step_mask(self, block: Block, ranges: Ranges, step: Step) -> Tensor | None:
-        """Return the bias of the attention for one token.  None if there is none."""
+        """Return the bias of the attention for one token.  None without T5's bias."""
         if block.kind == "cross_attention" or self.tables[block.stack] is None:
             return None
         if ranges not in step.biases:

@@ -174,7 +174,7 @@ def save_trained(path: Path, state: Mapping[str, Tensor], description: TrainedDe
 
 
 def find_trained(path: Path | str) -> Path | None:
-    """Find the file of trained values for a path: itself, or TRAINED in a folder or in the folder's adapter/.  None if there is none."""
+    """Find the file of trained values for a path: itself, or TRAINED in a folder or in the folder's adapter/.  None if not found."""
     folder = Path(path)
     for found in (folder, folder / TRAINED, folder / "adapter" / TRAINED):
         if found.is_file():

@@ -1,4 +1,4 @@
-"""Batches of prompts as pure functions of seed and step, what of them is padding (P-RGE, Fig. 2 and 5), and words' log-likelihoods."""
+"""Form batches of prompts from seed and step, compute their share of padding (P-RGE, Fig. 2 and 5), and words' log-likelihoods."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class PromptBatch:
     """input_ids, attention_mask: (n, t) int64, padded on the right.
 
-    targets: (n, k) int64, the tokens to predict.  positions: (n, k) int64, whose last hidden state predicts each.  target_mask: (n, k)
-    bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is the mean over its targets.
-    decoder_ids: (n, s) int64 of an encoder-decoder, whose positions are the decoder's; None for others.  labels: (n,) int64, classes or
-    right candidates; an encoder's targets are these, for a head of its own.  indices: where the rows are in their split.
-    choices: (c,) int64, the tokens among which the loss is; None: the whole vocabulary.
+    targets: (n, k) int64, the tokens to predict.  positions: (n, k) int64, the positions whose last hidden states predict them.
+    target_mask: (n, k) bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is the mean over its
+    targets.  decoder_ids: (n, s) int64 for an encoder-decoder, whose positions refer to the decoder; None for others.  labels: (n,) int64,
+    classes or correct candidates; they are the targets of an encoder's separate head.  indices: of the rows in their split.
+    choices: (c,) int64, the tokens over which the loss is computed; None: the whole vocabulary.
     """
 
     input_ids: Tensor
@@ -42,9 +42,9 @@ class PromptBatch:
 
 
 def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the samples of training step `step` (from 0): batch_size of them, from seeded permutations laid end to end.
+    """Return the samples of training step `step` (from 0): batch_size of them, from concatenated seeded permutations.
 
-    Lengths play no part, as in the paper (section 3.1); a batch at the end of an epoch goes on with the next one's first samples.
+    Lengths are ignored, as in the paper (section 3.1).  A batch at the end of an epoch continues with the next epoch's first samples.
     Raises ConfigError if there are no samples or batch_size is below 1.
     """
     if num_samples < 1:
@@ -58,7 +58,7 @@ def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> lis
 @lru_cache(maxsize=4)
 def _permutation(num_samples: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(num_samples))
-    random.Random(f"prompts {seed} {epoch}").shuffle(order)  # a string is hashed by SHA-512: the same on every machine
+    random.Random(f"prompts {seed} {epoch}").shuffle(order)  # strings are hashed with SHA-512, the same on every machine
     return tuple(order)
 
 
@@ -71,7 +71,7 @@ def training_batch(
 
 
 def prompt_batches(encoded: EncodedPrompts, batch_size: int = 32, *, pad_to_multiple: int = 8) -> Iterator[PromptBatch]:
-    """Yield all rows once in batches of similar length, the longest first (a memory error comes at once or not at all)."""
+    """Yield all rows once in batches of similar length, longest first, so that a memory error occurs at once or not at all."""
     order = sorted(range(len(encoded)), key=lambda index: -len(encoded.rows[index].ids))
     for at in range(0, len(order), batch_size):
         yield collate_prompts(encoded, order[at : at + batch_size], pad_to_multiple=pad_to_multiple)
@@ -80,7 +80,7 @@ def prompt_batches(encoded: EncodedPrompts, batch_size: int = 32, *, pad_to_mult
 def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, pad_to_multiple: int = 8, length: int | None = None) -> PromptBatch:
     """Return the rows at `indices` as one batch.
 
-    length: None pads to the longest row, rounded up to pad_to_multiple (the paper's own batches: 1); a number pads to it.
+    length: None pads to the longest row, rounded up to pad_to_multiple (1 in the paper); a number pads to it.
     Raises ConfigError if `indices` is empty or a row is longer than `length`.
     """
     if not indices:
@@ -103,7 +103,7 @@ def batch_of(
     length: int | None = None,
     choices: Sequence[int] = (),
 ) -> PromptBatch:
-    """Return rows as tensors; all of one kind of model."""
+    """Convert rows to tensors.  All rows must be for the same kind of model."""
     import torch
 
     width = padded_length([len(row.ids) for row in rows], pad_to_multiple) if length is None else length
@@ -132,13 +132,13 @@ def _padded_decoder(rows: Sequence[EncodedRow], pad_id: int) -> Tensor:
 
 
 LogitsAt = Callable[[PromptBatch], "Tensor"]
-"""A model: gives logits (n, k, V) at the batch's positions; an encoder's head gives (n, 1, classes)."""
+"""A model: returns logits (n, k, V) at the batch's positions; an encoder's head returns (n, 1, classes)."""
 
 BATCH_SIZE = 16
 
 
 def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts, batch_size: int = BATCH_SIZE) -> Tensor:
-    """Return (n, classes) float32: log-probabilities of the label words' tokens among the whole vocabulary, rows in the split's order."""
+    """Return (n, classes) float32: log-probabilities of the label words' tokens over the whole vocabulary, rows in split order."""
     import torch
 
     found: Tensor | None = None
@@ -157,7 +157,7 @@ def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts, batch_si
 def target_log_likelihoods(
     logits_at: LogitsAt, rows: Sequence[EncodedRow], pad_id: int, batch_size: int = BATCH_SIZE
 ) -> tuple[Tensor, Tensor]:
-    """Return (rows,) float32 sums of the targets' log-likelihoods and (rows,) float32 numbers of targets."""
+    """Return (rows,) float32 sums of the targets' log-likelihoods, and (rows,) float32 numbers of targets."""
     import torch
 
     sums, counts = torch.empty(len(rows)), torch.empty(len(rows))
@@ -176,7 +176,7 @@ def target_log_likelihoods(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingRow:
-    """share: of all tokens of a random batch, how many are padding.  mean_length, padded_length: tokens of a sample, expected."""
+    """share: expected share of padding among a random batch's tokens.  mean_length, padded_length: expected tokens per sample."""
 
     batch_size: int
     share: float
@@ -185,10 +185,10 @@ class PaddingRow:
 
 
 def padding_statistics(lengths: Sequence[int], batch_sizes: Iterable[int], pad_to_multiple: int = 1) -> list[PaddingRow]:
-    """Return one row for each batch size E, of batches of E samples drawn at random and padded to their longest.
+    """Return one row for each batch size E, for batches of E random samples padded to their longest.
 
-    Exact, without drawing: the m-th shortest of n samples is a batch's longest in C(m - 1, E - 1) of C(n, E) batches.
-    pad_to_multiple: to which padded lengths are rounded up (ours: 8; the paper's: 1).  Raises ConfigError for E below 1 or above n.
+    The values are exact, without sampling: the m-th shortest of n samples is the longest in C(m - 1, E - 1) of C(n, E) batches.
+    pad_to_multiple: padded lengths are rounded up to a multiple (ours: 8; the paper's: 1).  Raises ConfigError for E below 1 or above n.
     """
     ordered = sorted(lengths)
     return [_row(ordered, batch_size, pad_to_multiple) for batch_size in batch_sizes]
@@ -201,7 +201,7 @@ def _row(ordered: Sequence[int], batch_size: int, pad_to_multiple: int) -> Paddi
             f"The padding in batches of {batch_size} samples was asked for.", f"There are {count} samples.", "Choose from 1 to that."
         )
     mean = sum(ordered) / count
-    expected, share = 0.0, batch_size / count  # C(n - 1, E - 1) / C(n, E), of the longest
+    expected, share = 0.0, batch_size / count  # C(n - 1, E - 1) / C(n, E), for the longest sample
     for rank in range(count, batch_size - 1, -1):
         expected += share * (-(-ordered[rank - 1] // pad_to_multiple) * pad_to_multiple)
         share *= (rank - batch_size) / (rank - 1) if rank > 1 else 0.0

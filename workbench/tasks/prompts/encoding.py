@@ -1,7 +1,7 @@
-"""Prompts as token ids: what the model reads, which tokens it is to predict, and at which positions.
+"""Encode prompts as token ids: the model's input, the target tokens, and their positions.
 
-A causal model reads the prompt and, of an answer of several tokens, all but the last one.  A classification's answer is the first token of
-its label word, so that scoring needs one pass (section D.2: cross-entropy over the whole vocabulary, at that position).
+A causal model reads the prompt and, for an answer of several tokens, all but the last one.  A classification's answer is the first token
+of its label word, so that scoring needs one pass (section D.2: cross-entropy over the whole vocabulary, at that position).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from workbench.tasks.tokenize import Encoder
 
 Reader = Literal["causal", "encoder_decoder", "encoder"]
 UNCUT = 1 << 30
-"""A length at which nothing is cut: a prompt is cut by us, in its text, never at its end."""
+"""A length at which the tokenizer truncates nothing.  We shorten a prompt ourselves, in its text, never at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRow:
-    """ids: what is read.  targets: tokens to predict, the first from the hidden state at first_position, the next from the next.
+    """ids: the input.  targets: tokens to predict, the first from the hidden state at first_position, each other from the next position.
 
-    decoder_ids: what a decoder reads, whose positions these then are; empty without a decoder.
+    decoder_ids: a decoder's input, to which the positions then refer; empty without a decoder.
     """
 
     ids: tuple[int, ...]
@@ -36,7 +36,7 @@ class EncodedRow:
     decoder_ids: tuple[int, ...] = ()
 
     def followed_by(self, written: Sequence[int]) -> EncodedRow:
-        """Return the row of one unknown target with tokens written before it."""
+        """Return the row of one unknown target, with generated tokens inserted before it."""
         if self.decoder_ids:
             return replace(self, decoder_ids=(*self.decoder_ids, *written), first_position=self.first_position + len(written))
         return replace(self, ids=(*self.ids, *written), first_position=self.first_position + len(written))
@@ -44,10 +44,10 @@ class EncodedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPrompts:
-    """A split, ragged.  labels: classes or right candidates.  label_ids: of each class the token that stands for it (none without classes).
+    """A split with rows of different lengths.  labels: classes or correct candidates.  label_ids: one token per class, if any.
 
-    num_cut: samples whose text was cut to fit.  Of an encoder, which predicts no tokens, targets are classes.
-    choices: the tokens among which a loss is to be; none: the whole vocabulary.
+    num_cut: number of samples whose text was shortened to fit.  For an encoder, which predicts no tokens, targets are classes.
+    choices: the tokens over which a loss is computed; empty: the whole vocabulary.
     """
 
     rows: tuple[EncodedRow, ...]
@@ -64,16 +64,16 @@ class EncodedPrompts:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the number of tokens that are read of each sample."""
+        """Return the number of input tokens of each sample."""
         return tuple(len(row.ids) for row in self.rows)
 
     @property
     def max_targets(self) -> int:
-        """Return the most targets that a sample has: k of a batch that holds it."""
+        """Return the maximum number of targets of a sample, which is k of a batch that contains it."""
         return max(len(row.targets) for row in self.rows)
 
     def among_label_words(self) -> EncodedPrompts:
-        """Return the split with losses among its label words alone.  Raises ConfigError where there are none."""
+        """Return the split with losses only over its label words.  Raises ConfigError if it has none."""
         if not self.label_ids:
             raise ConfigError(
                 "A loss among the label words alone was asked for.",
@@ -83,7 +83,7 @@ class EncodedPrompts:
         return replace(self, choices=self.label_ids)
 
     def digest(self) -> str:
-        """Return a digest of all tokens in their order."""
+        """Return a digest of all tokens in order."""
         what = (self.reader, self.label_ids, self.choices) if self.choices else (self.reader, self.label_ids)
         digest = hashlib.sha256(repr(what).encode())
         for row in self.rows:
@@ -92,10 +92,10 @@ class EncodedPrompts:
 
 
 class PromptEncoder:
-    """Puts samples of one prompt into one model's tokens.
+    """Encodes samples of one prompt for one model.
 
-    max_length: tokens that a row may have; a longer prompt loses words from the left of its long field (SQuAD's context, a passage, a
-    sentence), never of the question itself.
+    max_length: maximum tokens per row.  A longer prompt loses words from the left of its long field (SQuAD's context, a passage, a
+    sentence), never from the question itself.
     Raises ConfigError for label words that begin with the same token, and for a model that cannot do such a task.
     """
 
@@ -110,18 +110,18 @@ class PromptEncoder:
             )
         empty, letter = encoder.encode(["", "a"], max_length=UNCUT)
         self.lead = _common_prefix(empty, letter)
-        """Special tokens in front of every text."""
+        """Special tokens before every text."""
         ends = (ids[len(self.lead) :][::-1] for ids in (empty, letter))
         self.trail = _common_prefix(*ends)[::-1]
-        """Special tokens behind every text."""
+        """Special tokens after every text."""
         self.label_ids: tuple[int, ...] = ()
         self.dropped = 0
-        """Tokens at a causal prompt's end that another stands for once the answer follows."""
+        """Number of tokens at a causal prompt's end that are replaced once the answer follows."""
         if prompt.kind == "classification" and self.reader != "encoder":
             self.label_ids = self._label_ids()
 
     def split(self, samples: Sequence[PromptSample]) -> EncodedPrompts:
-        """Return samples to learn from or, in a classification, to score.  Raises ConfigError for one that does not fit, or for none."""
+        """Encode samples for training or, in a classification, for scoring.  Raises ConfigError if there are none or one does not fit."""
         if not samples:
             raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
         fields, num_cut = self.fitted(samples)
@@ -141,12 +141,12 @@ class PromptEncoder:
         )
 
     def continuations(self, sample: PromptSample, fields: Mapping[str, str]) -> tuple[str, ...]:
-        """Return what may follow a sample's prompt: its candidates, or the answer to learn."""
+        """Return the possible continuations of a sample's prompt: its candidates, or the answer to learn."""
         templates = self.prompt.candidates or (self.prompt.answer,)
         return tuple(template.format_map(fields) for template in templates)
 
     def rows(self, fields: Sequence[Mapping[str, str]], continuations: Sequence[str]) -> list[EncodedRow]:
-        """Return one row for each prompt and what follows it, all of whose tokens are targets."""
+        """Return one row for each prompt and its continuation.  All tokens of the continuation are targets."""
         texts = [self.prompt.fill(mine) for mine in fields]
         if self.reader == "encoder_decoder":
             read = self.encode(texts)
@@ -157,22 +157,22 @@ class PromptEncoder:
         return [self._causal_row(whole, max(1, len(start))) for whole, start in zip(wholes, starts, strict=True)]
 
     def openings(self, fields: Sequence[Mapping[str, str]]) -> list[EncodedRow]:
-        """Return one row for each prompt alone, with one target that is not known yet (0)."""
+        """Return one row for each prompt alone, with one unknown target (0)."""
         texts = [self.prompt.fill(mine) for mine in fields]
         if self.reader == "encoder_decoder":
             return [self._decoder_row(ids, (0,)) for ids in self.encode(texts)]
         return [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in self._plain(texts)]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of whole texts, with the model's special ones; of an empty text these alone."""
+        """Return the tokens of whole texts, including the model's special ones.  An empty text has only those."""
         found = self.encoder.encode(list(texts), max_length=UNCUT)
         return [ids if text else [*self.lead, *self.trail] for text, ids in zip(texts, found, strict=True)]
 
     def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> tuple[list[Mapping[str, str]], int]:
-        """Return the samples' fields, shortened where they do not fit, and how many were.
+        """Return the samples' fields, shortened where they do not fit, and the number of shortened samples.
 
-        reserve: tokens that must fit behind the prompt besides, and what may follow then need not.  All candidates of a sample have the
-        same prompt.  Raises ConfigError naming the first sample that does not fit even when one word of its long field is left.
+        reserve: number of tokens that must fit after the prompt, instead of its continuations.  All candidates of a sample have the
+        same prompt.  Raises ConfigError naming the first sample that does not fit even with one word left in its long field.
         """
         fields: list[Mapping[str, str]] = [sample.fields for sample in samples]
         sizes = self._sizes(samples, fields, reserve)
@@ -231,7 +231,7 @@ class PromptEncoder:
             written = [ids[len(self.lead) :] for ids in self.encode([word.strip() for word in words])]
             found = tuple(ids[0] for ids in written)
         else:
-            # Behind a prompt, as some tokenizers begin a text with tokens of their own; which text it is about makes no difference.
+            # Encoded after a prompt, because some tokenizers add tokens at the start of a text.  Any prompt gives the same result.
             text = self.prompt.fill(dict.fromkeys(self.prompt.fields, "a"))
             prompt, *wholes = self._plain([text, *(text + word for word in words)])
             start = min(len(_common_prefix(prompt, whole)) for whole in wholes)
@@ -248,7 +248,7 @@ class PromptEncoder:
         return found
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts that go on: without the special tokens of an end."""
+        """Return the tokens of texts that continue: without the special tokens at the end."""
         return [ids[: len(ids) - len(self.trail)] for ids in self.encode(texts)]
 
     def _causal_row(self, whole: Sequence[int], start: int) -> EncodedRow:
@@ -265,9 +265,9 @@ class PromptEncoder:
 def encode_prompts(
     samples: Sequence[PromptSample], prompt: Prompt, encoder: Encoder, *, is_causal: bool, max_length: int
 ) -> EncodedPrompts:
-    """Return a split's rows for training, and for scoring a classification.  Raises ConfigError as PromptEncoder does.
+    """Encode a split for training, and for scoring a classification.  Raises ConfigError as PromptEncoder does.
 
-    is_causal: of the model, ModelFacts.is_causal; an encoder-decoder is known by its tokenizer's start_id.
+    is_causal: of the model, ModelFacts.is_causal; an encoder-decoder is recognised by its tokenizer's start_id.
     """
     return PromptEncoder(prompt, encoder, is_causal=is_causal, max_length=max_length).split(samples)
 

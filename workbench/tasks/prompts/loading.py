@@ -1,4 +1,4 @@
-"""Load a task of Table 8 by name: embedded, from a folder or the hub; as prompts, or as a classification for a head."""
+"""Load a task of Table 8 by name, embedded, from a folder or from the hub, as prompts or as a classification with a head."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from workbench.tasks.task import Split, Task, fixed_order
 
 PROMPT_TASKS = tuple(PROMPTS)
 OWN_PROMPT = "classification"
-"""The task of own data, whose prompt is made of its columns."""
+"""The task of own data, whose prompt is built from its columns."""
 VALIDATION_SHARE = 0.2
-"""At most this part of a training set becomes the validation split: the small sets have less than the paper's 1,000 + 500 samples."""
+"""Maximum share of a training set for the validation split: the small sets have fewer than the paper's 1,000 + 500 samples."""
 SHARES_OF_ONE = (0.4, 0.2, 0.4)
-"""Train, validation and test of a set of which only one split is there, in the proportion of the paper's 1,000, 500 and 1,000."""
+"""Shares of train, validation and test for a set with only one split, in proportion to the paper's 1,000, 500 and 1,000."""
 
-# How GLUE's two texts are called in the prompts.
+# Names of GLUE's two texts in the prompts.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "sentiment": ("sentence",),
     "sst2": ("sentence",),
@@ -43,11 +43,11 @@ def load_prompt_task(
 ) -> PromptTask:
     """Return a task with its prompt: one of PROMPT_TASKS; 'sentiment' needs no network.
 
-    data: a folder with the official files, or own data and their columns (see load_own); None takes the embedded data or the hub.
-    *_samples: at most so many, drawn by a fixed seed (PAPER_SAMPLES are the paper's); more of them hold all of fewer.
-    The published validation split is the test, as the test labels are secret, and the validation split is drawn from the training split by
-    a fixed seed; of a folder that holds one split only (SQuAD's) all three are.
-    Raises ConfigError for an unknown name or malformed files, MissingDataError if the data cannot be had.
+    data: a folder with the official files, or own data and their columns (see load_own); None uses the embedded data or the hub.
+    *_samples: maximum numbers, chosen with a fixed seed (PAPER_SAMPLES are the paper's); a larger number includes all samples of a smaller.
+    The published validation split is the test split, because the test labels are secret.  The validation split is drawn from the
+    training split with a fixed seed.  If a folder has only one split (SQuAD's), all three are drawn from it.
+    Raises ConfigError for an unknown name or malformed files, MissingDataError if the data is unavailable.
     """
     if name not in (*PROMPTS, OWN_PROMPT):
         raise unknown_prompt_task(name)
@@ -62,13 +62,13 @@ def load_prompt_task(
 
 
 def unknown_prompt_task(name: str) -> ConfigError:
-    """Return the error of a name that has no prompt."""
+    """Return the error for a name without a prompt."""
     found = f"Prompts are known for {', '.join(PROMPT_TASKS)}."
     return ConfigError(f"The task '{name}' was asked for as next-word prediction.", found, did_you_mean(name, PROMPT_TASKS))
 
 
 def _is_superglue(source: Source, data: Path | str | None) -> bool:
-    """Return whether a folder has SuperGLUE's files of a task that GLUE has too, with the same samples (RTE)."""
+    """Return whether a folder has SuperGLUE's files of a task that is also in GLUE, with the same samples (RTE)."""
     return data is not None and any((Path(data).expanduser() / place / "train.jsonl").is_file() for place in ("", *source.folders))
 
 
@@ -114,13 +114,13 @@ def _from_source(name: str, source: Source, data: Path | str | None) -> PromptTa
 
 
 def _divided(name: str, source: Source, samples: list[PromptSample], counts: list[int]) -> list[list[PromptSample]]:
-    """Return parts of at least `counts` samples while they last, in the samples' order; samples of one text are in one part."""
+    """Return parts of at least `counts` samples while they last, in the samples' order.  Samples of one text stay in one part."""
     groups: dict[object, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(index if source.group is None else sample.fields[source.group], []).append(index)
     shuffled = [list(groups.values())[index] for index in fixed_order(name, len(groups))]
     parts: list[list[int]] = [[] for _ in counts]
-    at = len(parts) - 1  # the last are filled first, so that what is left over falls to training
+    at = len(parts) - 1  # the last parts are filled first, so that the remainder goes to training
     for group in shuffled:
         while at and len(parts[at]) >= counts[at]:
             at -= 1
@@ -129,13 +129,13 @@ def _divided(name: str, source: Source, samples: list[PromptSample], counts: lis
 
 
 PROMPTED = tuple(name for name, prompt in PROMPTS.items() if prompt.kind == "classification" and name not in (*GLUE, "sentiment"))
-"""SuperGLUE's: boolq, wsc, wic and multirc."""
+"""SuperGLUE's tasks: boolq, wsc, wic and multirc."""
 _BEHIND = ("boolq", "multirc")
-"""The long passage of these is the second text, so that what is cut when it does not fit is never the question."""
+"""In these tasks the long passage is the second text, so that truncation never affects the question."""
 
 
 def load_prompted(name: str, data: Path | str | None = None) -> Task:
-    """Return one of PROMPTED.  Raises as load_prompt_task does."""
+    """Return one of the PROMPTED tasks.  Raises as load_prompt_task does."""
     task = load_prompt_task(name, data=data)
     parts: dict[str, Any] = {part: _split(name, getattr(task, part), task.prompt) for part in ("train", "validation", "test")}
     metrics = ("accuracy", "f1")

@@ -1,4 +1,4 @@
-"""A task of prompts: samples as named fields, three splits, and the paper's sampling."""
+"""Define a task of prompts: samples with named fields, three splits, and the paper's sampling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from workbench.tasks.prompts.templates import Prompt, PromptKind
 from workbench.tasks.task import fixed_order
 
 PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
-"""How many samples the paper takes of each split (appendix D.2, after MeZO)."""
+"""Number of samples per split in the paper (appendix D.2, after MeZO)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSample:
-    """fields: what the prompt shows, by name.  label: the class, or the number of the right candidate; 0 of a question.
+    """fields: the prompt's contents by name.  label: the class, or the number of the correct candidate; 0 for a question.
 
-    answers: of a question, all that count as right; the first is the one to learn.
+    answers: for a question, all correct answers; the first is the one to learn.
     """
 
     sample_id: int
@@ -32,7 +32,7 @@ PromptSplit = tuple[PromptSample, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTask:
-    """A task of Table 8, its splits in an order by chance.  source: where the data came from, for reports."""
+    """A task of Table 8, with shuffled splits.  source: where the data comes from, for reports."""
 
     name: str
     prompt: Prompt
@@ -48,23 +48,23 @@ class PromptTask:
 
     @property
     def kind(self) -> PromptKind:
-        """Return what is predicted."""
+        """Return the kind of prediction."""
         return self.prompt.kind
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the label words, without the space before them; none if it is no classification."""
+        """Return the label words, without the space before them.  Empty if the task is not a classification."""
         return tuple(word.strip() for word in self.prompt.words)
 
     @property
     def metric(self) -> str:
-        """Return 'f1' (of the answer's words) of questions, 'accuracy' of all else (appendix D.1)."""
+        """Return 'f1' (of the answer's words) for questions, 'accuracy' for all other tasks (appendix D.1)."""
         return "f1" if self.kind == "question_answering" else "accuracy"
 
     def reworded(self, words: Sequence[str]) -> PromptTask:
-        """Return a classification with other label words, in the order of its classes.
+        """Return a classification with other label words, in class order.
 
-        Raises ConfigError if it is none, or if there are not as many different words as classes.
+        Raises ConfigError if the task is not a classification, or if the number of different words differs from the number of classes.
         """
         asked = f"The label words {'/'.join(words)} were asked for on '{self.name}'."
         if self.kind != "classification":
@@ -76,7 +76,7 @@ class PromptTask:
         return replace(self, prompt=replace(self.prompt, words=tuple(f"{space}{word}" for word in bare)))
 
     def limited(self, train: int | None, validation: int | None, test: int | None) -> PromptTask:
-        """Return the task with at most so many samples in each split, the first ones; None keeps all."""
+        """Return the task with at most this many samples in each split, the first ones.  None keeps all."""
         return replace(self, train=_limit(self.train, train), validation=_limit(self.validation, validation), test=_limit(self.test, test))
 
 
@@ -89,5 +89,5 @@ def _limit(split: PromptSplit, limit: int | None) -> PromptSplit:
 
 
 def shuffled(samples: Sequence[PromptSample]) -> PromptSplit:
-    """Return a split in a fixed order by chance, so that its first samples are a fair part: published files may be ordered by class."""
+    """Return a split in a fixed random order, so that its first samples are representative: published files may be sorted by class."""
     return tuple(samples[index] for index in fixed_order("limit", len(samples)))

@@ -1,10 +1,11 @@
-"""How good a model is on a task of prompts, zero-shot, calibrated or trained (P-RGE, Table 2): accuracy, or F1 of answers as SQuAD's.
+"""Score a model on a task of prompts, zero-shot, calibrated or trained (P-RGE, Table 2): accuracy, or SQuAD's F1 for answers.
 
-content_free: the words' probabilities behind a prompt without content are divided out (Zhao et al., Calibrate Before Use, ICML 2021,
-section 5: W = diag(p_cf)^-1, p_cf averaged over "N/A", "[MASK]" and the empty text).  In a multiple choice, where each sample has its own
-candidates, their likelihood behind the bare connective is (domain-conditional pointwise mutual information: Holtzman et al., Surface Form
-Competition, EMNLP 2021), summed over tokens, as MeZO's own evaluation does.
-mean_prior: the words' mean probabilities over unlabelled prompts are (Zhou et al., Batch Calibration, ICLR 2024); we take training prompts.
+content_free: divide by the words' probabilities after a prompt without content (Zhao et al., Calibrate Before Use, ICML 2021,
+section 5: W = diag(p_cf)^-1, p_cf averaged over "N/A", "[MASK]" and the empty text).  In a multiple choice, where each sample has
+different candidates, divide by their likelihood after the bare connective (domain-conditional pointwise mutual information: Holtzman
+et al., Surface Form Competition, EMNLP 2021), summed over tokens, as in MeZO's own evaluation.
+mean_prior: divide by the words' mean probabilities over unlabelled prompts (Zhou et al., Batch Calibration, ICLR 2024); we use training
+prompts.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 Calibration = Literal["none", "content_free", "mean_prior"]
 CONTENT_FREE = ("N/A", "[MASK]", "")
 PRIOR_SAMPLES = 200
-"""Prompts from which the mean prior is taken, at most; drawn by a fixed seed, as published files may be ordered by class."""
+"""Maximum number of prompts for the mean prior, chosen with a fixed seed because published files may be sorted by class."""
 
 
 def word_prior(logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibration, unlabelled: Sequence[PromptSample]) -> Tensor:
     """Return (classes,) float32, the log of the label words' prior probability, up to a constant; zeros without calibration.
 
-    unlabelled: prompts of the task; their labels are not looked at.  Raises ConfigError for an unknown calibration.
+    unlabelled: prompts of the task; their labels are ignored.  Raises ConfigError for an unknown calibration.
     """
     import torch
 
@@ -54,21 +55,21 @@ def word_prior(logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibra
 def candidate_prior(
     logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample], continuations: Sequence[str], owners: Sequence[int]
 ) -> Tensor:
-    """Return (candidates,) float32, the summed log-likelihood of each candidate behind its sample's prompt without content."""
+    """Return (candidates,) float32, the summed log-likelihood of each candidate after its sample's prompt without content."""
     fields = [encoder.prompt.without_content(samples[owner].fields, "") for owner in owners]
     sums, _ = target_log_likelihoods(logits_at, encoder.rows(fields, continuations), encoder.encoder.pad_id)
     return sums
 
 
 MAX_NEW_TOKENS = 50
-"""MeZO's limit; an answer ends with its line."""
+"""Maximum number of generated tokens, as in MeZO.  An answer ends at the end of its line."""
 
 
 class Decoder(Protocol):
-    """What a tokenizer must do besides, to read what was generated."""
+    """Extra tokenizer method for reading generated tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
+        """Return the text for tokens, without special ones."""
         ...
 
 
@@ -81,9 +82,9 @@ def generate_answers(
     max_new_tokens: int = MAX_NEW_TOKENS,
     batch_size: int = BATCH_SIZE,
 ) -> list[str]:
-    """Return the line that the model writes behind each prompt, always taking the likeliest token.
+    """Return the line that the model generates after each prompt, greedily.
 
-    Every token runs the whole text again (there is no cache in `logits_at`).  The prompts leave room for max_new_tokens.
+    Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for max_new_tokens.
     """
     fields, _ = encoder.fitted(samples, reserve=max_new_tokens if encoder.reader == "causal" else 0)
     prompts = encoder.openings(fields)
@@ -109,7 +110,7 @@ def _generated(
             logits = logits_at(batch_of(rows, [0] * len(rows), pad_id, going))[:, 0]
             following = require_numbers(logits, "Answers").argmax(dim=1).tolist()
         for index, token in zip(going, following, strict=True):
-            if token != pad_id:  # which is the end of text where a model has no padding of its own
+            if token != pad_id:  # the end of text for models without a separate padding token
                 written[index].append(token)
         ended = {index for index, token in zip(going, following, strict=True) if token in (pad_id, *encoder.trail)}
         going = [index for index in going if index not in ended and "\n" not in decoder.decode(written[index]).lstrip()]
@@ -120,9 +121,9 @@ def _generated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScores:
-    """metric: 'accuracy' or 'f1', in [0, 1] as `value`.  predictions: classes, numbers of candidates, or texts, in the split's order.
+    """metric: 'accuracy' or 'f1', with `value` in [0, 1].  predictions: classes, candidate numbers, or texts, in split order.
 
-    correct: of each sample 0 or 1, or its F1; `value` is their mean.
+    correct: for each sample 0 or 1, or its F1; `value` is their mean.
     """
 
     metric: str
@@ -144,12 +145,12 @@ def evaluate(
     batch_size: int = BATCH_SIZE,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> PromptScores:
-    """Return the score of a model on samples of a task, as a rule task.test.
+    """Return a model's score on samples of a task, usually task.test.
 
-    A classification takes the likeliest label word, a multiple choice the candidate of the highest mean log-likelihood of its tokens, a
-    question is answered by greedy generation (up to max_new_tokens, to the line's end) and counts by F1.
-    calibration: see above; what it needs besides comes from task.train, without labels.  A question has none.
-    Raises ConfigError for a calibration that the task cannot have, and as encode_prompts does; DivergedError for scores that are none.
+    A classification chooses the most likely label word, a multiple choice the candidate with the highest mean log-likelihood of its tokens.
+    A question is answered by greedy generation (up to max_new_tokens, to the end of the line) and scored by F1.
+    calibration: see above; it may use prompts from task.train, without labels.  Questions have no calibration.
+    Raises ConfigError for a calibration that the task cannot have, and as encode_prompts does; DivergedError for NaN or infinite scores.
     """
     if not samples:
         raise ConfigError("A score on no samples was asked for.", "The split has 0.", "Give data.")
@@ -174,7 +175,7 @@ def evaluate(
 
 
 def require_room(task: PromptTask, tokenizer: Any, *, is_causal: bool, max_length: int, max_new_tokens: int = MAX_NEW_TOKENS) -> None:
-    """Raise ConfigError, as `evaluate` would only after a training, if a prompt of the validation or test split does not fit."""
+    """Raise ConfigError if a prompt of the validation or test split does not fit, before a training whose `evaluate` would fail."""
     encoder = PromptEncoder(task.prompt, tokenizer, is_causal=is_causal, max_length=max_length)
     reserve = max_new_tokens if task.kind == "question_answering" and encoder.reader == "causal" else 0
     for samples in (task.validation, task.test):
@@ -189,7 +190,7 @@ def choices(
     calibration: Calibration = "none",
     batch_size: int = BATCH_SIZE,
 ) -> list[int]:
-    """Return the number of the candidate that each sample's model takes."""
+    """Return the number of the candidate that the model chooses for each sample."""
     if calibration == "mean_prior":
         raise ConfigError("The calibration 'mean_prior' was asked for.", "Each sample has candidates of its own.", "Choose 'content_free'.")
     fields, _ = encoder.fitted(samples)

@@ -1,4 +1,4 @@
-"""The data sets beyond GLUE, read as published: SuperGLUE and WinoGrande (lines of JSON), SQuAD (one JSON document), or the hub's tables.
+"""Read the data sets beyond GLUE as published: SuperGLUE and WinoGrande (lines of JSON), SQuAD (one JSON document), or the hub's tables.
 
 Wang et al., NeurIPS 2019; Sakaguchi et al., AAAI 2020; Rajpurkar et al., EMNLP 2016 (1.1) and ACL 2018 (2.0).
 """
@@ -21,12 +21,12 @@ Placed = tuple[str, Row]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """How a data set is published.
+    """The published form of a data set.
 
-    folders: names of its folder.  files: of each split, any of these.  repository, configuration: on the hub.
-    sample: makes a row of the hub's form into fields, label (None where it is secret) and answers; None leaves the row out.
-    flatten: makes a row of the official form into rows of the hub's.  group: the field that samples of one text share; such samples stay
-    on one side when the training samples are divided.
+    folders: names of its folder.  files: for each split, alternative file names.  repository, configuration: on the hub.
+    sample: converts a row in the hub's form to fields, label (None if it is secret) and answers; returns None to skip the row.
+    flatten: converts a row in the official form to rows in the hub's.  group: the field that samples of one text share; such samples stay
+    in the same part when the training samples are divided.
     """
 
     folders: tuple[str, ...]
@@ -39,10 +39,10 @@ class Source:
 
 
 def read_source(name: str, source: Source, data: Path | str | None) -> dict[str, list[PromptSample]]:
-    """Return the samples of each published split whose labels are; the numbers of samples go on from split to split.
+    """Return the samples of each split with published labels.  Sample numbers continue from split to split.
 
-    data: a folder that holds the official files or a folder of them, or a saved data set; None takes the hub.
-    Raises MissingDataError if the data cannot be had, ConfigError naming the place if a file is malformed.
+    data: a folder with the official files or with a folder of them, or a saved data set; None uses the hub.
+    Raises MissingDataError if the data is unavailable, ConfigError naming the location if a file is malformed.
     """
     official = " and ".join(names[0] for split, names in source.files.items() if split != "test")
     if data is None:
@@ -123,7 +123,7 @@ def _samples(name: str, source: Source, rows: Iterable[Placed], first_id: int, *
         fields, label, answers = made
         if label is None:
             if keep_secret:
-                return  # a test split without labels tests nothing
+                return  # a test split without labels is useless
             raise ConfigError(f"A sample of {name} was to be read.", f"{place} has no label.", "Use the official files.")
         yield PromptSample(sample_id=number, fields=fields, label=label, answers=answers)
         number += 1
@@ -134,7 +134,7 @@ def _no_field(place: str, error: Exception) -> ConfigError:
 
 
 def _class(value: Any, names: tuple[str, ...] = ("false", "true")) -> int | None:
-    """Return the class of a label: its number or its name; None if it is secret (absent, empty, -1).  Raises ValueError for any other."""
+    """Return the class of a label, given as number or name.  None if it is secret (absent, empty, -1).  Raises ValueError for others."""
     if value is None or value in ("", -1, "-1"):
         return None
     text = str(value).lower()
@@ -151,7 +151,7 @@ def _rte(row: Row) -> tuple[dict[str, str], int | None, tuple[str, ...]]:
 
 
 def _boolq(row: Row) -> tuple[dict[str, str], int | None, tuple[str, ...]]:
-    question = row["question"].strip().rstrip("?")  # the prompt has one of its own
+    question = row["question"].strip().rstrip("?")  # the prompt adds a question mark
     return {"passage": row["passage"].strip(), "question": question[:1].upper() + question[1:]}, _class(row.get("label")), ()
 
 
@@ -187,7 +187,7 @@ def _copa(row: Row) -> tuple[dict[str, str], int | None, tuple[str, ...]]:
     fields = {"premise": row["premise"].strip().removesuffix("."), "conjunction": conjunctions[row["question"]]}
     for number in (1, 2):
         choice = row[f"choice{number}"].strip()
-        # It goes on in the middle of a sentence.
+        # It continues in the middle of a sentence.
         fields[f"candidate{number}"] = choice if choice.split(" ")[0] == "I" else choice[:1].lower() + choice[1:]
     return fields, _class(row.get("label"), ("0", "1")), ()
 
@@ -206,7 +206,7 @@ def _winogrande(row: Row) -> tuple[dict[str, str], int | None, tuple[str, ...]]:
 def _squad(row: Row) -> tuple[dict[str, str], int | None, tuple[str, ...]] | None:
     answers = tuple(dict.fromkeys(row["answers"]["text"]))
     if not answers:
-        return None  # version 2.0 has questions without an answer; the task is version 1.1's
+        return None  # version 2.0 has questions without an answer; the task uses version 1.1
     fields = {"title": row["title"], "context": row["context"].strip(), "question": row["question"].strip(), "answer": answers[0]}
     return fields, 0, answers
 

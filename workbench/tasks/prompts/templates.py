@@ -1,8 +1,8 @@
-"""The 13 tasks as next-word prediction: prompts and label words as P-RGE prints them (appendix D.2, Table 8).
+"""The 13 tasks as next-word prediction: prompts and label words as printed in P-RGE (appendix D.2, Table 8).
 
-A row of the table is a line here, and the answer stands on a line of its own; after "It was" and "Answer:" and in the multiple choices
-it goes on in the same line.  Most prompts are MeZO's (Malladi et al., NeurIPS 2023, appendix E.2), which breaks a few lines elsewhere and
-asks "Yes or No?" in WSC too.  Which class has which word the table leaves open: that follows from what the data sets' labels mean.
+A row of the table is a line here, and the answer is on a separate line; after "It was" and "Answer:" and in the multiple choices
+it continues on the same line.  Most prompts are MeZO's (Malladi et al., NeurIPS 2023, appendix E.2), which breaks a few lines elsewhere and
+asks "Yes or No?" in WSC too.  The table does not assign words to classes; that follows from the meaning of the data sets' labels.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PromptKind = Literal["classification", "multiple_choice", "question_answering"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """How a sample is put into words: templates with the names of its fields in braces.
+    """The wording of a sample: templates with the names of its fields in braces.
 
-    text: what the model reads.  words: of each class, what is to follow.  candidates: of a multiple choice, what may follow.
-    answer: of a question, what is to follow.  shortened: the field that is cut from the left if the whole does not fit.
-    kept: fields that are no content, and stay when the content is taken out (see scoring.py).
+    text: the model's input.  words: the continuation for each class.  candidates: the possible continuations of a multiple choice.
+    answer: the continuation of a question.  shortened: the field that is shortened from the left if the text does not fit.
+    kept: fields that are not content, and remain when the content is removed (see scoring.py).
     """
 
     kind: PromptKind
@@ -40,20 +40,20 @@ class Prompt:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Return the names of the fields that the text shows."""
+        """Return the names of the fields in the text."""
         return tuple(name for _, name, _, _ in Formatter().parse(self.text) if name)
 
     def fill(self, fields: Mapping[str, str]) -> str:
-        """Return what the model reads."""
+        """Return the model's input for these fields."""
         return self.text.format_map(fields)
 
     def without_content(self, fields: Mapping[str, str], stand_in: str) -> dict[str, str]:
-        """Return the fields with `stand_in` for all that the text shows of them; candidates and kept fields stay."""
+        """Return the fields with `stand_in` in place of those in the text.  Candidates and kept fields are unchanged."""
         return {**fields, **{name: stand_in for name in self.fields if name not in self.kept}}
 
 
 def own_prompt(fields: tuple[str, ...], class_names: tuple[str, ...]) -> Prompt:
-    """Return the prompt of own data: the texts, and behind 'Label:' the name of the class."""
+    """Return the prompt of own data: the texts, followed by 'Label:' and the name of the class."""
     text = "\n".join(f"{{{name}}}" for name in fields)
     return Prompt(kind="classification", text=f"{text}\nLabel:", shortened=fields[0], words=tuple(f" {name}" for name in class_names))
 
@@ -101,7 +101,7 @@ PROMPTS: Mapping[str, Prompt] = {
         kind="multiple_choice", shortened="premise", kept=("conjunction",), text="{premise} {conjunction}",
         candidates=(" {candidate1}", " {candidate2}"),
     ),
-    # The option (subject) and what follows it (object) are scored together: the option alone does not depend on what follows it.
+    # The option (subject) and its continuation (object) are scored together, because the option alone does not depend on the continuation.
     "winogrande": Prompt(
         kind="multiple_choice", shortened="context", text="{context}",
         candidates=("{space}{subject1}{object}", "{space}{subject2}{object}"),
