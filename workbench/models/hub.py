@@ -38,7 +38,7 @@ def suggestion(name: str) -> str:
 
 
 def brought_folder(name: str, cache: Path) -> Path:
-    """Return the folder in which a real device keeps a model's files that were sent to it."""
+    """Return the folder in which a real device keeps a model's files that were sent to it, whatever the name means elsewhere."""
     return cache / "brought" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 

@@ -76,7 +76,7 @@ class Perturbation:
             self._make(0, width, trainables.sizes)
 
     def enter(self, number: int, layer: int) -> None:
-        """Bind the copies with which a pass computes a layer.  Layers come in stack order; the first pass to reach one makes its copies."""
+        """Bind a pass's copies for a layer.  Layers come in stack order; the first pass to reach one makes the copies for all passes."""
         if self._kept:
             self._trainables.bind(self._copies[number])
             return
