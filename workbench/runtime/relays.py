@@ -1,8 +1,8 @@
-"""Tensors between real devices by TLS 1.3: gloo listens on the loopback, and what it tells of its address is changed on the way.
+"""Relay tensors between real devices over TLS 1.3: gloo listens on the loopback, and the addresses that it publishes are rewritten.
 
-Each device's agent relays (see ssh_agent).  Of the store's values only gloo's addresses are changed: the one of a peer with a higher rank
-becomes that of a port of the reader's own loopback, which leads to the peer; one of a lower rank is never connected to, because of two
-addresses gloo connects to the lower.
+Each device's agent relays (see ssh_agent).  Of the store's values only gloo's addresses are changed.  The address of a peer with a higher
+rank is replaced by a port on the reader's own loopback, which leads to the peer.  An address of a lower rank is never connected to,
+because of two addresses gloo connects to the lower one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.runtime.ssh_agent import LOWEST
 
 _SIZE = struct.Struct("<Q")
 _STORAGE_BYTES = 136
-"""Of gloo's address: a sockaddr_storage and a number."""
+"""Sizes in gloo's address: a sockaddr_storage and a number."""
 _LOOPBACK = socket.inet_aton("127.0.0.1")
 _NEVER = ("127.0.0.2", 9)
 
@@ -44,7 +44,7 @@ def make_certificate() -> bytes:
 
 
 def gloo_port(value: bytes) -> int | None:
-    """Return the port of the loopback at which gloo says it listens; None of a value that says nothing like that."""
+    """Return the loopback port at which gloo listens, from a value in the store.  None if the value is not an address of gloo."""
     at = _place(value)
     if at is None or value[at : at + 2] != struct.pack("=H", socket.AF_INET) or value[at + 4 : at + 8] != _LOOPBACK:
         return None
@@ -52,14 +52,14 @@ def gloo_port(value: bytes) -> int | None:
 
 
 def with_address(value: bytes, host: str, port: int) -> bytes:
-    """Return gloo's value with another address."""
+    """Return gloo's value with the address replaced."""
     at = _place(value)
     assert at is not None
     return value[: at + 2] + struct.pack(">H", port) + socket.inet_aton(host) + value[at + 8 :]
 
 
 def _place(value: bytes) -> int | None:
-    """Return where gloo's socket address begins: behind a host's name and the address's size."""
+    """Return the offset of gloo's socket address, which follows a host's name and the address's size."""
     if len(value) < _SIZE.size or (at := 2 * _SIZE.size + _SIZE.unpack_from(value)[0]) + _STORAGE_BYTES > len(value):
         return None
     return at if _SIZE.unpack_from(value, at - _SIZE.size)[0] == _STORAGE_BYTES else None
@@ -71,20 +71,20 @@ class _Exposed(NamedTuple):
 
 
 class Relays:
-    """The relays of one run.  failed(rank, error): takes what went wrong."""
+    """The relays of one run.  failed(rank, error): called with errors of a relay."""
 
     def __init__(self, failed: Callable[[int, BaseException], None]) -> None:
         self._failed = failed
         self._exposed: dict[str, _Exposed] = {}
 
     def told(self, rank: int, connection: Connection, key: str, value: bytes) -> None:
-        """Take a value that a device sets: if it is an address, let the others reach it."""
+        """Process a value that a device sets.  If it is an address, make it reachable for the other devices."""
         port = gloo_port(value)
         if port is not None:
             self._exposed[key] = _Exposed(rank, connection.post("expose", port=port))
 
     def reply(self, rank: int, connection: Connection, key: str, say: Callable[[bytes], None], value: bytes) -> None:
-        """Say a value to a device that asked for it, with an address at which it reaches the other, once that is made."""
+        """Send a requested value to a device.  An address is first replaced by one at which the device reaches its peer."""
         exposed = self._exposed.get(key)
         if exposed is None or exposed.rank == rank or gloo_port(value) is None:
             say(value)
