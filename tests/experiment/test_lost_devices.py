@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ssh_hosts import WHY_NOT, Hosts, home, over_pipes, real_cluster
+from ssh_hosts import WHY_NOT, best_hosts, home, over_pipes, real_cluster
 from tiny_job import two_devices
 
 from tests.experiment.running import at, losses, run
@@ -108,24 +108,25 @@ def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> No
 def test_real_devices_over_ssh_go_on_likewise(
     unbroken: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """With OpenSSH's own server where there is one, else over pipes; losses are the emulated run's, though a device dies."""
-    names = tuple(device.name for device in unbroken.cluster.devices)
+    """Over OpenSSH and a network of its own where they are to be had, else over pipes; losses are the emulated run's, though one dies."""
+    names, homes = tuple(device.name for device in unbroken.cluster.devices), tmp_path
     if WHY_NOT:
         monkeypatch.setattr(ssh_devices, "agent_command", over_pipes(tmp_path))
     else:
-        hosts = Hosts(tmp_path, names)
+        hosts = best_hosts(tmp_path, names)
+        homes = hosts.folder
         request.addfinalizer(hosts.close)
         monkeypatch.setenv("PATH", hosts.path)
         hosts.trust(real_cluster(names))
     for name in names:  # how fast they are was measured before: they are this machine
-        shutil.copytree(cache_folder() / "profiles", home(tmp_path, name) / ".workbench-kit/cache/profiles")
+        shutil.copytree(cache_folder() / "profiles", home(homes, name) / ".workbench-kit/cache/profiles")
     job = replace(unbroken.job, faults="kill:beta@step3", backup_every=2)
     report = experiment.run(job, real_cluster(names), workdir=tmp_path / "run", chosen_plan=HALVES)
     assert report.source == "real" and report.cluster.devices[0].address
     assert "beta is lost, in step" in told(report)
     assert "clocks are laid beside this machine's" in told(report)
     assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(unbroken)], rel=1e-5)
-    assert not [path for name in names for path in (home(tmp_path, name) / ".workbench-kit/runs").iterdir()]
+    assert not [path for name in names for path in (home(homes, name) / ".workbench-kit/runs").iterdir()]
 
 
 def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path) -> None:

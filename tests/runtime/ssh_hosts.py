@@ -7,11 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.ssh import Connection, agent_command
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -80,9 +82,16 @@ class Hosts:
 
     def trust(self, cluster: Cluster) -> None:
         for device in cluster.devices:
-            connection = Connection(device.name, agent_command(device, trusts_new=True))
-            connection.open()
-            connection.close()
+            deadline_s = time.monotonic() + 20
+            while True:
+                connection = Connection(device.name, agent_command(device, trusts_new=True))
+                try:
+                    connection.open()
+                    connection.close()
+                    break
+                except RuntimeSetupError:  # it may not listen yet
+                    if time.monotonic() > deadline_s:
+                        raise
 
     def new_host_key(self, name: str) -> None:
         for path in (self.folder / f"host-{name}", self.folder / f"host-{name}.pub"):
@@ -158,7 +167,27 @@ class NetHosts(Hosts):
         enter = f"nsenter -t {self.process.pid} -U -n --preserve-credentials"
         (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {enter} {shutil.which("ssh")} -F {folder}/config "$@"\n')
 
+    def came_up(self) -> bool:
+        while self.process.poll() is None:
+            if (self.folder / "up").exists():
+                return True
+            time.sleep(0.02)
+        return False
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         super().close()
+
+
+def best_hosts(folder: Path, names: tuple[str, ...]) -> Hosts:
+    """Return servers with a network between them, or without one where namespaces are not allowed."""
+    flags = ["-Urnm", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("ip") and shutil.which("unshare") and not subprocess.run(["unshare", *flags, "true"], capture_output=True).returncode:
+        (folder / "net").mkdir()
+        hosts = NetHosts(folder / "net", names)
+        if hosts.came_up():
+            return hosts
+        hosts.close()
+    (folder / "pipes").mkdir()
+    return Hosts(folder / "pipes", names)
