@@ -1,8 +1,8 @@
-"""What the notebooks show and bind to their parameters: forms, live progress, a schedule player, the planner to play with."""
+"""The notebooks' widgets, bound to their parameters: forms, live progress, a schedule player, interactive planners."""
 
 from workbench.core.imports import hidden
 
-with hidden("rfc3987_syntax"):  # plotly asks for nbformat, whose schema library would build a grammar of addresses, which takes a second
+with hidden("rfc3987_syntax"):  # plotly imports nbformat, whose schema library builds a grammar of addresses: that takes a second
     from plotly.io import renderers
 
 from workbench.profiler.timing import tiny

@@ -1,4 +1,4 @@
-"""A bowl in two dimensions, Algorithm 1 of P-RGE on it, and a widget to walk down it step by step (section 2)."""
+"""A bowl in two dimensions, Algorithm 1 of P-RGE on it, and a widget to descend into it step by step (section 2)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.plots.zeroth_order import bowl as draw_bowl
 from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, described
 
 BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
-"""Significant bits of each type."""
+"""Significant bits of each dtype."""
 
 _WAVES = 5.0
 
@@ -27,7 +27,8 @@ _WAVES = 5.0
 class Bowl:
     """L(x, y) = 1 + (x^2 + stretch y^2) / 8 + ripple (2 - cos 5x - cos 5y).
 
-    The 1 stands for what a language model's loss never loses.  precision: the type in which a loss is given; the arithmetic is exact.
+    The 1 is the part of a language model's loss that training cannot remove.  precision: the dtype in which a loss is returned; the
+    arithmetic is exact.
     """
 
     stretch: float = 4.0
@@ -43,11 +44,11 @@ class Bowl:
             )
 
     def height(self, x: float, y: float) -> float:
-        """Return the loss, exact."""
+        """Return the exact loss."""
         return 1 + (x * x + self.stretch * y * y) / 8 + self.ripple * (2 - math.cos(_WAVES * x) - math.cos(_WAVES * y))
 
     def loss(self, x: float, y: float) -> float:
-        """Return the loss as a forward pass in `precision` gives it."""
+        """Return the loss as a forward pass in `precision` returns it."""
         return rounded(self.height(x, y), BITS[self.precision])
 
     def gradient(self, x: float, y: float) -> Point:
@@ -59,13 +60,13 @@ class Bowl:
 
 
 def rounded(value: float, bits: int) -> float:
-    """Return a value with so many significant bits."""
+    """Return a value rounded to a number of significant bits."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 def probe(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int) -> list[Probe]:
-    """Return a step's queries: random directions and the slopes that two losses each show (Algorithm 1, lines 4-11)."""
+    """Return a step's queries: random directions, and the slope along each from two losses (Algorithm 1, lines 4-11)."""
     if queries < 1 or not epsilon > 0:
         raise ConfigError(
             f"{queries} queries with epsilon {epsilon} were asked for.", "1 and a number above 0 are the least.", "Raise them."
@@ -87,7 +88,7 @@ def mean_of(probes: Sequence[Probe]) -> Point:
 
 @dataclass(slots=True, kw_only=True)
 class Descent:
-    """A walk down a bowl, step after step.  path: of points, the first one is where it starts."""
+    """A descent into a bowl, step by step.  path: its points, the first one is the start."""
 
     bowl: Bowl
     queries: int = 4
@@ -111,9 +112,9 @@ class Descent:
 def descents(
     bowl: Bowl, queries: Sequence[int], *, passes: int, learning_rate: Callable[[int], float], epsilon: float = 0.01, repeats: int = 25
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return, for each number of queries, the loss over the forward passes that were spent: medians of `repeats` walks.
+    """Return, for each number of queries, the loss over the number of forward passes: medians of `repeats` descents.
 
-    passes: in all; a step takes 2q of them.  learning_rate: of a number of queries.
+    passes: of the whole descent; a step takes 2q.  learning_rate: a function of the number of queries.
     """
     found = {}
     for count in queries:
@@ -138,9 +139,9 @@ MANY = 10
 
 
 class BowlLab(Panel):
-    """A bowl from above with the queries of the step to come.
+    """A bowl from above with the queries of the next step.
 
-    descent: the walk so far.  A changed control keeps the path and asks again at its last point.
+    descent: the descent so far.  When a control changes, the path stays and its last point gets new queries.
     """
 
     def __init__(
@@ -176,11 +177,11 @@ class BowlLab(Panel):
 
     @property
     def angle(self) -> float:
-        """Return the degrees between the estimate and the exact gradient at the last point; 180 if the queries say nothing."""
+        """Return the degrees between the estimate and the exact gradient at the last point; 180 if the estimate is zero."""
         return degrees_between(mean_of(self.descent.probes), self.descent.bowl.gradient(*self.descent.path[-1]))
 
     def walk(self, steps: int) -> None:
-        """Go so many steps; a walk that leaves the bowl ends there."""
+        """Make a number of steps; a descent that leaves the bowl ends there."""
         self.message.clear()
         for _ in range(steps):
             self.descent.step()
@@ -197,7 +198,7 @@ class BowlLab(Panel):
             self.descent.queries, self.descent.epsilon = self.queries.value, self.epsilon.value
             self.descent.learning_rate = self.learning_rate.value
             self._draw()
-        except ConfigError as error:  # a callback's error would be seen by nobody
+        except ConfigError as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
 
     def _other_noise(self) -> None:
@@ -227,7 +228,7 @@ class BowlLab(Panel):
 
 
 def degrees_between(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the angle between two directions in degrees; 180 if one of them has no length."""
+    """Return the angle between two directions in degrees; 180 if one of them has length zero."""
     lengths = math.hypot(*one) * math.hypot(*other)
     if not lengths:
         return 180.0

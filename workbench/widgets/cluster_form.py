@@ -23,7 +23,7 @@ MEGABIT_BYTES = 1e6 / 8
 
 
 class _Rate(widgets.HBox):
-    """A slider over the usual link rates, and a field for any other: a SelectionSlider shows what is typed into it and ignores it."""
+    """A slider over the usual link rates, and a field for any other rate: a SelectionSlider shows a typed value but ignores it."""
 
     value = traitlets.Float()
 
@@ -41,7 +41,7 @@ class _Rate(widgets.HBox):
         self.observe(lambda _: setattr(self.slider, "value", self._nearest()), names="value")
 
     def _slid(self, rate: float) -> None:
-        if rate != self._nearest():  # else the slider only follows the field
+        if rate != self._nearest():  # otherwise the slider only follows the field
             self.value = rate
 
 
@@ -55,7 +55,7 @@ class _Row(NamedTuple):
     latency: widgets.FloatSlider
 
     def edited(self) -> Device:
-        """Return the device as the sliders have it; what was not moved stays exactly as it was."""
+        """Return the device with the sliders' values; a value whose slider was not moved stays exactly the same."""
         device, link = self.device, self.device.link
         if self.speed.value != _speed(device):
             factor = self.speed.value / _speed(device)
@@ -75,10 +75,10 @@ class _Row(NamedTuple):
 
 
 class ClusterForm(Panel):
-    """Edits a cluster.  cluster: what the controls describe now; untouched, it is the very cluster that was chosen.
+    """Edits a cluster.  cluster: the controls' values now; before any change, the very cluster that was chosen.
 
-    choice: another cluster may be chosen.  overview: a figure of the devices below the sliders.
-    continuous: every position of a slider that is dragged counts, not only where it is let go.
+    choice: offer other clusters.  overview: show a figure of the devices below the sliders.
+    continuous: use every position of a slider while it is dragged, not only the last one.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ClusterForm(Panel):
 
     @property
     def cluster(self) -> Cluster:
-        """Return the cluster as the sliders have it.  Raises ConfigError for what cannot be meant."""
+        """Return the cluster with the sliders' values.  Raises ConfigError for invalid values."""
         devices = tuple(row.edited() for row in self._rows) or self._origin.devices
         if devices == self._origin.devices:
             return self._origin
@@ -140,13 +140,13 @@ class ClusterForm(Panel):
             self.message.show_exception(error)
 
     def _load(self, cluster: Cluster) -> None:
-        """Show a cluster's own values."""
+        """Show the values of a cluster."""
         self._origin = cluster
         self._rows = [_row(device, self._continuous) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
         for row in self._rows:
             for slider in row[1:]:
                 slider.observe(self._changed, names="value")
-        # Four sliders beside each other, or two where the page is narrow.
+        # Four sliders in a row, or two where the page is narrow.
         pair = widgets.Layout(grid_template_columns="1fr 1fr", grid_gap="0 0.5em", flex="1 1 35em")
         wrapped, named = widgets.Layout(flex_flow="row wrap", flex="1 1 0"), widgets.Layout(width="5em", flex="0 0 auto")
         self.devices.children = [
@@ -186,7 +186,7 @@ def _row(device: Device, continuous: bool) -> _Row:
         return own | {"style": {"description_width": "4.5em"}, "layout": widgets.Layout(width="auto")}
 
     speed, memory, latency_ms = _speed(device), round(device.memory_bytes / 1e6), device.link.latency_s * 1e3
-    # A browser moves a slider onto its grid of steps, which must therefore hold the value that it begins with.
+    # A browser moves a slider onto its grid of steps, so the grid must contain the initial value.
     if device.host_share is None:
         told, most, step = ("GFLOP/s", "speed in GFLOP/s"), 2 * speed, speed / 50
     else:

@@ -1,4 +1,4 @@
-"""Labs of Confidant: partitions by hand, versions of weights, stale gradients, heads over processors, recoveries (sections 2.3 and 3)."""
+"""Labs of Confidant: partitions by hand, weight versions, stale gradients, heads over processors, recoveries (sections 2.3 and 3)."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from workbench.widgets.planning import as_described
 from workbench.widgets.tables import Table, lines
 
 SHOWN, LONG = 6, 12
-"""Mini-batches of a Gantt chart; and of which the long run's pace is the mean."""
+"""Number of mini-batches in a Gantt chart, and number over which the long run's pace is averaged."""
 WRAPPED = widgets.Layout(flex_flow="row wrap")
 
 
 def pipeline(costs: StageCosts, partition: Partition, count: int, *, title: str = "") -> Timeline:
-    """Return some mini-batches through an empty asynchronous pipeline, whether or not memory suffices (simulated)."""
+    """Return some mini-batches through an empty asynchronous pipeline, whether or not the memory suffices (simulated)."""
     plan = asynchronous_plan(costs, partition, method="confidant", check_memory=False)
     sizes, world = (costs.batch_size,) * count, costs.cluster.world_size
     of_plan = PlanCosts(costs.profile, costs.cluster, plan, sizes=sizes, lengths=(costs.memory_length,) * count)
@@ -60,9 +60,9 @@ def pipeline(costs: StageCosts, partition: Partition, count: int, *, title: str 
 
 
 class PartitionLab(Explorer):
-    """Sliders for the cuts of a model over devices, and their order; pace, Gantt chart and memory of the asynchronous pipeline.
+    """Sliders for the cuts of a model over devices, and for their order; pace, Gantt chart and memory of the asynchronous pipeline.
 
-    costs: what Eq. 3 goes by.  partition: as the controls have it; reading it raises ConfigError for a device without a layer.
+    costs: the input of Eq. 3.  partition: the controls' partition; reading it raises ConfigError for a device without a layer.
     """
 
     def __init__(self, model: str, cluster: Cluster, *, batch_size: int, tokens: int) -> None:
@@ -96,7 +96,7 @@ class PartitionLab(Explorer):
 
     @property
     def partition(self) -> Partition:
-        """Return what the controls say."""
+        """Return the settings of the controls."""
         order, cuts = self.order.value, (0, *(slider.value for slider in self.cuts), self.costs.profile.num_layers)
         for rank, (start, stop) in zip(order, pairwise(cuts), strict=True):
             if stop <= start:
@@ -156,7 +156,7 @@ def stashed(num_stages: int, count: int) -> Timeline:
 
 
 def versions_at(timeline: Timeline, rank: int, time_s: float) -> dict[int, list[int]]:
-    """Return the versions of its weights that a device holds, each with the mini-batches that have come with it and not gone back yet."""
+    """Return a device's weight versions, each with the mini-batches that used it forwards and have not had their backward pass."""
     held: dict[int, list[int]] = {0: []}
     newest = 0
     for span in sorted((one for one in timeline.spans if one.rank == rank), key=lambda one: one.start_s):
@@ -172,14 +172,14 @@ def versions_at(timeline: Timeline, rank: int, time_s: float) -> dict[int, list[
 
 
 def version_words(timeline: Timeline, rank: int, time_s: float) -> str:
-    """Return versions_at in words, for a SchedulePlayer."""
+    """Return versions_at as text, for a SchedulePlayer."""
     held = versions_at(timeline, rank, time_s)
     users = {version: f" for {', '.join(map(str, batches))}" if batches else "" for version, batches in held.items()}
     return "; ".join(f"v{version}{' (newest)' * (version == max(held))}{users[version]}" for version in sorted(held, reverse=True))
 
 
 def version_table(timeline: Timeline) -> Table:
-    """Return with which version of each stage's weights mini-batches go forward and back."""
+    """Return the version of each stage's weights in the forward and backward pass of each mini-batch."""
     read = {(span.op.stage, span.op.microbatch): span.op.reads[-1].part for span in timeline.spans if span.op.kind == "F"}
     stages, count = range(len(timeline.device_names)), 1 + max(batch for _, batch in read)
     rows = [(f"{batch}", *(f"v{read[stage, batch]}" for stage in stages), f"v{batch + 1}") for batch in range(count)]
@@ -188,7 +188,7 @@ def version_table(timeline: Timeline) -> Table:
 
 
 def delayed_descent(start: float, gradient: Callable[[float], float], learning_rate: float, delay: int, steps: int) -> list[float]:
-    """Return the weights w_0 to w_steps of w_{t+1} = w_t - learning_rate x gradient(w_{t-delay}); before w_0 they are w_0."""
+    """Return the weights w_0 to w_steps of w_{t+1} = w_t - learning_rate x gradient(w_{t-delay}); weights before w_0 equal w_0."""
     found = [start]
     for step in range(steps):
         found.append(found[-1] - learning_rate * gradient(found[max(0, step - delay)]))
@@ -196,7 +196,7 @@ def delayed_descent(start: float, gradient: Callable[[float], float], learning_r
 
 
 class StaleLab(Explorer):
-    """A slider for the learning rate: descents into the bowl w^2 / 2 with gradients of 0 to 3 versions before (computed)."""
+    """A slider for the learning rate: descents into the bowl w^2 / 2 with gradients that are 0 to 3 versions old (computed)."""
 
     def __init__(self, learning_rate: float = 0.3, steps: int = 40) -> None:
         told, most = "How far a step goes along its gradient", {"min": 0.05, "max": 1.2, "step": 0.01}
@@ -215,7 +215,7 @@ class StaleLab(Explorer):
 
 
 def head_profile(seed: int, *, heads: int = 12, processors: int = 3) -> HeadProfile:
-    """Return a random profile of a device with so many processors."""
+    """Return a random profile of a device with a number of processors."""
     draw = random.Random(seed)
     drawn = iter(lambda: random_profile(draw), None)
     return next(one for one in drawn if one.num_heads == heads and len(one.seconds) == processors)

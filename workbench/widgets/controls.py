@@ -1,6 +1,6 @@
-"""Small parts that the forms share: described controls, a line for errors, a figure that can be drawn again.
+"""Small parts shared by the forms: described controls, a line for errors, a figure that can be drawn again.
 
-And what the notebooks' parameters begin with: small under test, of full size for a person; and texts longer than a sentence.
+Also the start values of the notebooks' parameters (small under test, full size for a person), and texts longer than a sentence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workbench.tasks import load_task
 Control = TypeVar("Control", bound=widgets.Widget)
 
 BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
-"""A headline in big letters, and a line below it."""
+"""A headline in large letters, with a line below it."""
 REOPENED = """
 <div class="workbench-reopened" style="display:none">Controls stood here. They need their kernel: choose Run, then Run All Cells.</div>
 <style>
@@ -38,32 +38,32 @@ REOPENED = """
 </style>
 """
 WIDE = {"description_width": "9em"}
-TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # a figure's
+TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # sizes of a figure
 
 
 class _Page(anywidget.AnyWidget):
-    """Nothing to see: it mends the page that it is shown in, see page.js and page.css."""
+    """An invisible widget that fixes the page in which it is shown, see page.js and page.css."""
 
-    width = traitlets.Int(0).tag(sync=True)  # of the box that it is in, in pixels; 0: not known
+    width = traitlets.Int(0).tag(sync=True)  # of the surrounding box, in pixels; 0: not known
     _esm = Path(__file__).with_name("page.js")
     _css = Path(__file__).with_name("page.css")
 
 
 class Panel(widgets.VBox):
-    """A box for a notebook's cell: its sliders have names for screen readers, and keys pressed in it are not JupyterLab's shortcuts."""
+    """A box for a notebook's cell: screen readers get names for its sliders, and JupyterLab ignores keys pressed in it."""
 
     def __init__(self, children: Sequence[widgets.Widget], **settings: Any) -> None:
         self._page = _Page(layout=widgets.Layout(display="none"))
         super().__init__([*children, self._page], **settings)
 
     def _ipython_display_(self) -> None:
-        """Show the panel, and keep a sentence for a notebook that is opened again without its kernel."""
+        """Show the panel, and leave a sentence for a notebook that is opened again without its kernel."""
         display(self._repr_mimebundle_(), raw=True)
         display(HTML(REOPENED))
 
 
 class Html(widgets.HTML):
-    """HTML made by Markup("...").format(...), which escapes what it is given; any other string is shown as it is, letter by letter."""
+    """HTML made by Markup("...").format(...), which escapes its arguments; any other string is shown as plain text."""
 
     @traitlets.validate("value")
     def _escaped(self, proposal: Any) -> str:
@@ -71,10 +71,10 @@ class Html(widgets.HTML):
 
 
 class Message(Html):
-    """A line that a screen reader announces: an error (red), a remark, or nothing."""
+    """A line that a screen reader announces: an error (red), a remark, or empty."""
 
     def error(self, text: str, *, details: str = "") -> None:
-        """Show an error; details can be unfolded."""
+        """Show an error; its details can be unfolded."""
         more = Markup("<details><summary>details</summary><pre>{}</pre></details>").format(details) if details else ""
         self.value = Markup(
             "<div role='alert' style='color:var(--jp-error-color1, #B00020);line-height:1.4'><b>&#9888;</b> {}{}</div>"
@@ -85,11 +85,11 @@ class Message(Html):
         self.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(text)
 
     def clear(self) -> None:
-        """Show nothing."""
+        """Clear the line."""
         self.value = Markup()
 
     def show_exception(self, error: BaseException) -> None:
-        """Show what failed: a user's error as its one line, anything else with its trace."""
+        """Show a failure: a user's error as its one line, any other error with its trace."""
         if isinstance(error, WorkbenchError):
             self.error(str(error))
         else:
@@ -102,13 +102,13 @@ def described(kind: type[Control], description: str, tooltip: str, *, width: str
 
 
 def number(description: str, value: float, tooltip: str) -> Any:
-    """Return a field for a number, a whole one if `value` is whole."""
+    """Return a field for a number; for a whole number if `value` is whole."""
     kind = widgets.IntText if isinstance(value, int) else widgets.FloatText
     return described(kind, description, tooltip, width="18em", value=value, continuous_update=False)
 
 
 ON_COLOUR = "black"
-"""Of words on a coloured button: the page's own white has a contrast of 2 to 3, less than the 4.5 that weak eyes need (WCAG 2.1, 1.4.3)."""
+"""Text colour of a coloured button: the page's white has a contrast of 2 to 3; weak eyes need 4.5 (WCAG 2.1, 1.4.3)."""
 
 
 def button(description: str, tooltip: str, icon: str, action: Callable[[], object], style: str = "", **settings: Any) -> widgets.Button:
@@ -121,15 +121,15 @@ def button(description: str, tooltip: str, icon: str, action: Callable[[], objec
 
 
 class _WholeFigure(go.FigureWidget):
-    """A figure widget that opens its channel to the browser with all that it has.
+    """A figure widget that opens its channel to the browser with all its data.
 
-    FigureWidget opens it empty and sends the rest behind: a browser that is still loading plotly misses that, and shows bare axes.
+    FigureWidget opens an empty channel and sends the data later.  A browser that is still loading plotly loses them and shows bare axes.
     """
 
     _is_whole = False
 
     def open(self) -> None:
-        """Open the channel, once everything is there."""
+        """Open the channel once all data are present."""
         if self._is_whole:
             super().open()
 
@@ -143,11 +143,11 @@ class _WholeFigure(go.FigureWidget):
 
 
 class FigureBox(Panel):
-    """A figure that can be drawn again, as wide as its cell, its title above it as text: plotly lays a changed one over its subtitle."""
+    """A figure that can be drawn again, as wide as its cell.  Its title is text above it: plotly draws a new title over the subtitle."""
 
     def __init__(self, figure: go.Figure | None = None) -> None:
         self.heading = Html()
-        self.shown: Any = None  # a FigureWidget, once there is one
+        self.shown: Any = None  # a FigureWidget, once one is shown
         super().__init__([self.heading])
         self._page.observe(lambda _: self._fit(), names="width")
         if figure is not None:
@@ -155,7 +155,7 @@ class FigureBox(Panel):
 
     @property
     def _width(self) -> int:
-        """Return how wide the figure is, in pixels: plotly's widget does not find it out by itself."""
+        """Return the width of the figure in pixels: plotly's widget does not find it by itself."""
         return min(WIDTH_PIXELS, max(LEAST_PIXELS, self._page.width - BORDER_PIXELS)) if self._page.width else WIDTH_PIXELS
 
     def _fit(self) -> None:
@@ -176,7 +176,7 @@ class FigureBox(Panel):
             self.shown = _WholeFigure.of(bare)
             self.children = (self.heading, self._page, self.shown)
             return
-        # The first traces of the same kinds change where they are: there is no moment with bare axes.
+        # The first traces of the same kinds are changed in place, so there is no moment with bare axes.
         kinds = zip(self.shown.data, bare.data, strict=False)
         same = len(list(takewhile(lambda pair: pair[0].type == pair[1].type, kinds)))
         if len(self.shown.data) > same:
@@ -192,17 +192,17 @@ class FigureBox(Panel):
 
 
 def output_folder(name: str) -> Path:
-    """Return where a notebook writes: figures/NAME beside the notebooks' folder, or a temporary folder at the smallest settings."""
+    """Return a notebook's output folder: figures/NAME next to the notebooks' folder, or a temporary folder at the smallest settings."""
     if tiny():
         return Path(tempfile.gettempdir()) / "workbench-tiny" / name
     return Path("..") / "figures" / name
 
 
 def passages_folder(folder: Path | str | None = None, *, count: int = 32, sentences: int = 12) -> str:
-    """Write `count` passages of so many movie-review sentences each, in SST-2's form, and return the folder for Job(data=...).
+    """Write `count` passages of several movie-review sentences each, in SST-2's form, and return the folder for Job(data=...).
 
-    The label is whether most of a passage's sentences praise.  Job(max_length=...) cuts them to as many tokens as are wanted.
-    folder: beside the fetched data if not given.
+    The label is whether most sentences of a passage praise the movie.  Job(max_length=...) cuts passages to a number of tokens.
+    folder: next to the fetched data if not given.
     """
     split = load_task("sentiment", test_samples=count * sentences).test
     texts, labels = split.texts, split.labels
@@ -212,7 +212,7 @@ def passages_folder(folder: Path | str | None = None, *, count: int = 32, senten
         rows.append(f"{text}\t{int(2 * sum(labels[first : first + sentences]) > sentences)}")
     folder = cache_folder() / f"passages-{count}-{sentences}" if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Nothing is trained, but a task must have samples to train on, and ten of them for each that validates.
+    # Nothing is trained, but a task must have training samples, ten for each validation sample.
     for name, lines in (("train.tsv", rows * -(-20 // len(rows))), ("dev.tsv", rows)):
         write_text(folder / name, "\n".join(["sentence\tlabel", *lines]) + "\n")
     return str(folder)

@@ -1,4 +1,4 @@
-"""Go on with a training inside an inference engine, beside the same steps in PyTorch (P-RGE, section 3.3)."""
+"""Continue a training inside an inference engine, and make the same steps in PyTorch (P-RGE, section 3.3)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PAD_TO_MULTIPLE, STDERR = 8, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """What came of it.  losses, eager: (step, mean loss) in the engine and in PyTorch.  scores: by where, on the validation split.
+    """The result.  losses, eager: (step, mean loss) in the engine and in PyTorch.  scores: by where, on the validation split.
 
-    difference: the largest of all passes' losses, relative.  values: the largest difference of a trained value, as a share of the largest
-    one.  why: what was missing, '' if nothing was; the numbers are then 0.
+    difference: the largest relative difference of a pass's loss.  values: the largest difference of a trained value, as a share of the
+    largest one.  why: what was missing, '' if nothing was; if something was, the numbers are 0.
     """
 
     why: str = ""
@@ -68,10 +68,10 @@ class EngineRun:
 
 
 def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, backend: EngineBackend = "xnnpack") -> EngineRun:
-    """Export the model as it is now and make `steps` more steps in ExecuTorch and in PyTorch, with the same noise and samples.
+    """Export the current model and make `steps` more steps in ExecuTorch and in PyTorch, with the same noise and samples.
 
-    The trained values of the engine go back into the model for a score; then the training is again as it was before.
-    Where ExecuTorch is not installed the run says so, as it does for no steps.
+    The engine's trained values are set in the model for a score; afterwards the training has its former state again.
+    If ExecuTorch is not installed, or for no steps, the result says so.
     """
     if steps < 1:
         return EngineRun(why="Not run: no step was asked for. Exporting takes longer than all other cells at the smallest settings.")
@@ -140,7 +140,7 @@ def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) ->
 
 @contextmanager
 def _put_back(theta: Tensor) -> Iterator[Tensor]:
-    """Yield what the trained values are, and make them so again at the end, however it comes: the log knows nothing of these steps."""
+    """Yield the trained values, and restore them at the end, also after an error: the log does not contain these steps."""
     begun = theta.detach().clone()
     try:
         yield begun
@@ -151,7 +151,7 @@ def _put_back(theta: Tensor) -> Iterator[Tensor]:
 
 @contextmanager
 def _native_messages_dropped() -> Iterator[None]:
-    """Keep what the runtime's C++ says of the processor while it starts out of the notebook; its errors come as exceptions."""
+    """Keep messages of the runtime's C++ code about the processor out of the notebook at start-up; its errors come as exceptions."""
     kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, STDERR)

@@ -1,4 +1,4 @@
-"""What the explorers share: controls, and below them what follows, worked out in the background for their newest position."""
+"""Parts shared by the explorers: controls, and below them the answer for their newest position, computed in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Request = TypeVar("Request")
 
 
 class Latest(Generic[Request]):
-    """Does `work` with the newest request in a thread of its own; requests that came while it was busy are dropped but for the last.
+    """Does `work` with the newest request in a separate thread; of the requests that come while it is busy, only the last is kept.
 
     work: must not raise; it shows its own errors.
     """
@@ -26,12 +26,12 @@ class Latest(Generic[Request]):
     def __init__(self, work: Callable[[Request], None]) -> None:
         self._work = work
         self._lock = threading.Lock()
-        self._waiting: list[Request] = []  # none or one
+        self._waiting: list[Request] = []  # at most one
         self._thread: threading.Thread | None = None
         self._busy = False
 
     def ask(self, request: Request) -> None:
-        """Ask for work on `request`, in place of any that still waits."""
+        """Request work on `request`; it replaces a waiting request."""
         with self._lock:
             self._waiting = [request]
             if not self._busy:
@@ -40,7 +40,7 @@ class Latest(Generic[Request]):
                 self._thread.start()
 
     def wait(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until no work is left."""
         while (thread := self._thread) is not None and thread.is_alive():
             thread.join()
 
@@ -55,10 +55,10 @@ class Latest(Generic[Request]):
 
 
 class Explorer(Panel):
-    """Controls above, a headline, a message, and one figure or several in tabs below.
+    """Controls above, a headline, a message, and one figure, or several in tabs, below.
 
-    asked: returns what the controls ask for; it may raise WorkbenchError.  answer: shows what follows from that, in the background.
-    tabs: titles of the figures; one figure, without tabs, if there is none.  refused: the headline of what cannot be answered.
+    asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the background.
+    tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be answered.
     """
 
     def __init__(
@@ -88,21 +88,21 @@ class Explorer(Panel):
         self.wait()
 
     def wait(self) -> None:
-        """Wait until what is shown belongs to what the controls say."""
+        """Wait until the answer shown belongs to the controls' settings."""
         self._latest.wait()
 
     def changed(self) -> None:
-        """Answer what the controls ask for now."""
+        """Answer the current request of the controls."""
         if self._paused:
             return
         try:
             self._latest.ask(self._asked())
         except WorkbenchError as error:
-            self._latest.ask(error)  # after what is being worked on, which would clear it
+            self._latest.ask(error)  # after the current work, which would clear it
 
     @contextmanager
     def setting(self) -> Iterator[None]:
-        """Set several controls inside; their answer is shown once, at the end."""
+        """Change several controls inside the context; their answer is shown once, at the end."""
         self._paused = True
         try:
             yield
@@ -111,7 +111,7 @@ class Explorer(Panel):
         self.changed()
 
     def show(self, *figures: Callable[[], go.Figure]) -> None:
-        """Show a figure for each tab, or none; only the one in sight is drawn, which costs more than what it shows."""
+        """Show a figure for each tab, or none; only the visible one is drawn, because drawing is the most expensive part."""
         self._figures = figures
         for box in self._boxes:
             box.layout.visibility = "visible" if figures else "hidden"
@@ -120,7 +120,7 @@ class Explorer(Panel):
     def _switch(self) -> None:
         try:
             self._draw()
-        except Exception as error:  # a callback's error would be seen by nobody
+        except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
 
     def _draw(self) -> None:
@@ -134,7 +134,7 @@ class Explorer(Panel):
                 raise request
             self.message.clear()
             self._answer(request)
-        except Exception as error:  # a thread's error would be seen by nobody
+        except Exception as error:  # nobody would see the error of a thread
             self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
             for one in self._below:
                 one.value = Markup()

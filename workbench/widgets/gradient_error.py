@@ -1,4 +1,4 @@
-"""How far zeroth-order gradients are from exact ones: on planes of any dimension, and of a language model (P-RGE, section 2)."""
+"""The error of zeroth-order gradients: on planes of any dimension, and of a language model (P-RGE, section 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.models.zeroth_order import CausalModel, Prge, PromptLike, ZerothO
 from workbench.plots.zeroth_order import GradientError
 
 AT_ONCE = 4
-"""Queries of a model in one pass: what is measured is the error, not the time."""
+"""Queries of a model in one pass; this affects only the time, and the error is what we measure."""
 
 
 def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100, seed: int = 0) -> GradientError:
@@ -41,13 +41,13 @@ class SlopeStudy:
 
     @property
     def deviation(self) -> float:
-        """Return how far measured slopes are from exact ones, as a share of these (root mean squares)."""
+        """Return the difference of measured from exact slopes, as a share of the exact ones (root mean squares)."""
         missed = sum((measured - exact) ** 2 for exact, measured in self.slopes)
         return (missed / max(sum(exact**2 for exact, _ in self.slopes), 1e-30)) ** 0.5
 
 
 def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
-    """Return (d,) float32: the gradient of the batch's loss with respect to what is trained, by a backward pass."""
+    """Return (d,) float32: the gradient of the batch's loss with respect to the trained weights, by a backward pass."""
     with torch.enable_grad():
         loss = model.part_losses(batch).sum()
         pieces = torch.autograd.grad(loss, list(model.trainables.parameters.values()))
@@ -57,9 +57,9 @@ def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
 def study_slopes(
     model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, seed: int = 0, exact: Tensor | None = None
 ) -> SlopeStudy:
-    """Ask so many queries of a batch's loss and compare with the exact gradient; theta stays as it is.
+    """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not change.
 
-    exact: the gradient if it is known already, such as a float32 model's for one that computes in fewer bits.
+    exact: the gradient if it is already known, such as a float32 model's for a model that computes in fewer bits.
     """
     gradient = exact_gradient(model, batch) if exact is None else exact
     estimator = Prge(model, ZerothOrderConfig(queries=queries, epsilon=epsilon, seed=seed))
@@ -70,7 +70,7 @@ def study_slopes(
     noise = torch.stack([model.trainables.noise(query_seed(seed, 0, query)) for query in range(queries)])
     along = noise @ gradient
     slopes = torch.tensor(measured)
-    # Squared errors of means from inner products: no estimate is ever made, let alone all of them.
+    # Squared errors of means are computed from inner products, so no estimate is ever built, let alone all of them.
     products = slopes[:, None] * slopes * (noise @ noise.T)
     crossed, squared = slopes * along, float(gradient.square().sum())
     points, count = [], 1
@@ -91,6 +91,6 @@ def study_slopes(
 def epsilon_curve(
     model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int = 8, exact: Tensor | None = None
 ) -> list[SlopeStudy]:
-    """Return the same queries with each epsilon: too large, the loss is curved; too small, differences drown in rounding."""
+    """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the differences."""
     gradient = exact_gradient(model, batch) if exact is None else exact
     return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]

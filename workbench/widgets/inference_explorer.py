@@ -1,6 +1,6 @@
-"""Move a device's speed, memory or link, or cut a layer by hand, and watch what becomes of it (Galaxy+, section III).
+"""Move a device's speed, memory or link, or cut a layer by hand, and watch the effect (Galaxy+, section III).
 
-Or choose the scheme of every layer, and see at once what it does to memory, communication and latency (section III-B).
+Or choose the scheme of every layer, and see its effect on memory, communication and latency at once (section III-B).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SHOWN = ("Galaxy+", "Algorithm 1", "Megatron-LM", "sequence parallel", "EdgeShar
 
 
 class InferenceExplorer(Explorer):
-    """Sliders for the devices and the sequence; what every planner makes of it as a table, the first planner's plan drawn.
+    """Sliders for the devices and the sequence; the result of every planner as a table, the first planner's plan drawn.
 
-    compared: what is shown.  planners: of PLANNERS, the first is the one that is drawn.
+    compared: the results shown.  planners: of PLANNERS, the first is the one that is drawn.
     """
 
     def __init__(self, problem: InferenceProblem, *, planners: Sequence[str] = SHOWN) -> None:
@@ -94,14 +94,14 @@ WAYS = {
     "sequence parallel": Way("sequence", 1, "Tokens divided equally, all weights everywhere"),
 }
 """The ways to cut a layer, by the name on their button."""
-MOST = 100  # of a weight slider
+MOST = 100  # maximum of a weight slider
 
 
 def plan_of_weights(weights: Sequence[int], shape: StackShape, *, paradigm: Paradigm = "hybrid", scheme: int = 1) -> InferencePlan:
-    """Return the plan that gives every device heads, columns and tokens in proportion to its weight; weight 0 leaves it out.
+    """Return the plan that divides heads, columns and tokens in proportion to the devices' weights; weight 0 leaves a device out.
 
-    Megatron-LM and sequence parallelism know no unequal devices: they divide equally among those that take part.
-    Raises ConfigError if nobody is left.
+    Megatron-LM and sequence parallelism divide equally among the devices that take part.
+    Raises ConfigError if no device takes part.
     """
     ranks = tuple(rank for rank, weight in enumerate(weights) if weight > 0)
     if not ranks:
@@ -121,7 +121,7 @@ def plan_of_weights(weights: Sequence[int], shape: StackShape, *, paradigm: Para
 class LayerCutter(Explorer):
     """A slider for each device's part of the layer, one for the tokens, and a button for each way to cut.
 
-    plan: as the controls have it.  weights: to begin with, by rank; the devices' speeds if not given.
+    plan: the controls' plan.  weights: initial values, by rank; the devices' speeds if not given.
     """
 
     def __init__(self, shape: StackShape, cluster: Cluster, *, length: int, weights: Sequence[int] | None = None) -> None:
@@ -168,14 +168,14 @@ class LayerCutter(Explorer):
 
 
 MAX_TRADE_POINTS = 7
-"""Plans that the curve over all numbers of layers simulates: it is nearly straight."""
+"""Number of plans simulated for the curve over all numbers of layers; it is nearly straight."""
 
 
 class SchemeEditor(Explorer):
     """A slider for the number of layers in scheme 2, and a button for each layer; pressed: scheme 2.
 
-    plan: as the controls have it, fitting or not.  planned: the planner's, which yours is compared with.
-    schemes: to begin with, the planner's if not given.
+    plan: the controls' plan, whether it fits or not.  planned: the planner's plan, with which yours is compared.
+    schemes: initial values; the planner's if not given.
     """
 
     def __init__(self, problem: InferenceProblem, *, schemes: Sequence[int] | None = None, planner: str = "Galaxy+") -> None:

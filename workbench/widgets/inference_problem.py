@@ -1,4 +1,4 @@
-"""One sequence to be split among devices: what planners, simulator and memory check make of it (Galaxy+, section III-C)."""
+"""One sequence to be split among devices, with the answers of planners, simulator and memory check (Galaxy+, section III-C)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ from workbench.simulator import simulate
 from workbench.widgets.planning import as_described, asked, counterparts, with_bandwidth
 
 FEW, MORE = 3, 7
-"""Layers of the two models whose difference is the time of a layer, without what only the first and the last one do."""
+"""Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceProblem:
-    """What is to be planned: every operation's cost on every device, the devices, and how long a sequence is.
+    """A planning problem: every operation's cost on every device, the devices, and the length of a sequence.
 
-    decoder_length: tokens of the decoder of an encoder-decoder, 0 for the encoder's.  prices: of plans, from simulations of few layers.
+    decoder_length: tokens of the decoder of an encoder-decoder, 0: as many as the encoder's.  prices: of plans, from simulations of few
+    layers.
     """
 
     profile: InferenceProfile
@@ -80,7 +81,7 @@ class InferenceProblem:
         return replace(self, length=length)
 
     def one_layer(self) -> InferenceProblem:
-        """Return the problem of a model with one layer in each stack: what the schedule player can show tile by tile."""
+        """Return the problem of a model with one layer in each stack, which the schedule player can show tile by tile."""
         stacks = tuple(replace(stack, num_layers=1) for stack in self.profile.stacks)
         return replace(self, profile=replace(self.profile, stacks=stacks))
 
@@ -109,12 +110,12 @@ class InferenceProblem:
         }
 
     def fullness(self, made: InferencePlan) -> float:
-        """Return the largest share of its budget that a device of the plan needs; above 1: out of memory."""
+        """Return the largest share of its budget that a device of the plan needs; above 1 the device is out of memory."""
         parts = self.need_parts(made)
         return max(sum(one.values()) / self.cluster.devices[rank].memory_bytes for rank, one in parts.items())
 
     def refusal(self, made: InferencePlan) -> PlanError | None:
-        """Return why a plan does not fit, naming device and bytes; None if it does."""
+        """Return the reason why a plan does not fit, naming device and bytes; None if it fits."""
         try:
             check_inference(made, self.profile, self.cluster, length=self.length)
         except PlanError as error:
@@ -122,19 +123,19 @@ class InferenceProblem:
         return None
 
     def simulated(self, made: InferencePlan, *, title: str = "One sequence") -> Timeline:
-        """Return the timeline of one sequence under a plan, replayed operation by operation; memory left out."""
+        """Return the timeline of one sequence under a plan, replayed operation by operation, without memory."""
         layout = InferenceLayout.build(made, self.profile.stacks, self.lengths)
         schedule = inference_schedule(layout, self.cluster.world_size)
         costs = InferenceCosts(self.profile, self.cluster, layout)
         return simulate(Program.on(self.cluster, schedule, costs), title=title, memory=False)
 
     def seconds(self, made: InferencePlan) -> float:
-        """Return the latency of one sequence under a plan: simulated, of many alike layers some."""
+        """Return the simulated latency of one sequence under a plan; of many equal layers only some are simulated."""
         return self.prices(made)
 
 
 def measured_problem(job: Job, cluster: Cluster) -> InferenceProblem:
-    """Return the problem of a job's requests on emulated devices, with what this machine's operations take, measured once and kept."""
+    """Return the problem of a job's requests on emulated devices; operations are measured on this machine once and kept."""
     prepared = prepare(job)
     profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=True)
     return InferenceProblem(
@@ -148,7 +149,7 @@ def runnable(problem: InferenceProblem, made: InferencePlan) -> Plan:
 
 
 def described_problem(model: str, cluster: Cluster, *, length: int = 284, decoder_length: int = 0) -> InferenceProblem:
-    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured."""
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
     described = as_described(cluster)
     return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length, decoder_length=decoder_length)
 
@@ -168,7 +169,7 @@ def _oracle(problem: InferenceProblem) -> InferencePlan:
     found = _by(oracle)(problem)
     if found is None:
         raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
-    return replace(found.plan, overlap=True)  # Eq. 5-9 know no overlap; the others' plans have it
+    return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
 
 
 PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
@@ -186,7 +187,7 @@ PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceComparison:
-    """One planner's plan and the simulated seconds of a sequence; plan None and `why` if nothing fits."""
+    """One planner's plan and the simulated seconds of a sequence; if nothing fits, plan is None and `why` gives the reason."""
 
     planner: str
     plan: InferencePlan | None
@@ -195,15 +196,15 @@ class InferenceComparison:
 
 
 def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[InferenceComparison, ...]:
-    """Return what each planner makes of a problem; what does not fit says why."""
+    """Return each planner's result for a problem; a plan that does not fit has a reason."""
     found = asked(problem, planners, problem.seconds)
     return tuple(InferenceComparison(planner=name, plan=made, seconds=value, why=why) for name, made, value, why in found)
 
 
 def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:
-    """Return what overlap is worth (Galaxy+, section III-D): a layer of the plan's first scheme at each bandwidth.
+    """Return the gain from overlap (Galaxy+, section III-D): a layer of the plan's first scheme at each bandwidth.
 
-    Of each: computation alone (links that take no time), communication alone (operations that take none), and both.
+    Each is timed as computation alone (links take no time), communication alone (operations take no time), and both.
     """
     found = []
     for megabit_per_s in megabits_per_s:

@@ -1,4 +1,4 @@
-"""A form for a Job, made of the table of its method's fields: described controls, and one line that says what cannot be meant."""
+"""A form for a Job, made from the table of its method's fields: described controls, and one line for invalid settings."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ FAULTS = {
     for text in ("", "leave:1@step4", "kill:1@step4", "kill:1@step4; return:1@step12", "leave:1@step4; return:1@step14; kill:2@step20")
 }
 TYPED = (MODELS, FAULTS)
-"""Values that are only examples: others may be typed."""
-PLANNED = "planned"  # a control of None would show nothing
+"""Tables of values that are only examples: other values may be typed."""
+PLANNED = "planned"  # a control cannot show None
 
 
 class Field(NamedTuple):
     """A control of a form.
 
     values: by the words that are shown, the default first; none: a number.  default: of a number.  is_option: of the method, not of the
-    job.  needs: values of other fields, one of which each must have for this field to mean anything; else it is greyed out.
+    job.  needs: for some other fields, the values with which this field has an effect; with any other value it is greyed out.
     """
 
     label: str
@@ -63,7 +63,7 @@ def _of_job(label: str, tooltip: str, values: Mapping[str, str] | None = None) -
 
 
 def _choice(label: str, tooltip: str, name: str) -> Field:
-    """Return the field of an option with the values that the methods' own settings name."""
+    """Return the field of an option, with the values from the method's own settings."""
     methods = {method: settings for method, settings in _SETTINGS.items() if name in get_type_hints(settings)}
     settings = next(iter(methods.values()))
     values = dict.fromkeys((getattr(settings(), name), *get_args(get_type_hints(settings)[name])))
@@ -92,7 +92,7 @@ TRAINING = {
         needs={"method": ("pac_plus",)},
     ),
 }
-"""The fields of a method that has no table of its own."""
+"""The fields of a method that has no table."""
 
 FIELDS: dict[str, dict[str, Field]] = {
     "confidant": {
@@ -165,13 +165,13 @@ FIELDS: dict[str, dict[str, Field]] = {
         "test_samples": _of_job("Requests", "How many requests are answered, one after the other; 0 takes all"),
     },
 }
-"""By method: the fields of its form, by the name of the job's attribute or of the method's option."""
+"""For each method the fields of its form, by the name of the job's attribute or of the method's option."""
 
 
 class JobForm(Panel):
-    """Edits a job.  What the form does not show (learning rate, lengths, other options) stays as in the job it began with.
+    """Edits a job.  Settings that the form does not show (learning rate, lengths, other options) keep the values of the initial job.
 
-    job: the Job that the controls describe now; reading it raises ConfigError while they describe none.
+    job: the Job that the controls describe now; reading it raises ConfigError if they describe none.
     """
 
     def __init__(self, job: Job | None = None) -> None:
@@ -194,7 +194,7 @@ class JobForm(Panel):
         """Return the job that the controls describe.  Raises ConfigError if they describe none."""
         at = {name: control.value for name, control in self.controls.items()}
         method = at.get("method", self._origin.method)
-        # Another method does not know the options of the one that the form began with.
+        # Another method does not have the options of the initial job's method.
         options = dict(self._origin.options) if method == self._origin.method else {}
         changed: dict[str, Any] = {}
         for name, field in self._fields.items():
@@ -227,7 +227,7 @@ class JobForm(Panel):
         self._callbacks.append(callback)
 
     def _means(self, field: Field) -> bool:
-        """Return whether a field means anything with the other fields' values."""
+        """Return whether a field has an effect with the other fields' values."""
         return all(self.controls[name].value in values for name, values in field.needs.items())
 
     def _changed(self) -> None:

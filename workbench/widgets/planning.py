@@ -1,4 +1,4 @@
-"""A planning problem that can be changed and asked again: what the planner's widgets compute (PAC+, section V-A, Algorithm 1)."""
+"""A planning problem that can be changed and solved again: computes for the planner widgets (PAC+, section V-A, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SIMULATIONS = 60
 
 
 def counterparts(profiled: Cluster, cluster: Cluster) -> list[tuple[int, float]]:
-    """Return, for each device of a cluster, its rank in the cluster that was profiled, and how many times slower it is now.
+    """Return, for each device of a cluster, its rank in the profiled cluster, and how many times slower it is now.
 
     Raises ConfigError for a device that was not profiled.
     """
@@ -44,9 +44,10 @@ def counterparts(profiled: Cluster, cluster: Cluster) -> list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
-    """What is to be planned: every layer's cost on every device, the devices, and how a mini-batch is cut.
+    """A planning problem: every layer's cost on every device, the devices, and how a mini-batch is cut.
 
-    sequence_length: tokens of a typical sample, which is timed.  memory_length: of the longest, which must fit (default: the same).
+    sequence_length: tokens of a typical sample, which is timed.  memory_length: tokens of the longest sample, which must fit (default: the
+    same).
     """
 
     profile: Profile
@@ -76,7 +77,7 @@ class PlanningProblem:
         return PLANNERS[planner](self)
 
     def by_hand(self, layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed") -> Plan:
-        """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for what is no plan."""
+        """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an invalid plan."""
         return fixed_plan(
             self.profile,
             self.cluster,
@@ -118,7 +119,7 @@ class PlanningProblem:
         return tuple(found)
 
     def simulated(self, made: Plan, *, title: str = "One mini-batch") -> Timeline:
-        """Return the timeline of one mini-batch under a plan, replayed operation by operation; memory left out."""
+        """Return the timeline of one mini-batch under a plan, replayed operation by operation, without memory."""
         sizes = [made.micro_batch_size] * made.num_micro_batches
         costs = PlanCosts(self.profile, self.cluster, made, sizes=sizes, lengths=[self.sequence_length] * made.num_micro_batches)
         schedule = insert_transfers(hybrid_1f1b(made, sizes, world_size=self.cluster.world_size))
@@ -139,7 +140,7 @@ class PlanningProblem:
 
     @property
     def whole(self) -> dict[str, Any]:
-        """Return how a mini-batch is cut and how long samples are, as the planners ask for it."""
+        """Return how a mini-batch is cut and the length of the samples, in the form that the planners take."""
         return {
             "batch_size": self.batch_size,
             "micro_batches": self.micro_batches,
@@ -149,7 +150,7 @@ class PlanningProblem:
 
 
 def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
-    """Return the cluster with every link at megabit_per_s: the very cluster if they are."""
+    """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
     if not cluster.pairs and all(one.link.bytes_per_s == megabit_per_s * 125_000 for one in cluster.devices):
         return cluster
     return replace(cluster.with_bandwidth(megabit_per_s), name=f"{cluster.name}-{megabit_per_s:g}-mbit")
@@ -162,14 +163,14 @@ def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
 
 
 def as_described(cluster: Cluster) -> Cluster:
-    """Return the cluster with devices that are only simulated, so that their speed is what the catalogue says."""
+    """Return the cluster with devices that are only simulated, so that their speed comes from the catalogue."""
     return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
 
 
 def paper_problem(
     model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4, sequence_length: int = 128
 ) -> PlanningProblem:
-    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, costs computed and not measured."""
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
     described = as_described(cluster)
     return PlanningProblem(
         profile=analytic_profile(model, described, sequence_lengths=(sequence_length,)),
@@ -200,12 +201,12 @@ PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
     "data parallel": _by(data_parallel),
     "one device": _by(standalone),
 }
-"""The planner's variants and the paradigms that it contains (Fig. 9), by the name that the widgets show."""
+"""The planner's variants and the paradigms that are special cases of it (Fig. 9), by the name that the widgets show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One planner's plan and its simulated throughput; plan None and `why` if nothing fits."""
+    """One planner's plan and its simulated throughput; if nothing fits, plan is None and `why` gives the reason."""
 
     planner: str
     plan: Plan | None
@@ -214,13 +215,13 @@ class Comparison:
 
 
 def compare(problem: PlanningProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
-    """Return what each planner makes of a problem; what does not fit has 0 samples/s and says why."""
+    """Return each planner's result for a problem; a plan that does not fit has 0 samples/s and a reason."""
     found = asked(problem, planners, problem.samples_per_s)
     return tuple(Comparison(planner=name, plan=made, samples_per_s=value, why=why) for name, made, value, why in found)
 
 
 def asked(problem: Any, planners: Sequence[str], value: Callable[[Any], float]) -> Iterator[tuple[str, Any, float, str]]:
-    """Yield each planner's name, its plan of a problem and the plan's value, and ''; or None, 0 and why if nothing fits."""
+    """Yield each planner's name, plan, the plan's value and ''; if nothing fits, the name, None, 0 and the reason."""
     for name in planners:
         try:
             made = problem.planned(name)
@@ -232,7 +233,7 @@ def asked(problem: Any, planners: Sequence[str], value: Callable[[Any], float]) 
 def scaling(
     model: str, device: Device, counts: Sequence[int], planners: Sequence[str], *, micro_batches: int = 4, sequence_length: int = 128
 ) -> dict[int, tuple[Comparison, ...]]:
-    """Return what the planners make of n equal devices, for each n of counts (PAC+, section VI-G, Fig. 16-17).
+    """Return the planners' results for n equal devices, for each n of counts (PAC+, section VI-G, Fig. 16-17).
 
     A micro-batch has as many samples as there are devices, so that every grouping can divide it.
     """

@@ -1,8 +1,8 @@
-"""What PAC+'s choices cost and bring, measured here.
+"""Costs and gains of PAC+'s choices, measured on this machine.
 
-Fewer bits: bytes held, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig. 8).  Initial weights:
-the same training from different ones, its activations in memory (section IV-C, Fig. 14).  Techniques: both passes of a step, the bytes
-that autograd keeps, the weights trained (section II, Fig. 3, Table I).
+Fewer bits: bytes in memory, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig. 8).  Initial
+weights: the same training from different ones, its activations in memory (section IV-C, Fig. 14).  Techniques: both passes of a step,
+the bytes that autograd keeps, the weights trained (section II, Fig. 3, Table I).
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ BLOCKWISE = ("int8", "int4", "nf4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBackbone:
-    """A backbone whose weights are stored in one type.
+    """A backbone whose weights are stored in one dtype.
 
-    held_bytes: really held, constants included.  tap_error: root mean square of the last tap's change, as a share of that of the tap.
-    score: share of right answers of one and the same adapter.  forward_s: of all batches.
+    held_bytes: real size in memory, constants included.  tap_error: root mean square of the last tap's change, as a share of that of the
+    tap.
+    score: share of right answers, always with the same adapter.  forward_s: of all batches.
     """
 
     storage: str
@@ -55,7 +56,7 @@ class StoredBackbone:
 def stored_backbones(
     model: str, adapter: ParallelAdapter, batches: Callable[[], Sequence[Batch]], *, storages: Sequence[str] = STORAGE_TYPES
 ) -> tuple[StoredBackbone, ...]:
-    """Return what each storage type holds and changes; the compute type is float32 for all, float16 storage included."""
+    """Return the size and the effect of each storage dtype; the compute dtype is float32 for all, float16 storage included."""
     found = []
     exact: torch.Tensor | None = None
     for storage in dict.fromkeys(("float32", *storages)):
@@ -75,7 +76,7 @@ def stored_backbones(
 
 
 def block_errors(weight: torch.Tensor, *, block_size: int, storages: Sequence[str] = BLOCKWISE) -> dict[str, tuple[float, float]]:
-    """Return the root mean square and the largest error of a weight's first block after Eq. 1 and 2, for each storage type."""
+    """Return the root mean square and the largest error of a weight's first block after Eq. 1 and 2, for each storage dtype."""
     block = weight.detach().reshape(-1)[:block_size].float()
     errors = {}
     for storage in storages:
@@ -86,7 +87,7 @@ def block_errors(weight: torch.Tensor, *, block_size: int, storages: Sequence[st
 
 
 def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple[int, float]]:
-    """Return bytes of a token and the relative root-mean-square error of a tap (rows, d) that was written and read in each type."""
+    """Return a token's bytes and the relative root-mean-square error of a tap (rows, d) that was written and read, for each dtype."""
     found = {}
     for dtype in dtypes:
         layout = RecordLayout(dtype=dtype, width=tap.shape[1], num_taps=1)
@@ -104,13 +105,13 @@ MIN_BATCH = 2  # distillation compares the sentences of a batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningCurve:
-    """One way to begin.  scores: (steps done, share of the validation samples that are right)."""
+    """One initialisation.  scores: (steps done, share of the validation samples that are right)."""
 
     way: str
     scores: tuple[tuple[int, float], ...]
 
     def steps_to(self, target: float) -> int | None:
-        """Return after how many steps the score first reached `target`, None if never."""
+        """Return the number of steps after which the score first reached `target`, None if never."""
         return next((step for step, score in self.scores if score >= target), None)
 
 
@@ -126,9 +127,9 @@ def learning_curves(
     learning_rate: float = 2e-3,
     every: int = 4,
 ) -> tuple[LearningCurve, ...]:
-    """Return the validation score every `every` steps for each way of initialising; order, dropout and rates are the same for all.
+    """Return the validation score every `every` steps for each initialisation; order, dropout and rates are the same for all.
 
-    The backbone runs once for each batch.  'distilled' learns from the training sentences without their labels, one epoch.
+    The backbone runs once for each batch.  'distilled' learns one epoch from the training sentences without their labels.
     """
     batches = [
         collate(train, indices) for epoch in range(epochs) for indices in epoch_batches(train.lengths, batch_size, config.seed, epoch)
@@ -178,7 +179,7 @@ TECHNIQUES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueCost:
-    """One technique on one batch.  forward_s, backward_s: medians.  saved_bytes: kept for the backward pass, weights left out."""
+    """One technique on one batch.  forward_s, backward_s: medians.  saved_bytes: kept for the backward pass, without the weights."""
 
     technique: str
     trained: int
@@ -188,14 +189,14 @@ class TechniqueCost:
 
     @property
     def label(self) -> str:
-        """Return the technique's name as people write it."""
+        """Return the technique's usual name."""
         return TECHNIQUES[self.technique]
 
 
 def measure_techniques(
     model: str, batch: Batch, config: ParallelAdapterConfig, *, techniques: Sequence[str] = tuple(TECHNIQUES), repeats: int = 3
 ) -> tuple[TechniqueCost, ...]:
-    """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar shows how far it is.
+    """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar shows the progress.
 
     config: of the Parallel Adapters; the others get its kind, outputs and seed.
     """
@@ -224,14 +225,14 @@ def measure_techniques(
 
 
 def cost_figure(costs: Sequence[TechniqueCost]) -> go.Figure:
-    """Return both passes' milliseconds of each technique."""
+    """Return the milliseconds of both passes for each technique."""
     parts = {"forward": [1e3 * one.forward_s for one in costs], "backward": [1e3 * one.backward_s for one in costs]}
     title = "A training step by technique"
     return stacked_bars([one.label for one in costs], parts, title=title, label="measured in this process", x_title="ms")
 
 
 def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfig) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """Return what is trained, and a forward pass up to the loss."""
+    """Return the trained parameters, and a function that runs a forward pass up to the loss."""
     stack = load_stack(model)
     if technique in ("full", "lora", "adapters"):
         chosen = TechniqueConfig(
@@ -266,7 +267,7 @@ def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfi
 
 
 def _saved_bytes(module: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Return the bytes of all tensors that one forward pass leaves for the backward pass, each storage once."""
+    """Return the bytes of all tensors that one forward pass keeps for the backward pass, each storage once."""
     loss, nbytes = saved_by_autograd(run, module.parameters())
     loss.backward()
     return nbytes

@@ -1,4 +1,4 @@
-"""A run's progress as HTML or plain lines, for the panel and, live, for a cell's own output, where the last state stays."""
+"""A run's progress as HTML or plain lines, for the panel, and live for a cell's output, where the last state stays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RED = "var(--jp-error-color1, #B00020)"
 
 
 def bar(items: Sequence[T], what: str) -> Iterable[T]:
-    """Go through the items and show in the cell's output how far it is; nothing of that stays at the end."""
+    """Iterate over the items and show the progress in the cell's output; the output is removed at the end."""
     shown: Iterable[T] = tqdm(items, desc=what, leave=False, file=sys.stdout)
     return shown
 
@@ -55,7 +55,7 @@ def as_text(now: Snapshot) -> str:
 
 
 def as_html(now: Snapshot) -> Markup:
-    """Return the state with a bar for each epoch, a line for each device, and what the phases took."""
+    """Return the state with a bar for each epoch, a line for each device, and the time of each phase."""
     colour = RED if now.outcome in ("stopped", "failed") else "inherit"
     parts = [Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(colour, head(now))]
     if bars := Markup().join(map(_bar, _bars(now))):
@@ -73,7 +73,7 @@ def as_html(now: Snapshot) -> Markup:
 
 
 def _bars(now: Snapshot) -> tuple[EpochRow, ...]:
-    """Return the epochs to draw: all of them while it runs, and what was trained when it is over."""
+    """Return the epochs to draw: all while the run is in progress, the trained ones when it is over."""
     return tuple(epoch for epoch in now.epochs if epoch.done or not now.outcome)
 
 
@@ -123,9 +123,9 @@ REFRESH_S = 0.5
 
 
 class LiveProgress:
-    """A context manager whose `update` takes a run's events.
+    """A context manager whose `update` receives a run's events.
 
-    stop: once set, the next event ends the run as Ctrl-C would.  show: draws the run somewhere else than in the cell's output.
+    stop: once set, the next event ends the run as Ctrl-C would.  show: draws the run elsewhere than in the cell's output.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class LiveProgress:
         self._thread = threading.Thread(target=self._refresh, name="workbench-progress", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._show is None:  # there is no handle outside a notebook
+        if self._show is None:  # no handle exists outside a notebook
             handle = display(self, display_id=True)
             self._show = lambda _: handle.update(self) if handle is not None else None
         self._thread.start()
@@ -150,7 +150,7 @@ class LiveProgress:
         self._draw()
 
     def update(self, event: Event) -> None:
-        """Take one of the run's events.  Raises KeyboardInterrupt if the run is to stop."""
+        """Process one of the run's events.  Raises KeyboardInterrupt if the run must stop."""
         self.state.update(event)
         if self._stop.is_set():
             raise KeyboardInterrupt

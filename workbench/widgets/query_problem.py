@@ -1,4 +1,4 @@
-"""Who computes how many queries of a step: by the planner, by hand, and what it takes (our extension of P-RGE, Algorithm 1, line 4)."""
+"""The division of a step's queries among devices, by the planner or by hand, and its time (our extension of P-RGE, Algorithm 1, line 4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workbench.widgets.explorer import Explorer
 
 @dataclass(frozen=True, kw_only=True)
 class QueryProblem:
-    """One step on a cluster: what its parts cost there, and how large it is."""
+    """One step on a cluster: its size, and the cost of its parts on that cluster."""
 
     profile: Profile
     cluster: Cluster
@@ -36,7 +36,7 @@ class QueryProblem:
         return plan_queries(self.profile, self.cluster, self.size)
 
     def counts(self, made: Plan) -> tuple[int, ...]:
-        """Return every device's queries in a plan; along a chain of stages each stage has all."""
+        """Return every device's queries in a plan; in a chain of stages each stage has all queries."""
         found = [0] * self.cluster.world_size
         for stage in made.stages:
             for share in stage.shares:
@@ -44,7 +44,7 @@ class QueryProblem:
         return tuple(found)
 
     def divided(self, counts: Sequence[int]) -> Plan:
-        """Return the plan in which each device takes so many queries.  Raises ConfigError unless they are all of the step's."""
+        """Return the plan with these numbers of queries.  Raises ConfigError unless they add up to the step's queries."""
         if len(counts) != self.cluster.world_size or min(counts) < 0 or sum(counts) != self.size.queries:
             raise ConfigError(
                 f"Queries {'-'.join(map(str, counts))} were asked for.",
@@ -56,7 +56,7 @@ class QueryProblem:
         return Plan(method="p_rge", stages=(stage,), micro_batch_size=self.size.batch_size, num_micro_batches=1)
 
     def device_seconds(self, counts: Sequence[int]) -> tuple[float, ...]:
-        """Return the seconds until each device has told its losses, the slowest of which all wait for; infinity where memory lacks."""
+        """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is too small."""
         costs = whole(self.profile, self.cluster, self.size)
         ranks = [rank for rank, count in enumerate(counts) if count]
         found = []
@@ -66,14 +66,14 @@ class QueryProblem:
         return tuple(found)
 
     def seconds(self, counts: Sequence[int]) -> float:
-        """Return the seconds of a step under such a division, the update included."""
+        """Return the seconds of a step with such a division, the update included."""
         costs = whole(self.profile, self.cluster, self.size)
         update = [costs[rank].noise_s(self.size.queries) for rank, count in enumerate(counts) if count]
         return max(self.device_seconds(counts)) + max(update, default=math.inf)
 
 
 def query_problem(job: Job, cluster: Cluster) -> QueryProblem:
-    """Return the problem of a job of the method p_rge on emulated devices, with costs that this machine measures once and keeps."""
+    """Return the problem of a job of the method p_rge on emulated devices; its costs are measured on this machine once and kept."""
     method = PRGE()
     prepared = method.prepare(job, ignore)
     profile = method.profile(prepared, cluster, ignore, emulated=True)
@@ -81,9 +81,9 @@ def query_problem(job: Job, cluster: Cluster) -> QueryProblem:
 
 
 class QueryDivider(Explorer):
-    """A slider for each device's queries; what each of them computes and how long it waits.
+    """A slider for each device's queries; shows the computing and the waiting time of each device.
 
-    counts: as the sliders have them.  planned: the planner's division, None if it takes a chain of stages instead.
+    counts: the sliders' values.  planned: the planner's division, None if the planner takes a chain of stages instead.
     """
 
     def __init__(self, problem: QueryProblem, counts: Sequence[int] | None = None) -> None:
@@ -105,7 +105,7 @@ class QueryDivider(Explorer):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Return every device's queries, whether or not they are all of the step's."""
+        """Return every device's queries, whether or not they add up to the step's."""
         return tuple(slider.value for slider in self.sliders)
 
     def _take_plan(self) -> None:
@@ -116,7 +116,7 @@ class QueryDivider(Explorer):
 
     def _divide(self, counts: tuple[int, ...]) -> None:
         problem = self.problem
-        problem.divided(counts)  # refuses what is no division
+        problem.divided(counts)  # refuses an invalid division
         seconds = problem.device_seconds(counts)
         names = [device.name for device in problem.cluster.devices]
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]

@@ -1,4 +1,4 @@
-"""A language model that learns by forward passes in this process, step by step, from a log that it can go on from (P-RGE, Algorithm 1)."""
+"""Train a language model with forward passes in this process, step by step, with a log to resume from (P-RGE, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Told = Callable[["Curve"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """model, task: names.  queries: q.  batch_size: E, samples of a step.  score_every: steps between two looks at the validation split.
+    """model, task: names.  queries: q.  batch_size: E, samples of a step.  score_every: steps between two validation scores.
 
-    loss: over the whole vocabulary, as in the paper, or among the label words alone, as in MeZO.
+    loss: over the whole vocabulary, as in the paper, or over the label words alone, as in MeZO.
     """
 
     model: str
@@ -49,15 +49,15 @@ class TrainingSettings:
 
     @property
     def zeroth_order(self) -> ZerothOrderConfig:
-        """Return how a step estimates its gradient.  Raises ConfigError for what cannot be."""
+        """Return how a step estimates its gradient.  Raises ConfigError for invalid settings."""
         return ZerothOrderConfig(queries=self.queries, epsilon=self.epsilon, learning_rate=self.learning_rate, seed=self.seed)
 
 
 @dataclass(slots=True)
 class Curve:
-    """What was seen.  losses, scores: (step, value), steps from 1; the score at 0 is the untrained model's.
+    """The measured curve.  losses, scores: (step, value), steps from 1; the score at 0 is the untrained model's.
 
-    steps: that are done.  resumed: how many of them the log already had.  seconds: of the steps whose loss is here, scores left out.
+    steps: number done.  resumed: how many of them the log already had.  seconds: of the steps with a loss in this curve, without scores.
     """
 
     losses: list[tuple[int, float]] = field(default_factory=list)
@@ -69,15 +69,15 @@ class Curve:
 
     @property
     def step_s(self) -> float:
-        """Return a step's mean seconds, 0 if none was seen."""
+        """Return a step's mean seconds, 0 if no step was measured."""
         return self.seconds / max(1, len(self.losses))
 
 
 class QueryTraining:
     """A model, its task and a log of steps.
 
-    log: a file of seeds and scalars; a log of the same settings is replayed first, so that training goes on where it ended.  What was seen
-    of losses and scores stands beside it.  None: nothing is kept.
+    log: a file of seeds and scalars.  A log of the same settings is replayed first, so that training resumes where it ended.  Its losses
+    and scores are kept in a file next to it.  None: nothing is kept.
     Raises ConfigError or MissingDataError for settings, names and logs that cannot be used.
     """
 
@@ -104,11 +104,11 @@ class QueryTraining:
             self.curve.steps = self.curve.resumed = done
 
     def batch(self, step: int, *, samples: int | None = None) -> PromptBatch:
-        """Return the samples of a step, from 0; of another number of them if it is given."""
+        """Return the samples of a step, counted from 0; another number of samples if given."""
         return training_batch(self.train, samples or self.settings.batch_size, self.settings.seed, step)
 
     def step(self) -> StepResult:
-        """Make the next step and note it in the log.  Raises DivergedError if losses are not finite."""
+        """Make the next step and write it to the log.  Raises DivergedError if losses are not finite."""
         at = self.curve.steps
         begin = time.perf_counter()
         result = self._estimator.step(self.batch(at), at)
@@ -120,7 +120,7 @@ class QueryTraining:
         return result
 
     def score(self, calibration: str = "none") -> float:
-        """Return the validation score of the model as it is now."""
+        """Return the validation score of the current model."""
         found = evaluate(
             self.model.logits_at,
             self.task,
@@ -132,7 +132,7 @@ class QueryTraining:
         return found.value
 
     def run(self, steps: int, told: Told = lambda curve: None, stopped: Callable[[], bool] = lambda: False) -> Curve:
-        """Go on to `steps` steps in all, those of the log included.  told: gets the curve after each; stopped: asked before each."""
+        """Train up to `steps` steps, those of the log included.  told: receives the curve after each; stopped: called before each."""
         curve = self.curve
         if not curve.baselines and curve.steps == 0:
             curve.scores.append((0, self.score()))
@@ -159,7 +159,7 @@ class QueryTraining:
 
 
 def frozen_and_trained(model: CausalModel) -> tuple[int, int]:
-    """Return the numbers that are frozen and those that are trained."""
+    """Return the number of frozen weights and the number of trained weights."""
     unique = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)}
     trained = model.trainables.num_values
     return sum(unique.values()) - trained, trained

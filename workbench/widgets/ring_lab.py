@@ -1,4 +1,4 @@
-"""A ring to play with: what is frozen, who waits for whom, and what a mini-batch takes (RingAda, sections III and IV-B)."""
+"""An interactive ring: frozen layers, waiting devices, and the time of a mini-batch (RingAda, sections III and IV-B)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from workbench.widgets.tables import Table
 
 MICRO_BATCHES = (1, 2, 4, 8)
 TOGETHER = 4
-"""Mini-batches that are shown."""
+"""Number of mini-batches shown."""
 
 
 def ring_plan(blocks: tuple[int, ...]) -> Plan:
-    """Return the ring of devices with so many blocks each, in their order."""
+    """Return the ring of devices with these numbers of blocks, in order."""
     stages, at = [], 0
     for rank, count in enumerate(blocks):
         stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=SAMPLES),)))
@@ -34,7 +34,7 @@ def ring_plan(blocks: tuple[int, ...]) -> Plan:
 def ring_timeline(blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1, initiator: int = 0, transfer_s: float = 0.0) -> Timeline:
     """Return some mini-batches of one initiator, one after the other; a block's forward pass takes 1 s, and its backward pass too.
 
-    depth: trained adapters, counted from the top.  transfer_s: of an activation or gradient on a link.
+    depth: trained adapters, counted from the top.  transfer_s: seconds of an activation or gradient on a link.
     """
     profile, cluster = equal_blocks(sum(blocks), len(blocks), transfer_s=transfer_s)
     iterations = [Iteration(initiator, sum(blocks) - depth, micro_batches)] * TOGETHER
@@ -44,7 +44,7 @@ def ring_timeline(blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1
 
 
 def ring_table(blocks: tuple[int, ...], depth: int, initiator: int = 0) -> Table:
-    """Return what each device of a ring does and sends."""
+    """Return the compute and the traffic of each device of a ring."""
     plan, first = ring_plan(blocks), sum(blocks) - depth
     end, rows = terminator(plan, first), []
     for number, stage in enumerate(plan.stages):
@@ -63,7 +63,7 @@ def ring_table(blocks: tuple[int, ...], depth: int, initiator: int = 0) -> Table
 def policy_seconds(
     unfreezing: Unfreezing, num_layers: int, steps: int, seconds: Mapping[int, float], every: int, *, per_round: int = 16
 ) -> list[tuple[float, float]]:
-    """Return (mini-batches, time so far) of a policy that is a schedule.  seconds: of a mini-batch, by the number of trained adapters."""
+    """Return (mini-batches, time so far) of a fixed unfreezing schedule.  seconds: of a mini-batch, by the number of trained adapters."""
     policy, passed, points = Policy(num_layers=num_layers, unfreezing=unfreezing, every=every), 0.0, [(0.0, 0.0)]
     for step in range(steps):
         passed += seconds[num_layers - policy.first_unfrozen(step // per_round, step)]

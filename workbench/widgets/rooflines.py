@@ -1,4 +1,4 @@
-"""Rooflines of forward passes: this machine's own, measured, and those of chosen machines, simulated (P-RGE, section 3)."""
+"""Rooflines of forward passes: this machine's, measured, and those of chosen machines, simulated (P-RGE, section 3)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class HostRoofline:
 
     @property
     def ridge(self) -> float:
-        """Return the FLOPs for each byte from which on arithmetic bounds a pass."""
+        """Return the FLOPs for each byte above which arithmetic limits a pass."""
         return self.flops_per_s / self.bytes_per_s
 
     def machine(self, num_layers: int) -> Machine:
-        """Return the rates for the time model.  What the smallest pass takes beyond its roof is what its layers cost besides."""
+        """Return the rates for the time model.  The smallest pass's time above its roof is taken as a fixed cost of its layers."""
         [first, *_] = self.passes
         roof_s = max(first.flops / self.flops_per_s, first.weight_bytes / self.bytes_per_s)
         return Machine(
@@ -53,7 +53,7 @@ class HostRoofline:
 def measure_roofline(
     model: CausalModel, batch: PromptLike, parts: Sequence[int], *, seconds: float = 1.0, pass_budget_s: float = 20.0
 ) -> HostRoofline:
-    """Return this machine's two rates and what passes with so many parts of `batch` take, all timed in turn on one thread.
+    """Return this machine's two rates and the time of passes with several parts of `batch`, all timed in turn on one thread.
 
     seconds: for each rate.  pass_budget_s: for all passes together; every number of parts is timed at least once.
     """
@@ -82,13 +82,13 @@ def measure_roofline(
         timings = time_calls({count: (partial(bind, count), run) for count in counts}, repeats=5, budget_s=pass_budget_s)
     finally:
         model.trainables.bind(None)
-    rate = gemm_rate(seconds=seconds, product=torch.inference_mode()(linear))  # the products that the passes are made of
+    rate = gemm_rate(seconds=seconds, product=torch.inference_mode()(linear))  # the matrix product that the passes use
     found = tuple(Pass(count, flops[count], weight_bytes, timings[count]) for count in counts)
     return HostRoofline(flops_per_s=rate, bytes_per_s=memory_rate(seconds=seconds), passes=found)
 
 
 def one_by_one(found: Sequence[Pass]) -> dict[str, list[tuple[float, float]]]:
-    """Return milliseconds over the number of parts: in one pass, and as many passes of the smallest kind."""
+    """Return milliseconds over the number of parts: in one pass, and in as many passes of the smallest kind."""
     first = found[0]
     return {
         "one after the other": [(one.parts, 1e3 * first.seconds * one.parts / first.parts) for one in found],
@@ -97,7 +97,7 @@ def one_by_one(found: Sequence[Pass]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _weight_bytes(model: CausalModel) -> int:
-    """Return the bytes of all matrices that a pass multiplies with: the layers' and the head's, not the table of embeddings."""
+    """Return the bytes of all matrices that a pass multiplies with: the layers' and the head's, without the embedding table."""
     matrices = [one for one in model.backbone.layers.parameters() if one.dim() == 2 and not one.requires_grad]
     weight = getattr(model.head, "weight", None)
     total = sum(one.numel() * one.element_size() for one in matrices)
@@ -110,14 +110,14 @@ POWERS = (1, 2, 4, 8, 16)
 
 
 class Choice(NamedTuple):
-    """A machine, and the bytes in which it keeps a weight."""
+    """A machine, and the number of bytes in which it stores a weight."""
 
     machine: Machine
     weight_bytes: float
 
 
 class ExecutionCost(NamedTuple):
-    """One execution of a step.  passes: of it; parts: of each pass."""
+    """One execution of a step.  passes: their number; parts: of each pass."""
 
     execution: str
     passes: int
@@ -127,7 +127,7 @@ class ExecutionCost(NamedTuple):
 
 
 def paper_machines() -> dict[str, Choice]:
-    """Return the paper's machines, with what was fitted on its tables."""
+    """Return the paper's machines, with the values fitted to its tables."""
     known = load_constants()
     return {
         "A100, fp16 (Table 13)": Choice(known.a100(), 2.0),
@@ -138,7 +138,7 @@ def paper_machines() -> dict[str, Choice]:
 
 
 def execution_costs(model: str, choice: Choice, *, queries: int, batch_size: int, tokens: int) -> tuple[ExecutionCost, ...]:
-    """Return what a step takes by each execution, simulated.  Raises ConfigError for an unknown model or q below 1."""
+    """Return the simulated time of a step by each execution.  Raises ConfigError for an unknown model or q below 1."""
     described, (machine, weight_bytes) = describe(model), choice
     found = []
     for execution in EXECUTIONS:
@@ -164,7 +164,7 @@ def execution_costs(model: str, choice: Choice, *, queries: int, batch_size: int
 class RooflineExplorer(Explorer):
     """A machine, a model, q, E and tokens; the roofline with the pass of each execution, and the step's time.
 
-    costs: what is shown.  machines: those of paper_machines() and more; the first is chosen.
+    costs: the results shown.  machines: those of paper_machines() and more; the first is chosen.
     """
 
     def __init__(self, machines: Mapping[str, Choice] | None = None, *, model: str = "TinyLlama-1.1B") -> None:

@@ -1,4 +1,4 @@
-"""A panel with Simulate, Run, Stop and Resume: the work goes on in a thread, the kernel stays free, and what fails is shown."""
+"""A panel with Simulate, Run, Stop and Resume: the run works in a thread, the kernel stays free, and failures are shown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Runner = Callable[..., Report]
 
 
 class DeviceButtons(widgets.HBox):
-    """Buttons that let a device of a run leave on notice, kill it, or bring it back; shown while a run offers that."""
+    """Buttons that make a device of a run leave on notice, die, or come back; shown while a run offers that."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._faults: FaultSchedule | None = None
@@ -54,7 +54,7 @@ class DeviceButtons(widgets.HBox):
             self.device.index = 0  # Dropdown chooses none
 
     def offer(self, faults: FaultSchedule | None) -> None:
-        """Show the buttons; hide them if there are no faults to add to."""
+        """Show the buttons; hide them if faults is None."""
         self._faults = faults
         self.layout.display = "none" if faults is None else "flex"
 
@@ -70,9 +70,9 @@ class DeviceButtons(widgets.HBox):
 class RunPanel(Panel):
     """Simulates or runs what two forms describe.
 
-    `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's own if it made one already,
-    else it runs now, in the cell.  chosen_plan: gives the plan to run instead of the planner's.
-    runner: experiment.run, or a stand-in in tests.  devices: buttons that do something to a device while the run goes on.
+    `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's if it has already made one, else it
+    runs now, in the cell.  chosen_plan: returns the plan to run instead of the planner's.
+    runner: experiment.run, or a stand-in in tests.  devices: buttons that act on a device during the run.
     """
 
     def __init__(
@@ -110,18 +110,18 @@ class RunPanel(Panel):
 
     @property
     def running(self) -> bool:
-        """Return whether the panel's thread is at work."""
+        """Return whether the panel's thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, mode: Mode, *, resume: bool = False) -> None:
-        """Begin in a thread; what the forms describe wrongly is shown at once.  resume: see experiment.run."""
+        """Start in a thread; errors in the forms are shown at once.  resume: see experiment.run."""
         try:
             if self.running:
                 raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
             self.message.clear()
             self.progress.value = self.result.value = Markup()  # an old result must not stay under a new error
             job, cluster, plan = self._described()
-        except Exception as error:  # a callback's error would be seen by nobody
+        except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
             return
         self._stop.clear()
@@ -143,7 +143,7 @@ class RunPanel(Panel):
     def report(self, mode: Mode) -> Report:
         """Return the report of the forms' job on the forms' cluster.
 
-        Raises what the run raises; a run of the panel that is going on is waited for first.
+        Raises the run's errors.  If the panel is running, waits for that run first.
         """
         self.wait()
         job, cluster, plan = self._described()
@@ -157,7 +157,7 @@ class RunPanel(Panel):
         return made
 
     def _described(self) -> tuple[Job, Cluster, Plan | None]:
-        """Return what the forms say now, and the plan to run (None: the planner's).  Raises ConfigError for what cannot be meant."""
+        """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for invalid settings."""
         return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
 
     def _how(self, plan: Plan | None, *, resume: bool) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class RunPanel(Panel):
 
     @contextmanager
     def _watched(self, live: LiveProgress) -> Iterator[Callable[[Event], None]]:
-        """Yield what takes a run's events; the buttons for its devices are offered inside."""
+        """Yield the receiver of a run's events; the buttons for its devices are offered inside the context."""
 
         def take(event: Event) -> None:
             if event.faults is not None:
@@ -199,7 +199,7 @@ class RunPanel(Panel):
             self.devices.offer(None)
 
     def _can_resume(self) -> bool:
-        """Return whether the forms describe the run that was interrupted."""
+        """Return whether the forms describe the interrupted run."""
         try:
             return self._interrupted == (self._job_form.job, self._cluster_form.cluster)
         except ConfigError:

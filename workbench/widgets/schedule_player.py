@@ -1,4 +1,4 @@
-"""Step through a timeline: a slider over time, the Gantt chart with a cursor, and what each device is doing just then."""
+"""Step through a timeline: a slider over time, the Gantt chart with a cursor, and what each device does at that moment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TILE_WORDS = {
     "CONN": "residual and norm",
     "ADD": "adds the sum that arrived",
 }
-"""What an operation of single-shot inference does, for the table."""
+"""Description of an operation of single-shot inference, for the table."""
 TILE_VALUES = {
     "emb": "embedded tile",
     "hid": "tile",
@@ -43,7 +43,7 @@ Cell = Callable[[Timeline, int, float], str]
 
 
 class Moment(NamedTuple):
-    """What a device is doing at one time.  computes, network: labels of operations; nbytes: of memory in use, None if not recorded."""
+    """A device's activity at one time.  computes, network: labels of operations; nbytes: memory in use, None if not recorded."""
 
     device: str
     computes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Moment(NamedTuple):
 
 
 def moments(timeline: Timeline, time_s: float) -> list[Moment]:
-    """Return what every device is doing at time_s."""
+    """Return every device's activity at time_s."""
     computes: list[list[str]] = [[] for _ in timeline.device_names]
     network: list[list[str]] = [[] for _ in timeline.device_names]
     for span in timeline.spans:
@@ -84,9 +84,9 @@ def _words(op: Op, timeline: Timeline) -> str:
 
 
 class SchedulePlayer(Panel):
-    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons go by operations.
+    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons step by operations.
 
-    columns: further columns of the table, by name; a function of timeline, rank and time in seconds gives a device's cell.
+    columns: further columns of the table, by name; a function of timeline, rank and time in seconds returns a device's cell.
     """
 
     def __init__(self, timelines: Timeline | Mapping[str, Timeline], *, columns: Mapping[str, Cell] | None = None) -> None:
@@ -112,16 +112,16 @@ class SchedulePlayer(Panel):
 
     @property
     def timeline(self) -> Timeline:
-        """Return the timeline that is shown."""
+        """Return the timeline shown."""
         return self._timelines[self.choice.value]
 
     @property
     def time_s(self) -> float:
-        """Return the moment that is shown."""
+        """Return the time shown, in seconds."""
         return self.slider.value / TICKS * self.timeline.makespan_s
 
     def step(self, direction: int) -> None:
-        """Go to the next beginning of an operation (1) or to the one before (-1); at either end stay there."""
+        """Go to the next start of an operation (1) or to the previous one (-1); stay at either end."""
         longest = self.timeline.makespan_s
         ticks = sorted({math.ceil(span.start_s / longest * TICKS - 1e-9) for span in self.timeline.spans}) if longest else []
         ahead = [tick for tick in ticks if (tick > self.slider.value if direction > 0 else tick < self.slider.value)]

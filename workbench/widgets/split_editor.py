@@ -1,4 +1,4 @@
-"""Split a model among devices by hand or by the planner, and see at once what a step would take and whether memory suffices."""
+"""Split a model among devices by hand or by the planner, and see at once the time of a step and whether the memory suffices."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workbench.widgets.planning import PLANNERS, Comparison, PlanningProblem, co
 
 
 class PlannerExplorer(Explorer):
-    """Plans again whenever a slider moves.
+    """Re-plans whenever a slider moves.
 
-    problem: with the cluster that the sliders begin at.  answer: what is shown, of the problem as the controls have it.
+    problem: with the cluster at which the sliders start.  answer: the result shown, for the controls' current problem.
     """
 
     def __init__(self, problem: PlanningProblem, *, planners: Sequence[str] = tuple(PLANNERS)) -> None:
@@ -43,7 +43,7 @@ class PlannerExplorer(Explorer):
 
     @property
     def problem(self) -> PlanningProblem:
-        """Return the problem as the controls have it.  Raises ConfigError for what cannot be meant."""
+        """Return the problem with the controls' settings.  Raises ConfigError for invalid settings."""
         return self._origin.on(self.form.cluster).cut(self.micro_batches.value)
 
     def _plan(self, problem: PlanningProblem, planner: str) -> None:
@@ -77,10 +77,10 @@ DISPATCH = {"by Eq. 4": "best", "by speed": "speed", "equally": "equal"}
 
 
 class SplitEditor(Explorer):
-    """Sliders for the ends of the stages, and for each device the stage that it works for.
+    """Sliders for the ends of the stages, and for each device the stage for which it works.
 
-    plan: as the controls have it, fitting or not; reading it raises ConfigError for what is no plan (a stage without a device).
-    planned: the planner's plan, which yours is compared with.  layers, groups: what to begin with, the planner's if not given.
+    plan: the controls' plan, whether it fits or not; reading it raises ConfigError for an invalid plan (a stage without a device).
+    planned: the planner's plan, with which yours is compared.  layers, groups: initial values, the planner's if not given.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SplitEditor(Explorer):
         if layers is None or groups is None:
             self._arrange(*_shape(self.planned))
         else:
-            problem.by_hand(layers, groups)  # refuses what is no plan
+            problem.by_hand(layers, groups)  # refuses an invalid plan
             self._arrange(layers, groups)
         names = [Html(Markup("<b>{}</b>").format(device.name), layout=widgets.Layout(width="9em")) for device in devices]
         rows = [widgets.HBox([name, choice]) for name, choice in zip(names, self.devices, strict=True)]

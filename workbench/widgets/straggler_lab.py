@@ -1,4 +1,4 @@
-"""Break a device of a serving system and watch what it does about it, simulated at once (Galaxy+, section III-E, Fig. 16)."""
+"""Break a device of a serving system and watch the reaction, simulated at once (Galaxy+, section III-E, Fig. 16)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REACTIONS = {
 class StragglerLab(Explorer):
     """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events below.
 
-    reports: what is shown, by name.  fault, rescheduling: as the controls have them.
+    reports: the results shown, by name.  fault, rescheduling: the controls' settings.
     """
 
     def __init__(self, problem: InferenceProblem, *, num_requests: int = 400, rank: int = 1, factor: float = 5.0) -> None:
@@ -67,7 +67,7 @@ class StragglerLab(Explorer):
 
     @property
     def fault(self) -> Fault:
-        """Return what happens, in seconds of the stream."""
+        """Return the fault, in seconds of the stream."""
         start_s = self.start.value * self._tick_s
         end_s = start_s + self.duration.value * self._tick_s
         factor = self.factor.value if self.kind.value == "slow" else 1.0
@@ -75,12 +75,12 @@ class StragglerLab(Explorer):
 
     @property
     def rescheduling(self) -> ReschedulingSettings:
-        """Return the settings, with times that suit how long a request takes here."""
+        """Return the settings, with times that suit the duration of a request on this cluster."""
         return settings_for(self._typical_s, reaction=self.reaction.value)
 
     @property
     def report(self) -> ServingReport:
-        """Return the stream with the chosen reaction."""
+        """Return the report of the stream with the chosen reaction."""
         return self.reports["with re-scheduling"]
 
     def _serve(self, fault: Fault, settings: ReschedulingSettings) -> None:
@@ -128,9 +128,9 @@ def serve_here(
     faults: Sequence[Fault] = (),
     fidelity: Fidelity = "auto",
 ) -> ServingReport:
-    """Serve a stream on emulated devices, beginning with a plan, and return what it was like.  The engines are kept for the next call.
+    """Serve a stream on emulated devices, starting with a plan, and return its report.  The engines are kept for the next call.
 
-    job: says the model, and what it was profiled for.
+    job: gives the model, and the settings for which it was profiled.
     """
     host = host_profile(prepare(job), ignore)
     engines = default_pool().acquire(cluster, fidelity)
@@ -139,7 +139,7 @@ def serve_here(
 
 
 def settings_for(request_s: float, *, reaction: Any = "exclude", slow_factor: float = 1.5) -> ReschedulingSettings:
-    """Return settings whose times are some requests long: for services as quick as a laptop's or as slow as a Raspberry Pi's."""
+    """Return settings whose times are a few requests long: for services as fast as a laptop's or as slow as a Raspberry Pi's."""
     return ReschedulingSettings(
         reaction=reaction,
         report_every_s=4 * request_s,

@@ -1,4 +1,4 @@
-"""Plans, sweeps, reports and single-shot inference as small tables for a notebook, and a plain line figure for what it sweeps."""
+"""Small tables for a notebook (plans, sweeps, reports, single-shot inference), and a plain line figure for sweeps."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Table:
 
 
 def _cell(tag: str, text: str) -> Markup:
-    """Return a cell.  One word, such as a device's name, is not broken at its hyphens."""
+    """Return a cell.  A single word, such as a device's name, is not broken at its hyphens."""
     style = "text-align:left;padding:2px 14px 2px 0" + ";white-space:nowrap" * (" " not in text)
     return Markup(f"<{tag} style='{{}}'>{{}}</{tag}>").format(style, text)
 
 
 def plan_table(plan: Plan, cluster: Cluster) -> Table:
-    """Return who holds which layers and computes how many samples of each micro-batch."""
+    """Return which device has which layers and computes how many samples of each micro-batch."""
 
     def samples(stage: Stage) -> str:
         return ", ".join(f"{cluster.devices[share.rank].name} {share.samples}" for share in stage.shares)
@@ -74,7 +74,7 @@ def plan_table(plan: Plan, cluster: Cluster) -> Table:
 
 
 def sweep_table(points: Sequence[SweepPoint]) -> Table:
-    """Return the step time of each plan, simulated and (where it was executed) measured."""
+    """Return the step time of each plan, simulated and (if it was executed) measured."""
     measured = any(point.measured_s for point in points)
     inside = any(point.plan.inference is not None for point in points)
     rows = []
@@ -99,7 +99,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
 
 
 def comparison_table(compared: Sequence[Comparison], *, title: str = "What each planner makes of it (simulated)") -> Table:
-    """Return each planner's plan and throughput; for what does not fit, who lacks what."""
+    """Return each planner's plan and throughput; if a plan does not fit, which device lacks how much memory."""
     rows = [
         (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
         if one.plan is not None
@@ -110,7 +110,7 @@ def comparison_table(compared: Sequence[Comparison], *, title: str = "What each 
 
 
 def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
-    """Return the phases of Eq. 5-6 of each plan, beside its simulated step."""
+    """Return the phases of Eq. 5-6 of each plan, next to its simulated step."""
     rows = [
         (
             str(len(plan.stages)),
@@ -140,7 +140,7 @@ def orders_table(study: OrderStudy, *, most: int = 6) -> Table:
 
 
 def grouping_table(model: str, found: Mapping[int, Sequence[Comparison]], paper: Mapping[int, str], *, planner: str) -> Table:
-    """Return the planner's device groups for each number of devices, beside those that the paper prints (PAC+, Fig. 17)."""
+    """Return the planner's device groups for each number of devices, next to those that the paper prints (PAC+, Fig. 17)."""
     rows = []
     for count, compared in found.items():
         [one] = [one for one in compared if one.planner == planner]
@@ -150,7 +150,7 @@ def grouping_table(model: str, found: Mapping[int, Sequence[Comparison]], paper:
 
 
 def report_table(report: Report) -> Table:
-    """Return a run in a few lines: plan, what each device computes, epochs with and without cache, steps, metrics, notes."""
+    """Return a run in a few lines: plan, each device's work, epochs with and without cache, steps, metrics, notes."""
     rows = [("Numbers", report.label), *summary_rows(report)]
     if report.plan.inference is None:
         timed = sum(step.measured_s is not None for step in report.steps)  # a step in which a device was lost is not
@@ -160,7 +160,7 @@ def report_table(report: Report) -> Table:
 
 
 def recovery_table(reports: Mapping[str, Report]) -> Table:
-    """Return what each change of the devices cost, of several runs by name."""
+    """Return the cost of each change of the devices, of several runs by name."""
     rows = []
     for name, report in reports.items():
         for one in report.recoveries:
@@ -175,7 +175,7 @@ def recovery_table(reports: Mapping[str, Report]) -> Table:
 
 
 def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
-    """Return what a plan divides, in words: layers by scheme (or by device), heads, tokens."""
+    """Return a plan's division in words: layers by scheme (or by device), heads, tokens."""
     if plan.paradigm == "pipeline":
         return f"layers {', '.join(map(str, plan.layers))}", "all", "all"
     first, second = plan.configuration
@@ -186,7 +186,7 @@ def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
 
 
 def inference_table(compared: Sequence[InferenceComparison], problem: InferenceProblem, *, title: str = "") -> Table:
-    """Return each planner's plan and the simulated latency of a sequence, over that of the first that fits; who lacks what otherwise."""
+    """Return each planner's plan and the simulated latency of a sequence, divided by that of the first that fits; else what is missing."""
     names = [device.name for device in problem.cluster.devices]
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
     rows, refused = [], []
@@ -210,7 +210,7 @@ def inference_table(compared: Sequence[InferenceComparison], problem: InferenceP
 
 
 def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Table:
-    """Return what each device of a plan gets: heads, columns, tokens, bytes and its budget."""
+    """Return each device's part of a plan: heads, columns, tokens, bytes and its budget."""
     needed = problem.need_parts(plan)
 
     def row(rank: int) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ def lines(
 ) -> go.Figure:
     """Return a figure with a line through the (x, y) points of each series.
 
-    label: what the numbers are (simulated, measured).  logarithmic: the axes that are, such as 'x' or 'xy'.
+    label: the kind of the numbers (simulated, measured).  logarithmic: the logarithmic axes, such as 'x' or 'xy'.
     """
     figure = go.Figure()
     for index, (name, points) in enumerate(series.items()):

@@ -1,4 +1,4 @@
-"""Watch a language model learn by forward passes: settings, Run and Stop, and a figure that grows while it learns."""
+"""Watch a language model learn with forward passes: settings, Run and Stop, and a figure that grows during the training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LOSSES = {"vocabulary": "over all tokens", "label_words": "among the label words
 
 
 class TrainingPanel(Panel):
-    """Trains in a thread, so that the kernel stays free; `trained()` gives a cell the training, finished.
+    """Trains in a thread, so that the kernel stays free; `trained()` gives a cell the finished training.
 
-    folder: for the logs of steps, one for each setting; what was stopped goes on from there, also after the kernel was restarted.
+    folder: for the logs of steps, one for each setting.  A stopped training resumes from its log, also after a restart of the kernel.
     None: no log.
     """
 
@@ -54,25 +54,25 @@ class TrainingPanel(Panel):
 
     @property
     def settings(self) -> TrainingSettings:
-        """Return the settings as the fields have them."""
+        """Return the settings of the fields."""
         return replace(self._origin, **{name: control.value for name, control in self.controls.items()})
 
     @property
     def log_path(self) -> Path:
-        """Return where the steps of the fields' settings are kept.  Raises ConfigError if the panel keeps none."""
+        """Return the log file for the fields' settings.  Raises ConfigError if the panel keeps none."""
         path = self._log_of(self.settings)
         if path is None:
             raise ConfigError("A log of steps was asked for.", "The panel keeps none.", "Give it a folder.")
         return path
 
     def start(self) -> None:
-        """Begin, or go on, in a thread."""
+        """Start or resume in a thread."""
         self.message.clear()
         try:
             if self._thread is not None and self._thread.is_alive():
                 raise RuntimeSetupError("Training was asked for.", "It is going on.", "Wait, or press Pause.")
             settings, steps = self._described()
-        except Exception as error:  # a callback's error would be seen by nobody
+        except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
             return
         self._stop.clear()
@@ -85,9 +85,9 @@ class TrainingPanel(Panel):
             self._thread.join()
 
     def trained(self) -> QueryTraining:
-        """Return the training of the fields' settings after the fields' steps; what is still to do is done now.
+        """Return the training of the fields' settings after the fields' number of steps; missing steps are done now.
 
-        Raises what training raises.
+        Raises the errors of the training.
         """
         self.wait()
         self._stop.clear()
@@ -95,13 +95,13 @@ class TrainingPanel(Panel):
         return self._train(settings, steps)
 
     def drawn(self) -> go.Figure:
-        """Return the figure of what was seen so far."""
+        """Return the figure of the curve so far."""
         assert self._training is not None, "nothing was trained"
         return figure_of(self._training)
 
     def _described(self) -> tuple[TrainingSettings, int]:
         settings = self.settings
-        _ = settings.zeroth_order  # refuses what cannot be
+        _ = settings.zeroth_order  # refuses invalid settings
         if settings.batch_size < 1 or self.steps.value < 1:
             raise ConfigError(
                 f"{self.steps.value} steps of {settings.batch_size} samples were asked for.", "Nothing would be learnt.", "Give at least 1."
@@ -164,7 +164,7 @@ class TrainingPanel(Panel):
 
 
 def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = None) -> go.Figure:
-    """Return the curve of a training.  engine: losses of an inference engine that went on with it."""
+    """Return the curve of a training.  engine: losses of an inference engine that continued it."""
     at, curve = training.settings, training.curve
     what = f"{at.model}, {at.task}, loss {LOSSES[at.loss]}, q = {at.queries}, E = {at.batch_size}"
     return learning(
