@@ -1,4 +1,4 @@
-"""A planning problem that can be changed and solved again: computes for the planner widgets (PAC+, section V-A, Algorithm 1)."""
+"""A planning problem that can be changed and solved again, for the planner widgets (PAC+, section V-A, Algorithm 1)."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
 
 
 def inference_table(compared: Sequence[InferenceComparison], problem: InferenceProblem, *, title: str = "") -> Table:
-    """Return each planner's plan and the simulated latency of a sequence, divided by that of the first that fits; else what is missing."""
+    """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what is missing."""
     names = [device.name for device in problem.cluster.devices]
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
     rows, refused = [], []

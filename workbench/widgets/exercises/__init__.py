@@ -1,4 +1,4 @@
-"""Checks for the notebooks' exercises: each looks at an answer and says what is right, or what to look at again."""
+"""Checks for the notebooks' exercises: each examines an answer and says whether it is right, or what to check again."""
 
 from workbench.widgets.exercises.asynchronous import (
     check_compatibility_code,

@@ -23,7 +23,7 @@ def check_versions(answer: int | None, *, num_stages: int, stage: int) -> Verdic
 
 
 def check_version(answer: int | None, *, mini_batch: int, num_stages: int, stage: int) -> Verdict:
-    """With which version does a mini-batch, counted from 0, go through a stage?"""
+    """Which version of the weights does a mini-batch, counted from 0, use on a stage?"""
     expected = max(0, mini_batch - (num_stages - stage - 1))
     hint = "Version v is there after v updates. How many mini-batches are still under way behind this stage when this one comes?"
     return number_verdict(answer, expected, hint, f"{mini_batch} - ({num_stages} - {stage} - 1), not below 0: version {expected}.", 0)
@@ -38,7 +38,7 @@ def check_pace(answer: float | None, *, stages_s: Sequence[float], links_s: Sequ
 
 
 def check_own_partition(answer: Partition | None, costs: StageCosts, *, order: Sequence[int]) -> Verdict:
-    """Does a partition of one's own fit, and is it faster than Eq. 3's in an order of the devices?"""
+    """Does the student's partition fit, and is it faster than Eq. 3's in an order of the devices?"""
     hint = "The device with least memory should not come first: the first one stashes most. Take lab.partition."
     if answer is None:
         return Verdict(None, hint)
@@ -54,14 +54,14 @@ def check_own_partition(answer: Partition | None, costs: StageCosts, *, order: S
 
 
 def check_stable_rate(answer: float | None, *, delay: int) -> Verdict:
-    """What is the largest learning rate at which stale gradients still come down into w^2 / 2?"""
+    """What is the largest learning rate at which training with stale gradients still converges in w^2 / 2?"""
     expected = 2 * math.sin(math.pi / (4 * delay + 2))
     hint = "Move the slider of section 3 until this delay's line neither grows nor shrinks."
     return number_verdict(answer, expected, hint, f"2 sin(pi / (4 x {delay} + 2)) = {expected:.3f}; without delay it is 2.")
 
 
 def check_heads(answer: Sequence[int] | None, profile: HeadProfile) -> Verdict:
-    """Do all heads, over the processors, take the least time?"""
+    """Does the division of all heads over the processors take the least time?"""
     hint = f"{profile.num_heads} heads, one number for each of {len(profile.seconds)} processors; the slowest counts."
     if answer is None:
         return Verdict(None, hint)
@@ -76,14 +76,14 @@ def check_heads(answer: Sequence[int] | None, profile: HeadProfile) -> Verdict:
 
 
 def check_head_bound(answer: float | None, *, share: float) -> Verdict:
-    """How many times as fast is a block at most if two equal processors share its attention?  share: attention's of the block."""
+    """What is a block's largest speedup if two equal processors share its attention?  share: attention's part of the block."""
     expected = bound(share, 2)
     hint = "Amdahl: the rest of the block is computed by one processor as before."
     return number_verdict(answer, expected, hint, f"1 / (1 - {share:g} + {share:g} / 2) = {expected:.2f}.", 0.02)
 
 
 def check_notice(answer: float | None, *, nbytes: float, bytes_per_s: float, step_s: float, still_s: float) -> Verdict:
-    """How many seconds before it leaves must a device say so (alpha)?"""
+    """How many seconds before it leaves must a device give notice (alpha)?"""
     expected = nbytes / bytes_per_s + step_s + still_s
     hint = "The substitute loads while all train, the step under way is finished, then all stand still for the move."
     right = f"{nbytes:g} / {bytes_per_s:g} + {step_s:g} + {still_s:g} = {expected:g} s."
@@ -91,7 +91,7 @@ def check_notice(answer: float | None, *, nbytes: float, bytes_per_s: float, ste
 
 
 def check_compatibility_code(answer: Callable[..., Sequence[float]] | None) -> Verdict:
-    """Is a function of (capacity vectors, batteries, p, eta) Eq. 4?  It returns each idle device's compatibility."""
+    """Does a function of (capacity vectors, batteries, p, eta) compute Eq. 4?  It returns each idle device's compatibility."""
     three = ([[1.0, 2.0, 3.0], [1.5, 3.0, 4.5], [2.0, 4.5, 7.0]], [0.2, 0.9, 1.0])
     cases = {
         "three devices": (*three, 0.5),
@@ -111,7 +111,7 @@ def check_compatibility_code(answer: Callable[..., Sequence[float]] | None) -> V
 
 
 def check_delayed_code(answer: Callable[..., float] | None) -> Verdict:
-    """Is a function of (w, gradient, learning rate, delay, steps) the delayed update?  It returns the weight after the last step."""
+    """Does a function of (w, gradient, learning rate, delay, steps) compute the delayed update?  It returns the last weight."""
     gradients: dict[str, Callable[[float], float]] = {"w": lambda w: w, "2 (w - 1)": lambda w: 2 * (w - 1), "w^3": lambda w: w**3}
     settings = [(0.1, 0, 5), (0.1, 1, 1), (0.2, 2, 7), (0.3, 3, 10), (0.1, 3, 0)]
 

@@ -41,7 +41,7 @@ def check_grouping(answer: Sequence[int] | str | None, made: Comparison) -> Verd
 
 
 def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: Plan, *, by: float = 0.0) -> Verdict:
-    """Does the student's plan fit, and is its simulated step shorter than the planner's (by a share of it)?"""
+    """Does the student's plan fit, and is its simulated step shorter than the planner's by a given share?"""
     hint = "Take editor.plan once the editor shows a split that you like."
     if answer is None:
         return Verdict(None, hint)
@@ -59,7 +59,7 @@ def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: P
 
 
 def check_memory_floor(answer_bytes: float | None, problem: PlanningProblem, made: Plan, device: str) -> Verdict:
-    """How many bytes must a device have at least, so that a plan still fits?"""
+    """How many bytes must a device have at least so that a plan still fits?"""
     names = [one.name for one in problem.cluster.devices]
     need = problem.needs(made)[names.index(device)].total_bytes
     hint = f"The table of needs has a row for {device}; 1 MB is 1e6 bytes."
@@ -79,7 +79,7 @@ _NONE_CACHED = Verdict(None, "No epoch of this run came from the cache. Train 2 
 
 
 def _epochs(report: Report) -> tuple[float, float] | None:
-    """Return the seconds of the first epoch and of a cached one; None if none was cached."""
+    """Return the seconds of the first epoch and of a cached one; None if no epoch was cached."""
     cached = [epoch.seconds for epoch in report.epochs if epoch.cached]
     return (report.epochs[0].seconds, mean(cached)) if cached else None
 
@@ -128,7 +128,7 @@ def check_half_time(answer: int | None, report: Report) -> Verdict:
 
 
 def check_faster_plan(plan: Plan | None, report: Report) -> Verdict:
-    """Is the student's plan faster (simulated) than the planner's?  Close is good, too."""
+    """Is the student's plan faster (simulated) than the planner's?  A close result also passes."""
     hint = "Write layers and groups of your own with fixed_plan; the groups name ranks, 0 is the first device."
     if plan is None:
         return Verdict(None, hint)
@@ -151,7 +151,7 @@ MOST_SLOWER = 64.0
 
 
 def check_travelling_bytes(answer: float | None, plan: InferencePlan, shape: StackShape, *, length: int, scheme: int) -> Verdict:
-    """How many bytes travel for one layer, all devices together (Table II)?"""
+    """How many bytes do all devices together send for one layer (Table II)?"""
     expected = sum(sent_bytes(plan, shape, length=length, scheme=scheme))
     size, token = plan.num_positions, shape.hidden_bytes
     collectives = 4 if scheme == 1 else 2
@@ -161,7 +161,7 @@ def check_travelling_bytes(answer: float | None, plan: InferencePlan, shape: Sta
 
 
 def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: float, transfer_s: float, overlapped: bool) -> Verdict:
-    """How long do a ring all-gather and the product behind it take, with equal tiles (Fig. 9)?"""
+    """How long do a ring all-gather and the product after it take, with equal tiles (Fig. 9)?"""
     together = num_devices * product_s
     if overlapped:
         expected = (num_devices - 1) * max(product_s, transfer_s) + product_s
@@ -175,7 +175,7 @@ def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: floa
 
 
 def check_most_scheme_2(answer: int | None, problem: InferenceProblem, plan: InferencePlan) -> Verdict:
-    """How many layers can be in scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
+    """How many layers can use scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
     layers = problem.profile.num_layers
     hint = "Move the slider until the budget is exceeded, then one back."
     if answer is None:
@@ -218,7 +218,7 @@ def break_even(problem: InferenceProblem, plan: InferencePlan, rank: int) -> flo
 
 
 def check_break_even(answer: float | None, problem: InferenceProblem, plan: InferencePlan, device: str) -> Verdict:
-    """From how many times slower on is it better to leave a device out than to wait for it?"""
+    """From which slowdown on is it better to leave a device out than to wait for it?"""
     names = [one.name for one in problem.cluster.devices]
     hint = f"Let {device} become slower, little by little, and compare waiting ('nothing') with leaving it out, once both have settled."
     if answer is None:

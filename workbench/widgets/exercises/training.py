@@ -14,11 +14,11 @@ from workbench.plots.zeroth_order_roofline import Pass
 from workbench.widgets.gradient_error import SlopeStudy
 from workbench.widgets.query_problem import QueryProblem
 
-BY_EYE = 0.10  # how far an answer read off a figure may be away
+BY_EYE = 0.10  # tolerance, as a share, of an answer read off a figure
 
 
 class Verdict:
-    """What a check found.  passed: None as long as there is no answer."""
+    """The result of a check.  passed: None as long as there is no answer."""
 
     def __init__(self, passed: bool | None, message: str) -> None:
         self.passed, self.message = passed, message
@@ -34,7 +34,7 @@ class Verdict:
 
 
 def number_verdict(answer: float | None, expected: float, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:
-    """Compare a number with what is expected, within a share of it."""
+    """Compare a number with the expected one; it may differ by a share of it."""
     if answer is None:
         return Verdict(None, hint)
     if isinstance(answer, bool) or not isinstance(answer, int | float):
@@ -45,7 +45,7 @@ def number_verdict(answer: float | None, expected: float, hint: str, right: str,
 
 
 def code_verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[], tuple[Any, Any]]]]) -> Verdict:
-    """Try a function on cases, each a name and a function that returns what is expected and what was found."""
+    """Try a function on cases, each a name and a function that returns the expected and the actual result."""
     if answer is None:
         return Verdict(None, hint)
     for name, case in cases:
@@ -81,7 +81,7 @@ def check_backward_share(answer: float | None, forward_s: float, backward_s: flo
 
 
 def check_down_projection(answer: int | None, *, hidden_size: int, reduction: int) -> Verdict:
-    """How many weights has one down-projection (its bias left out)?"""
+    """How many weights does one down-projection have (without its bias)?"""
     expected = hidden_size * hidden_size // reduction
     hint = "W_down maps the backbone's width d to the side network's d / r (section IV-A)."
     right = f"{hidden_size} x {hidden_size // reduction} = {expected:,}."
@@ -89,7 +89,7 @@ def check_down_projection(answer: int | None, *, hidden_size: int, reduction: in
 
 
 def check_quantization_step(answer: float | None, *, absmax: float) -> Verdict:
-    """By how much may a weight of a block be off after INT8 (Eq. 1-2)?"""
+    """How large can the error of a weight of a block be after INT8 (Eq. 1-2)?"""
     bound = absmax / 127 / 2
     hint = "Eq. 1 rounds 127 / absmax times the weight to a whole number. Rounding is off by at most one half; undo the factor."
     right = f"1/2 x {absmax:g} / 127 = {bound:.2e}."
@@ -97,7 +97,7 @@ def check_quantization_step(answer: float | None, *, absmax: float) -> Verdict:
 
 
 def check_quantized_bytes(answer: float | None, *, bits: int, block_size: int) -> Verdict:
-    """How many bytes does a weight take, its block's share of the float32 constant included?"""
+    """How many bytes does a weight take, with its share of the block's float32 constant?"""
     expected = bits / 8 + 4 / block_size
     hint = f"{bits} bits for the code, and each block of {block_size} weights keeps one constant of 4 bytes."
     right = f"{bits} / 8 + 4 / {block_size} = {expected:g} bytes."
@@ -105,7 +105,7 @@ def check_quantized_bytes(answer: float | None, *, bits: int, block_size: int) -
 
 
 def check_share(answer: float | None, cluster: Cluster, device: str, factor: float) -> Verdict:
-    """Which share of a core makes a device `factor` times slower than the one named?"""
+    """Which share of a core makes a device `factor` times slower than the named device?"""
     [share] = [one.host_share for one in cluster.devices if one.name == device]
     assert share is not None, f"device '{device}' is not emulated"
     hint = f"'{device}' has {share:g} of a core. An operation that takes c seconds on a whole core takes c / share on a device."
@@ -123,7 +123,7 @@ def check_transfer(answer_s: float | None, cluster: Cluster, source: str, destin
 
 
 def check_cluster(cluster: Cluster | None, *, cores: int) -> Verdict:
-    """Does a cluster of the student's own have three unequal emulated devices that this host can carry?"""
+    """Does the student's cluster have three unequal emulated devices that this host can carry?"""
     hint = "Describe three devices with different host_share whose sum stays below the number of cores."
     if cluster is None:
         return Verdict(None, hint)
@@ -163,7 +163,7 @@ def check_queries_for_error(answer: int | None, *, dimension: int) -> Verdict:
 
 
 def check_epsilon(answer: float | None, studies: Sequence[SlopeStudy]) -> Verdict:
-    """Which epsilon of a study gives the slopes best?  Within a factor of two of the best deviation counts."""
+    """Which epsilon of a study gives the best slopes?  An answer passes if its deviation is within a factor of two of the best."""
     best = min(studies, key=lambda one: one.deviation)
     hint = "Too large, and the loss bends between the two points; too small, and their difference is rounding. Look for the lowest point."
     if answer is None:
@@ -191,7 +191,7 @@ def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
 
 
 def check_travelling(answer: float | None, log: StepLog) -> Verdict:
-    """How many bytes does a device need of the others' work to make a step (32-bit seeds and scalars)?"""
+    """How many bytes of the others' work does a device need for a step (32-bit seeds and scalars)?"""
     queries = len(log.seeds)
     hint = "A seed and a scalar for each query, four bytes each. Is the noise sent?"
     right = f"{queries} x (4 + 4) = {log.nbytes}. Whoever knows seed and scalar knows the direction and how far."
