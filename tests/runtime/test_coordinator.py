@@ -320,6 +320,28 @@ def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_wor
     assert sum(isinstance(message, Abort) for _, _, message in told.devices.commands) == 3
 
 
+class LateForThePause(Checked):
+    """Device 0 has begun the step before which all are to pause, and gives it up; the others wait for it and notice nothing."""
+
+    def _take(self, rank: int, message: Any, life: int) -> None:
+        train = self._processes[rank].train
+        if isinstance(message, Pause) and train is not None:
+            group = self._groups[train.generation]
+            group.ticket += 1
+            if rank == 0:
+                self._end_job(rank, train, "lost", group.step)
+        else:
+            super()._take(rank, message, life)
+
+
+def test_nobody_waits_for_a_device_that_was_too_late_for_a_pause() -> None:
+    told = prepared(Trainer(30), *faults("leave:d3@step7"))
+    told.devices.__class__ = LateForThePause
+    told.coordinator.run()
+    assert told.policy.step == 30 and members(told) == [(0, 1, 2, 3), (0, 1, 2)]
+    assert not [line for line in told.said if "is lost" in line]
+
+
 def test_devices_that_are_needed_are_waited_for_and_their_absence_is_told() -> None:
     told = coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12-13"))
     assert members(told) == [(0, 1, 2, 3)] * 2

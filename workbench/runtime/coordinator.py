@@ -155,7 +155,8 @@ class Coordinator:
             case Ended():
                 if generation is not None and generation.number == content.generation:
                     self._ended[rank] = content
-                    if content.end == "lost":
+                    if content.end == "lost":  # the others may wait for it at a meeting, where they do not notice
+                        self.fleet.command(generation.members, Abort(generation.number))
                         self._wait_for_others(generation)
                     self._close_generation()
             case Probed() if self.adapts:
