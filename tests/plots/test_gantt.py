@@ -4,7 +4,7 @@ import pytest
 from made_up_report import timeline
 
 from workbench.core import Op, Span, Timeline
-from workbench.plots import gantt, style
+from workbench.plots import gantt, memory, style
 from workbench.plots.gantt import COMPUTE, MAX_BARS, SENDING
 
 
@@ -93,6 +93,11 @@ def test_one_endless_device_draws_the_beginning_and_says_so() -> None:
     figure = gantt(many(1, MAX_BARS + 1000))
     assert len(traces(figure)["forward"].x) == MAX_BARS
     assert "the first 16000 s shown" in figure.layout.title.subtitle.text
+
+
+def test_a_step_that_is_not_kept_is_said() -> None:
+    for draw in (gantt, memory):
+        assert "before the devices changed" in draw(None).layout.annotations[0].text
 
 
 def test_nothing_executed_is_said() -> None:

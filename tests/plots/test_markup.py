@@ -22,7 +22,7 @@ from workbench.core.report import Recovery
 from workbench.core.spread import Spread
 from workbench.plots import export, layer_cut, zeroth_order, zeroth_order_roofline
 from workbench.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
-from workbench.plots.style import empty
+from workbench.plots.style import empty, not_kept
 from workbench.reproduce import Check, Comparison, Result, Table
 from workbench.reproduce.writing import write
 
@@ -54,6 +54,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "learning": lambda: zeroth_order.learning([(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, **SAID),
     "memory": lambda: plots.memory(TIMELINE, note=NAME),
     "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
+    "not_kept": lambda: not_kept(NAME, NAME),
     "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
     "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
     "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),

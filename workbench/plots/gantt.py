@@ -21,6 +21,7 @@ from workbench.plots.style import (
     evenly_spaced,
     finish,
     mark_of,
+    not_kept,
     number_of,
     time_unit,
 )
@@ -44,13 +45,15 @@ class Bar(NamedTuple):
     hover: str
 
 
-def gantt(timeline: Timeline, *, note: str = "") -> go.Figure:
-    """Return the Gantt chart of a timeline, simulated or measured.
+def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
+    """Return the Gantt chart of a timeline, simulated or measured.  None: one that the report does not have.
 
     Compute takes the upper part of a device's lane (several compute streams are stacked), the network the lower part: sends
     above receives, collectives over both.  Grey is idle.  Numbers of micro-batches (of tiles, in single-shot inference) are
     written where they fit.  note: shown in the title, such as busy_note's; its mark then follows the times.
     """
+    if timeline is None:
+        return not_kept("What each device does", note)
     title = timeline.title or "What each device does"
     if not timeline.spans:
         return empty(title=title, label=timeline.label, why="Nothing was executed.", note=note)

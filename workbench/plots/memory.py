@@ -17,6 +17,7 @@ from workbench.plots.style import (
     byte_unit,
     empty,
     finish,
+    not_kept,
     rows_for,
     shown_ranks,
     time_unit,
@@ -78,8 +79,13 @@ def cluster(cluster: Cluster) -> go.Figure:
 MAX_POINTS = 2_000  # of one device's curve
 
 
-def memory(timeline: Timeline, *, note: str = "") -> go.Figure:
-    """Return a panel per device: bytes in use (filled) and the budget (dashed); vermillion above the budget."""
+def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
+    """Return a panel per device: bytes in use (filled) and the budget (dashed); vermillion above the budget.
+
+    None: a timeline that the report does not have.
+    """
+    if timeline is None:
+        return not_kept("Memory", note)
     title = f"Memory: {timeline.title}" if timeline.title else "Memory"
     if not any(timeline.memory):
         return empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)

@@ -210,6 +210,11 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
     return figure
 
 
+def not_kept(title: str, note: str) -> go.Figure:
+    """Return the figure of a measured step that was done before the devices changed: its spans were lost with them."""
+    return empty(title=title, label="", why="This step was done before the devices changed; its times are not kept.", note=note)
+
+
 def empty(*, title: str, label: str, why: str, note: str = "") -> go.Figure:
     """Return a figure that says why there is nothing to draw."""
     figure = go.Figure()
