@@ -24,7 +24,7 @@ from workbench.runtime.pipe_engine import Asked, ChannelStore
 from workbench.runtime.relays import Relays, gloo_port, make_certificate
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_agent import CERTIFICATE, LOWEST
-from workbench.runtime.ssh_devices import KeyStore
+from workbench.runtime.ssh_seat import KeyStore
 
 
 @pytest.fixture

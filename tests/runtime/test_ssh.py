@@ -24,7 +24,8 @@ from workbench.runtime import ssh
 from workbench.runtime.messages import CallTable, Parts, decode_told, encode_told
 from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message, Messages
 from workbench.runtime.ssh import Connection, failure_of
-from workbench.runtime.ssh_devices import KeyStore, SshEngines
+from workbench.runtime.ssh_devices import SshEngines
+from workbench.runtime.ssh_seat import KeyStore
 
 
 class Agent:

@@ -1,0 +1,201 @@
+"""A real device in a run over SSH (connection, engine, current job), and the key-value store that all devices of a run share."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench import __version__
+from workbench.core.cluster import Device
+from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.core.files import whole_file
+from workbench.runtime.messages import Call, decode
+from workbench.runtime.pipe_engine import KEPT, KEPT_NAME, WORK, Asked, FilePart, Message, Messages
+from workbench.runtime.ssh import Connection
+from workbench.runtime.ssh_setup import bring_code, environment_python
+
+if TYPE_CHECKING:
+    from workbench.runtime.ssh_devices import SshEngines
+
+_START_TIMEOUT_S = 90.0
+"""A device imports torch from its card: 10 to 40 s."""
+_ENGINE = "workbench.methods.calls"
+_PASSED_ON = ("OMP_NUM_THREADS", "WORKBENCH_TINY")
+
+
+class KeyStore:
+    """The rendezvous store of one run, in memory: devices form their process group through it."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waiting: list[tuple[Asked, Callable[[bytes], None]]] = []
+        self._lock = threading.Lock()
+
+    def ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Reply at once, or when the keys are there."""
+        with self._lock:
+            if asked.operation == "set":
+                self._values[asked.keys[0]] = asked.value
+            is_there = all(key in self._values for key in asked.keys)
+            if asked.operation in ("wait", "get") and not is_there:
+                self._waiting.append((asked, reply))
+                return
+            due = [(asked, reply)]
+            if asked.operation == "set":
+                due += [one for one in self._waiting if all(key in self._values for key in one[0].keys)]
+                self._waiting = [one for one in self._waiting if one not in due]
+            answers = [(say, self._values[one.keys[0]] if one.operation == "get" else b"1" if is_there else b"") for one, say in due]
+        for say, answer in answers:
+            say(answer)
+
+
+class Seat:
+    """One device: its connection, its engine and its current job."""
+
+    def __init__(self, rank: int, device: Device, engines: SshEngines) -> None:
+        self.rank, self.device, self._engines = rank, device, engines
+        self.connection: Connection | None = None
+        self.ready = threading.Event()
+        self.call: Call | None = None
+        self.number = 0
+        self.why = ""
+        self.killed_s: float | None = None
+        self._messages, self._parts = Messages(), dict[str, bytearray]()
+
+    @property
+    def link(self) -> Connection:
+        """Return the connection.  Raises DeviceLostError without one."""
+        if self.connection is None:
+            raise DeviceLostError(
+                f"Device '{self.device.name}' was being used.", f"It is lost: {self.why or 'no connection'}", "Run again."
+            )
+        return self.connection
+
+    def open(self) -> None:
+        """Connect, unless it is connected, and start the engine anew.  Raises RuntimeSetupError."""
+        if self.connection is None or self.connection.lost is not None:
+            command = self._engines.command_of(self.device)
+            self.connection = Connection(self.device.name, command, self._take)
+            self.connection.open(owner=_owner())
+            self._engines.certify(self.connection)
+        asked = f"The engine of device '{self.device.name}' was to be started."
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment["PYTHONPATH"] = bring_code(self.connection)
+        python = self.device.python or environment_python(self.connection)
+        self.connection.ask("start", python=python, module=_ENGINE, environment=environment)
+        self.send("hello", str(self._engines.folder).encode())
+        if not self.ready.wait(_START_TIMEOUT_S) or self.why:
+            raise RuntimeSetupError(
+                asked, f"It did not come up: {self.why or 'it is too slow'}", "Run `workbench kit setup`, or see its log."
+            )
+
+    def send(self, kind: str, data: bytes, number: int = 0) -> None:
+        """Send a message to the engine."""
+        self.link.to_engine(Message(kind, number, data).framed())
+
+    def begin(self, number: int, call: Call) -> None:
+        """Note the job that the engine begins."""
+        self.number, self.call = number, call
+
+    def bring(self, paths: Sequence[Path]) -> None:
+        """Send the run's files that a job names, in place of older ones.  They arrive before any message that follows."""
+        folder, link = self._engines.folder, self.link
+        for name in KEPT:
+            link.post("empty", path=f"run/{WORK}/{name}")
+        wanted = [path for path in folder.glob("*") if folder in paths and path.is_file()]
+        wanted += [path for path in paths if path.is_relative_to(folder) and path.is_file()]
+        for path in wanted:
+            self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}").add_done_callback(self._brought)
+
+    def _brought(self, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._engines.tell(self.rank, "failed", error)
+
+    def close(self) -> None:
+        """End everything there."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+    # In the thread that reads.
+
+    def _take(self, kind: str, content: Any) -> None:
+        match kind:
+            case "started":
+                self._messages, self.why, self.killed_s = Messages(), "", None
+                self.ready.clear()
+            case "engine":
+                try:
+                    for message in self._messages.of(content):
+                        self._hear(message)
+                except (WorkbenchError, OSError) as error:
+                    self._engines.tell(self.rank, "failed", error)
+            case "ended":
+                last = (content["log"].strip().splitlines() or ["it said nothing"])[-1]
+                self._gone(f"its engine ended with status {content['code']} ({last}).")
+            case "lost":
+                self._gone(content.found)
+
+    def _gone(self, why: str) -> None:
+        self.why, self.killed_s = why, None
+        self.ready.set()
+        self._engines.tell(self.rank, "died", why)
+
+    def _hear(self, message: Message) -> None:
+        match message.kind:
+            case "ready":
+                if message.data.decode() != __version__:
+                    self.why = f"its workbench is {message.data.decode()}, this one {__version__}."
+                self.ready.set()
+            case "store":
+                asked = decode(message.data, Asked, "What a device asks of the store")
+                self._ask(asked, functools.partial(self._reply, message.number))
+            case "file":
+                self._keep(decode(message.data, FilePart, "A file of a device"))
+            case "event" | "answer" if message.number == self.number:
+                self._engines.tell(self.rank, message.kind, message.data)
+
+    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Ask the store for this device."""
+        relays, connection = self._engines.relays, self.connection
+        if relays is not None and connection is not None:
+            if asked.operation == "set":
+                relays.told(self.rank, connection, asked.keys[0], asked.value)
+            elif asked.operation == "get":
+                reply = functools.partial(relays.reply, self.rank, connection, asked.keys[0], reply)
+        self._engines.store.ask(asked, reply)
+
+    def _reply(self, number: int, data: bytes) -> None:
+        if self.connection is not None:
+            self.connection.to_engine(Message("reply", number, data).framed())
+
+    def _keep(self, part: FilePart) -> None:
+        """Write a file of the device into the run's folder."""
+        if not KEPT_NAME.fullmatch(part.path):
+            raise RuntimeSetupError(f"Device '{self.device.name}' sent a file.", "Its place is none of a run's.", "Set it up again.")
+        path = self._engines.folder / part.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".jsonl":
+            with open(path, "r+b" if part.offset else "wb") as log:
+                log.seek(part.offset)
+                log.write(part.data)
+                log.truncate()
+            return
+        if not part.offset:
+            self._parts[part.path] = bytearray()
+        self._parts[part.path] += part.data
+        if part.is_last:
+            with whole_file(path) as file:
+                file.write_bytes(self._parts.pop(part.path))
+
+
+def _owner() -> str:
+    return f"{getpass.getuser()} on {platform.node()}"
