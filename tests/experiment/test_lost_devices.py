@@ -19,6 +19,7 @@ from workbench import experiment
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.fetch import cache_folder
+from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.runtime import ssh_devices
 from workbench.runtime.engines import default_pool
 
@@ -195,6 +196,17 @@ def test_a_loss_before_the_first_backup_begins_the_epoch_again(alone: Report, tm
     [recovery] = report.recoveries
     assert recovery.repeated >= 2
     same_losses(report, alone)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_state_that_is_too_large_for_every_step_is_simulated(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is saved at a pause: a device that leaves costs no step, and one that dies costs those of its epoch."""
+    monkeypatch.setattr(FineTuningRankJob, "journal_bytes", 0)
+    reports = [
+        experiment.run(replace(fine_tuning(job, "full"), faults=f"{kind}:beta@step3"), two_devices(share=None), "simulate")
+        for kind in ("kill", "leave")
+    ]
+    assert [recovery.repeated for report in reports for recovery in report.recoveries] == [3, 0]
 
 
 @pytest.mark.usefixtures("nothing_starts")

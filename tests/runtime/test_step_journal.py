@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from forked import run_script
 from torch import nn
 
-from workbench.methods.training.epoch_log import StepJournal, read_journal
+from workbench.methods.common.folder import journal_path
+from workbench.methods.training.epoch_log import EpochLog, StepJournal, read_journal
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 
@@ -45,6 +48,23 @@ def test_the_last_two_steps_are_kept_and_each_goes_on_as_if_nothing_had_been(tmp
         while second.num_steps < first.num_steps:
             take_step(second)
         assert all(torch.equal(*pair) for pair in zip(second.state_vectors(), first.state_vectors(), strict=True))
+
+
+def test_a_state_that_is_too_large_for_every_step_is_saved_at_a_pause(tmp_path: Path) -> None:
+    """On the one of equal ranks that writes; devices that back each other up keep it in memory instead."""
+    mine, session = optimizer(), SimpleNamespace(rank=0, context=SimpleNamespace(clock_offset_s=0.0))
+    phase: Any = SimpleNamespace(
+        session=session, rank_job=SimpleNamespace(folder=tmp_path), layers=(0, 2), optimizer=mine, keeps_steps=False
+    )
+    path = journal_path(tmp_path, 0, phase.layers)
+    for phase.is_writer, phase.is_backed_up in ((False, False), (True, True), (True, False)):
+        log = EpochLog(phase, 0, 0)
+        take_step(mine)
+        assert not path.exists()
+        log.pause()
+    [state] = read_journal(path)
+    assert state.step == mine.num_steps == 3
+    assert all(torch.equal(tensor, state.tensors[name]) for name, tensor in mine.named_tensors().items())
 
 
 def test_a_file_that_is_none_has_no_steps(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any, NamedTuple
 
 from workbench.bench.frame import Progress
 from workbench.core.catalogue import load_cluster
-from workbench.core.device_faults import random_faults
+from workbench.core.device_faults import FaultSchedule, random_faults
 from workbench.core.errors import ConfigError, DeviceLostError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.report import Recovery, Report
 from workbench.experiment import run
 from workbench.methods.base import Event
+from workbench.methods.galaxy_plus.serving.experiments import REQUESTS_PER_S, soak_cluster
+from workbench.methods.galaxy_plus.serving.experiments import soak as serve_randomly
 from workbench.runtime.engines import default_pool
 
 CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
@@ -62,14 +65,16 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
 
     only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises ConfigError.
     """
-    known = (*CASES, *FAULTS)
+    soaked = (*SOAKED, SERVING)
+    known = soaked if soak else (*CASES, *FAULTS)
     for word in only:
         if not any(word in name for name in known):
             asked = f"Only '{word}' of the benchmark was asked for."
             raise ConfigError(asked, f"There are {', '.join(known)}.", did_you_mean(word, known))
-    methods = [name for name in CASES if any(word in name for word in only)] or list(CASES)
+    methods = [name for name in (soaked if soak else CASES) if any(word in name for word in only)]
     if soak:
-        return _soak(soak, [name for name in methods if name in SOAKED], progress)
+        return _soak(soak, methods or soaked, progress)
+    methods = methods or list(CASES)
     kinds = [kind for kind in FAULTS if kind in only] or list(FAULTS)
     points = [_point(method, kind, rounds, progress) for method in methods for kind in kinds]
     return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}
@@ -110,32 +115,43 @@ def _run(job: Job, cluster: str, progress: Callable[[Event], None] | None = None
         return run(job, load_cluster(cluster), workdir=Path(folder) / "run", progress=progress)
 
 
-TINY = {"model": "tiny-bert", "train_samples": 64, "validation_samples": 8, "test_samples": 8, "batch_size": 8, "micro_batches": 4}
+TINY: dict[str, Any] = {
+    "model": "tiny-bert", "epochs": 3, "train_samples": 64, "validation_samples": 8, "test_samples": 8, "batch_size": 8, "micro_batches": 4,
+}  # fmt: skip
 SOAKED = {
-    "pac_plus": Job(epochs=3, **TINY),  # type: ignore[arg-type]
-    "fine_tuning, lora": Job(method="fine_tuning", epochs=3, options={"technique": "lora"}, **TINY),  # type: ignore[arg-type]
-    "p_rge": Job(method="p_rge", epochs=1, options={"steps": 24, "after_loss": "repeat"}, **TINY | {"micro_batches": 1}),  # type: ignore[arg-type]
+    "pac_plus": Job(**TINY),
+    "fine_tuning, lora": Job(method="fine_tuning", options={"technique": "lora"}, **TINY),
+    "fine_tuning, full": Job(method="fine_tuning", options={"technique": "full"}, backup_every=2, **TINY),
+    "p_rge": Job(method="p_rge", options={"steps": 24, "after_loss": "repeat"}, **TINY | {"micro_batches": 1, "epochs": 1}),
+    "ringada": Job(method="ringada", options={"local_iterations": 1, "unfreeze_every": 4, "depth": 1}, **TINY),
+    "confidant": Job(method="confidant", options={"technique": "lora", "drain_every": 2}, backup_every=2, **TINY),
 }
+FOLLOWING = ("ringada", "confidant")
+"""After a change these train on other data, or with weights of another age: their losses are those of an unbroken run only before it."""
+SERVED, SERVED_FAULTS_EVERY_S = 100, 2.0
+SERVING = "galaxy_plus, serving"
 
 
 def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, Any]:
     """Do short runs with random faults; compare the results that do not depend on the devices with an undisturbed run.
 
-    Raises ConfigError if no such method was named, AssertionError for a wrong result or leftovers.
+    Raises AssertionError for a wrong result or leftovers.
     """
-    if not methods:
-        raise ConfigError("A soak of other methods was asked for.", f"There are {', '.join(SOAKED)}.", "Name one of them, or none for all.")
     before = set(Path(tempfile.gettempdir()).glob("workbench-*"))
-    unbroken = {method: _run(SOAKED[method], CLUSTER) for method in methods}
-    tally = {"runs": 0, "faults": 0, "recoveries": 0, "runs_without_devices": 0}
+    unbroken = {method: _run(SOAKED[method], CLUSTER) for method in methods if method != SERVING}
+    tally = Counter(runs=0, faults=0, recoveries=0, runs_without_devices=0)
     for number in range(count):
         method = methods[number % len(methods)]
+        tally["runs"] += 1
+        if method == SERVING:
+            _serve(number, tally)
+            progress(f"{number + 1} of {count}, {method}")
+            continue
         whole = unbroken[method]
         faults = random_faults(
             whole.cluster.world_size, len(whole.steps), every=8.0, seed=number, unit="step", kinds=("slow", "kill", "freeze", "leave")
         )
         job = replace(SOAKED[method], faults="; ".join(fault.text for fault in faults))
-        tally["runs"] += 1
         tally["faults"] += len(faults)
         try:
             report = _run(job, CLUSTER)
@@ -144,21 +160,36 @@ def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, A
             tally["runs_without_devices"] += 1
             continue
         tally["recoveries"] += len(report.recoveries)
-        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'")
+        same = min((fault.start for fault in faults), default=math.inf) if method in FOLLOWING else math.inf
+        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'", same)
         progress(f"{number + 1} of {count}, {method}, {job.faults or 'no fault'}: {len(report.recoveries)} recoveries")
     default_pool().stop()
     left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before
     if left:
         raise AssertionError(f"left behind: {', '.join(map(str, left))}")
-    return tally | {"wrong": 0, "left_behind": 0}
+    return {**tally, "wrong": 0, "left_behind": 0}
 
 
-def _require_same(report: Report, whole: Report, what: str) -> None:
-    """Raise AssertionError if a step is missing or a loss differs; mini-batches from a cache follow the devices' shares."""
+def _serve(seed: int, tally: Counter[str]) -> None:
+    """Serve a short stream with random faults.  Raises AssertionError for a lost or wrong answer, or leftovers."""
+    faults = random_faults(soak_cluster().world_size, SERVED / REQUESTS_PER_S, every=SERVED_FAULTS_EVERY_S, seed=seed)
+    result = serve_randomly(SERVED, seed=seed, faults=FaultSchedule(faults))
+    tally.update(faults=len(faults), recoveries=len(result.report.events_of("switched")))
+    if not result.is_clean:
+        report = result.report
+        raise AssertionError(f"Seed {seed}: {report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}")
+
+
+def _require_same(report: Report, whole: Report, what: str, same: float) -> None:
+    """Raise AssertionError if a step is missing or a loss differs; mini-batches from a cache follow the devices' shares.
+
+    same: number of steps whose losses are to be the same; later ones are to be finite.
+    """
     if [(step.epoch, step.step) for step in report.steps] != [(step.epoch, step.step) for step in whole.steps]:
         raise AssertionError(f"{what}: {len(report.steps)} steps instead of {len(whole.steps)}")
-    for step, expected in zip(report.steps, whole.steps, strict=True):
+    for number, (step, expected) in enumerate(zip(report.steps, whole.steps, strict=True)):
         found, wanted = step.loss, expected.loss
-        same = found is not None and wanted is not None and math.isfinite(found)
-        if not same or not (step.cached or math.isclose(found or 0.0, wanted or 0.0, rel_tol=SAME_LOSS)):
+        is_there = found is not None and wanted is not None and math.isfinite(found)
+        differs = number < same and not step.cached and not math.isclose(found or 0.0, wanted or 0.0, rel_tol=SAME_LOSS)
+        if not is_there or differs:
             raise AssertionError(f"{what}: the loss of step {step.step + 1} of epoch {step.epoch + 1} is {found} instead of {wanted}")

@@ -29,15 +29,15 @@ POINTS = ("equal,1000", "equal,125", "unequal,1000")
 """Devices and Mbit/s of their links."""
 SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08)}
 """Fractions of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of cluster 'laptop'."""
-ROUNDS, MINI_BATCHES, EPOCHS = 2, 32, 4
+ROUNDS, MINI_BATCHES, EPOCHS, BATCH_SIZE = 2, 32, 4, 32
 """One more layer is trained every four mini-batches: all six from the twentieth on, as in the paper 12 from the 440th of 700 on."""
 JOB = Job(
     method="ringada",
     epochs=EPOCHS,
-    batch_size=16,
-    micro_batches=4,
+    batch_size=BATCH_SIZE,
+    micro_batches=8,
     max_length=32,
-    train_samples=16 * MINI_BATCHES // EPOCHS,
+    train_samples=BATCH_SIZE * MINI_BATCHES // EPOCHS,
     validation_samples=32,
     test_samples=32,
 )

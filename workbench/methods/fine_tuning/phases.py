@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -36,18 +36,16 @@ from workbench.runtime.memory import read_memory
 from workbench.schedules.tensor import BEGIN, END
 from workbench.tasks.batching import epoch_batches
 
-JOURNAL_BYTES = 32_000_000
-"""A stage with more bytes of parameters and moments is saved only after every epoch: copying them after every step would cost more
-time than a crash of the program loses.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuningRankJob(RankJob):
     """The description of a fine-tuning run for a rank.
 
     config: of the technique.  facts: the model's shape.  drain_every: of an asynchronous pipeline (see windows).  divisions: see Programs.
+    journal_bytes: copying a larger state after every step would cost more time than a crash of the program loses.
     """
+
+    journal_bytes: ClassVar[float] = 32_000_000
 
     config: TechniqueConfig
     facts: ModelFacts
@@ -107,8 +105,6 @@ class FineTuningRankJob(RankJob):
 
 class TechniquePhase(StagePhase[FineTuningRankJob]):
     """A stage's layers with the technique's trainable modules."""
-
-    journal_bytes = JOURNAL_BYTES
 
     def load(self, epoch: int) -> None:
         """Load the stage (see RankPhase)."""

@@ -97,6 +97,7 @@ class EpochLog:
     def __init__(self, phase: RankPhase, epoch: int, begin: int, told: Callable[[StepTrace], None] | None = None) -> None:
         """told: called with every step once it is saved."""
         session, folder = phase.session, phase.rank_job.folder
+        self._phase = phase
         self._journal: StepJournal | None = None
         self._told = told
         self._offset_s = session.context.clock_offset_s
@@ -117,6 +118,12 @@ class EpochLog:
             self._journal.write()
         if self._told is not None:
             self._told(trace)
+
+    def pause(self) -> None:
+        """Save the state between two steps if it is too large to be saved after each: then no step is repeated."""
+        phase = self._phase
+        if self._journal is None and phase.is_writer and not phase.is_backed_up and phase.optimizer is not None:
+            StepJournal(self._journal_path, phase.optimizer).write()
 
     def end(self) -> None:
         """Remove the journal of an epoch whose checkpoint is complete."""

@@ -112,9 +112,11 @@ class _Policy:
         every = self._first.job.backup_every
         if lost:
             self._next.now = None
-        if not every:
-            return
         is_broken = lost or any(ended.end == "lost" for ended in parts.values())
+        if not every:
+            if is_broken and not generation.job.job.saves_steps:
+                self.step = self._timetable.number(self._timetable.epoch_of(self.step)[0], 0)
+            return
         kept = self.step - self.step % every if is_broken else self.step
         if kept > generation.job.first_step:
             plan = generation.job.job.plan.at(kept - 1).renumbered(dict(enumerate(generation.members)))

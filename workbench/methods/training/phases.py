@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import BackboneStage
 from workbench.runtime.executor import Handler
-from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule, Optimizer
+from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW, LinearSchedule, Optimizer
 from workbench.runtime.memory import release_free_memory
 from workbench.schedules.pipeline import OrderName
 from workbench.tasks.tokenize import TokenizedSplit
@@ -73,7 +73,10 @@ class RankJob(SessionJob, ABC):
     held: the ranks that keep each tensor of that state in memory, if state has no files.
     is_same: whether the same devices did the steps before, under the same plan.
     sweep: some steps of the first phase to time; then nothing else runs.
+    journal_bytes: a stage's state that is larger is saved only after every epoch and at a pause.
     """
+
+    journal_bytes: ClassVar[float] = math.inf
 
     split: TokenizedSplit
     schedule: OrderName = "1f1b"
@@ -90,6 +93,12 @@ class RankJob(SessionJob, ABC):
     def layers(self) -> tuple[LayerProfile, ...]:
         """Return the bytes of every layer, which are the same on all devices."""
         return self.profile.layers[0]
+
+    @property
+    def saves_steps(self) -> bool:
+        """Return whether the state of every stage is small enough to be saved after every step."""
+        trained = [sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in self.plan.stages]
+        return len(STATE_KINDS) * max(trained) <= self.journal_bytes
 
     def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
         """Return an epoch's mini-batches, split as the plan says."""
@@ -169,12 +178,10 @@ class RankPhase(ABC, Generic[AJob]):
 
     optimizer: set by `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
     is_writer: whether this rank saves the state that is the same on all ranks with these layers.  label: the epochs' name in progress
-    messages; '' names each by its number.  journal_bytes: a larger state is saved only after every epoch.  is_backed_up: devices back it up
-    for each other.
+    messages; '' names each by its number.  is_backed_up: devices back it up for each other.
     """
 
     label = ""
-    journal_bytes: float = math.inf
     is_backed_up = False
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
@@ -188,7 +195,7 @@ class RankPhase(ABC, Generic[AJob]):
     def keeps_steps(self) -> bool:
         """Return whether this rank saves its layers' state after every step."""
         is_kept_here = self.is_writer and not self.is_backed_up
-        return is_kept_here and self.optimizer is not None and self.optimizer.state_bytes <= self.journal_bytes
+        return is_kept_here and self.optimizer is not None and self.optimizer.state_bytes <= self.rank_job.journal_bytes
 
     @abstractmethod
     def load(self, epoch: int) -> None:

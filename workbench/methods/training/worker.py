@@ -243,6 +243,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             try:
                 result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=log)
             except _Paused:
+                log.pause()
                 if keeper is not None:
                     keeper.keep()  # no step is repeated, and a leaving device sends on the state that only it has trained
                 if served is not None:
