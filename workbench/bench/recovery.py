@@ -149,7 +149,7 @@ def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, A
             continue
         whole = unbroken[method]
         faults = random_faults(
-            whole.cluster.world_size, len(whole.steps), every=8.0, seed=number, unit="step", kinds=("slow", "kill", "freeze", "leave")
+            whole.cluster.world_size, len(whole.steps), every=5.0, seed=number, unit="step", kinds=("slow", "kill", "freeze", "leave")
         )
         job = replace(SOAKED[method], faults="; ".join(fault.text for fault in faults))
         tally["faults"] += len(faults)
