@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from workbench.bench.frame import Progress
 from workbench.core.catalogue import load_cluster
-from workbench.core.device_faults import FaultSchedule, random_faults
+from workbench.core.device_faults import FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import ConfigError, DeviceLostError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.report import Recovery, Report
@@ -160,8 +160,8 @@ def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, A
             tally["runs_without_devices"] += 1
             continue
         tally["recoveries"] += len(report.recoveries)
-        same = min((fault.start for fault in faults), default=math.inf) if method in FOLLOWING else math.inf
-        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'", same)
+        first = min((fault.start for fault in parse_faults(job.faults, whole.cluster)), default=math.inf)
+        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'", first if method in FOLLOWING else math.inf)
         progress(f"{number + 1} of {count}, {method}, {job.faults or 'no fault'}: {len(report.recoveries)} recoveries")
     default_pool().stop()
     left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before

@@ -48,9 +48,12 @@ class StoredTensor(NamedTuple):
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the converted tensor.  Nothing else in the file is mapped or read."""
-        found = torch.empty(self.shape, dtype=dtype)
-        self.fill(found if self.shape else found[None], (0, self.shape[0] if self.shape else 1))
-        return found
+        return self.read_into(torch.empty(self.shape, dtype=dtype))
+
+    def read_into(self, out: Tensor) -> Tensor:
+        """Return `out`, which has the tensor's shape, with its values."""
+        self.fill(out if self.shape else out[None], (0, self.shape[0] if self.shape else 1))
+        return out
 
     def fill(self, out: Tensor, rows: Span, columns: Span | None = None) -> int:
         """Read rows [start, stop) and columns [start, stop) into `out`, which has exactly that shape; return the bytes read.
@@ -98,25 +101,29 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
         files = ["model.safetensors"]
     else:
         return None
+    return {key: tensor for name in files for key, tensor in tensors_in(folder / name)[0].items()}
+
+
+def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Return a safetensors file's tensors by name, and its metadata.  Raises OSError or ValueError if it is damaged."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+        if 8 + length > size:
+            raise OSError(f"'{path}' is truncated")
+        header = _decoded(path, file.read(length), dict[str, msgspec.Raw])
+    metadata = _decoded(path, header.pop("__metadata__", msgspec.Raw(b"{}")), dict[str, str])
     found: dict[str, StoredTensor] = {}
-    for name in files:
-        path = folder / name
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-            if 8 + length > size:
-                raise OSError(f"'{path}' is truncated")
-            header = _decoded(path, file.read(length), dict[str, msgspec.Raw])
-        for key, raw in header.items():
-            if key == "__metadata__" or (entry := _decoded(path, raw, _Entry)).dtype not in _DTYPES:
-                continue
-            dtype, (begin, end) = _DTYPES[entry.dtype], entry.data_offsets
-            if 8 + length + end > size:
-                raise OSError(f"'{path}' is truncated")
-            if begin < 0 or end - begin != math.prod(entry.shape) * dtype.itemsize:
-                raise ValueError(f"the header of '{path}' is malformed: {shown(key)} has other bytes than its shape {entry.shape}")
-            found[key] = StoredTensor(path, dtype, entry.shape, 8 + length + begin)
-    return found
+    for key, raw in header.items():
+        if (entry := _decoded(path, raw, _Entry)).dtype not in _DTYPES:
+            continue
+        dtype, (begin, end) = _DTYPES[entry.dtype], entry.data_offsets
+        if 8 + length + end > size:
+            raise OSError(f"'{path}' is truncated")
+        if begin < 0 or end - begin != math.prod(entry.shape) * dtype.itemsize:
+            raise ValueError(f"the header of '{path}' is malformed: {shown(key)} has other bytes than its shape {entry.shape}")
+        found[key] = StoredTensor(path, dtype, entry.shape, 8 + length + begin)
+    return found, metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

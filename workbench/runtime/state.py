@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from workbench.core.costs import Spec
@@ -16,7 +15,7 @@ from workbench.core.errors import StateError
 from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.core.timeline import Span
-from workbench.models.partial_loading import save_tensors
+from workbench.models.partial_loading import save_tensors, tensors_in
 from workbench.runtime.executor import Execution
 from workbench.runtime.transport import empty
 from workbench.schedules.moves import Move
@@ -54,21 +53,24 @@ class State:
         save_tensors(path, self.tensors, {_STEP: str(self.step)})
 
     @classmethod
-    def load(cls, paths: Iterable[Path], names: Iterable[str] | None = None) -> State:
-        """Load tensors by name from files written by `save`, on any ranks.  names: None loads all.
+    def load(cls, paths: Iterable[Path], into: Mapping[str, Tensor] | None = None) -> State:
+        """Load tensors by name from files written by `save`, on any ranks.  into: memory for those to load; None loads all.
 
+        Nothing else of the files is mapped or read: a device may have less memory than they are long.
         Raises StateError if a tensor is in none of the files, or if the files are from different steps.
         """
         files = tuple(paths)
-        wanted = None if names is None else set(names)
         tensors: dict[str, Tensor] = {}
         steps = set()
         for path in files:
-            with safe_open(path, framework="pt") as file:
-                steps.add(int(file.metadata()[_STEP]))
-                for name in file.keys() if wanted is None else wanted.intersection(file.keys()):
-                    tensors[name] = file.get_tensor(name)
-        lost = sorted((wanted or set()).difference(tensors))
+            stored, metadata = tensors_in(path)
+            steps.add(int(metadata[_STEP]))
+            for name, one in stored.items():
+                if into is None:
+                    tensors[name] = one.read(one.dtype)
+                elif name in into and one.shape == into[name].shape:
+                    tensors[name] = one.read_into(into[name])
+        lost = sorted(set(into or ()).difference(tensors))
         if lost or len(steps) != 1:
             asked = f"A state was to be read from {', '.join(map(str, files)) or 'no file'}."
             found = (

@@ -222,8 +222,9 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
         if rank_job.held and keeper is not None:
             keeper.restore(rank_job.held, num_steps)
         elif rank_job.state and phase.optimizer is not None:
-            state = State.load(rank_job.state, phase.optimizer.named_tensors())
-            phase.optimizer.load_named_tensors(state.tensors, num_steps)
+            tensors = phase.optimizer.named_tensors()
+            State.load(rank_job.state, tensors)
+            phase.optimizer.load_named_tensors(tensors, num_steps)
     for epoch in epochs:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
