@@ -87,6 +87,11 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     for cached, name in ((False, "first epoch"), (True, "from the cache")):
         if times := _times(report, [step for step in report.steps if step.cached == cached], digits=0):
             rows.append(("Step", f"{times}, {name}"))
+    lowest = [step.lowest_trained for step in report.steps]
+    begins = [at for at, layer in enumerate(lowest) if layer is not None and (not at or layer != lowest[at - 1])]
+    if len(begins) > 1:
+        depths = [f"{plan.num_layers - (lowest[at] or 0)} from step {at + 1}" for at in begins]
+        rows.append(("Trained", f"layers from the top: {', '.join(depths)}"))
     swept = [abs(point.predicted_s - point.measured_s) / point.measured_s for point in report.sweep if point.measured_s]
     if swept:
         mark = next((mark for mark in (report.mark, *(point.mark for point in report.sweep)) if mark), "")

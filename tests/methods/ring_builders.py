@@ -156,7 +156,8 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
                 for phase in phases if number else ():
                     phase.optimizer.load_named_tensors(trained, number)
             planned = job.rounds.round(number)
-            [program] = {phase.phase.program(planned.shape).digest: phase.phase.program(planned.shape) for phase in phases}.values()
+            programs = [phase.phase.program(phase.shape(planned)) for phase in phases]
+            [program] = {program.digest: program for program in programs}.values()
             held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
             found = {value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"}
             iterations = planned.shape.iterations

@@ -40,8 +40,8 @@ def test_figure_3_trains_quickly_at_a_tiny_size_and_is_drawn(tmp_path: Path) -> 
     made = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path))
     assert made.source == "executed" and len(made.comparisons) == 3 and len(made.checks) == 4
     assert made.series["loss, PipeAdapter"] == made.series["loss, Single"] != made.series["loss, RingAda"]
-    for scheme in ("Single", "PipeAdapter", "RingAda"):
+    for scheme in ("Single", "PipeAdapter", "RingAda", "FedAvg"):
         assert len(made.series[f"accuracy, {scheme}"]) == 4
-    assert len(list((tmp_path / "fig3").iterdir())) == 2  # trainings are kept
+    assert len(list((tmp_path / "fig3").iterdir())) == 3  # trainings are kept
     assert item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path)) == made
     assert [one.name for one in item.draw(from_json(to_json(made), Result))] == ["fig3a", "fig3b"]

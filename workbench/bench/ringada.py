@@ -51,8 +51,10 @@ SIDES = {
         JOB, method="fine_tuning", micro_batches=1, options={"technique": "serial", "schedule": "asynchronous_1f1b"}
     ),
     "Single": replace(JOB, method="fine_tuning", options={"technique": "serial", "paradigm": "standalone"}),
+    "Parallel Adapters cached, one device": replace(JOB, method="pac_plus", options={"paradigm": "standalone"}),
 }
-"""Both PipeAdapters train all adapters: one without stale weights, one with weight stashing that drains after each epoch."""
+"""Both PipeAdapters train all adapters: one without stale weights, one with weight stashing that drains after each epoch.
+Parallel Adapters (PAC+) need no backward pass through the model, and after the first epoch no forward pass either."""
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
@@ -108,9 +110,9 @@ def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, int]:
     """Return the compute seconds of the busiest device in a run, and the maximum bytes on one device, both simulated."""
     method: Any = load_method(job.method)
     prepared = method.prepare(job, ignore)
-    [phase] = method.rank_job(prepared, method.profile(prepared, cluster, ignore), cluster, plan).phases()
-    shapes = Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch))
-    found = [(simulate(phase.program(shape)), count) for shape, count in shapes.items()]
+    phases = method.rank_job(prepared, method.profile(prepared, cluster, ignore), cluster, plan).phases()
+    shapes = [(phase, Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch))) for phase in phases]
+    found = [(simulate(phase.program(shape)), count) for phase, counts in shapes for shape, count in counts.items()]
     ranks = range(cluster.world_size)
     busiest_s = max(sum(count * timeline.busy_s(rank) for timeline, count in found) for rank in ranks)
     return busiest_s, max(timeline.peak_bytes(rank) for timeline, _ in found for rank in ranks)

@@ -30,7 +30,10 @@ def dilation_note(dilation: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One optimizer step.  predicted_s: simulated seconds of the same step; measured_s: None if only simulated."""
+    """One optimizer step.  predicted_s: simulated seconds of the same step; measured_s: None if only simulated.
+
+    lowest_trained: the lowest layer that is trained at its end, counted from 0; None if the method unfreezes no layers.
+    """
 
     epoch: int
     step: int
@@ -39,6 +42,7 @@ class StepRecord:
     predicted_s: Time | None = None
     measured_s: Time | None = None
     loss: float | None = None
+    lowest_trained: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,24 @@ SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
 
 
 def curves(report: Report) -> go.Figure:
-    """Return the loss of each step (with a running median) above the validation metrics of each epoch."""
+    """Return the loss of each step (with a running median) next to the validation metrics of each epoch.
+
+    If layers are unfrozen during the run, the number of trained layers is drawn on a second axis of the loss.
+    """
     title = f"Loss and metrics: {report.job.method} on {report.job.task}"
     steps = [step for step in report.steps if step.loss is not None]
     epochs = [epoch for epoch in report.epochs if epoch.metrics]
     if not steps and not epochs:
         return empty(title=title, label=report.label, why="Nothing was trained: a simulated run has times, but no losses.")
+    depths = [None if step.lowest_trained is None else report.plan.num_layers - step.lowest_trained for step in steps]
+    unfreezes = len({*depths} - {None}) > 1
     figure = make_subplots(
-        rows=1, cols=2, column_widths=[0.62, 0.38], horizontal_spacing=0.09, subplot_titles=["training loss per step", "metrics per epoch"]
+        rows=1,
+        cols=2,
+        column_widths=[0.62, 0.38],
+        horizontal_spacing=0.13 if unfreezes else 0.09,
+        subplot_titles=["training loss per step", "metrics per epoch"],
+        specs=[[{"secondary_y": unfreezes}, {}]],
     )
     losses = [step.loss for step in steps if step.loss is not None]
     numbers = list(range(1, len(steps) + 1))
@@ -39,6 +49,11 @@ def curves(report: Report) -> go.Figure:
             row=1,
             col=1,
         )
+    if unfreezes:
+        line = {"color": GREY, "width": 1.5, "shape": "hv"}
+        figure.add_scatter(x=numbers, y=depths, mode="lines", name="trained layers", line=line, secondary_y=True, row=1, col=1)
+        axis = {"title": "trained layers", "range": [0, report.plan.num_layers + 0.5], "showgrid": False, "nticks": 7}
+        figure.update_yaxes(**axis, secondary_y=True, row=1, col=1)
     figure.update_annotations(font={"size": 13})
     _mark_epochs(figure, steps)
     _mark_recoveries(figure, report)

@@ -88,6 +88,7 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
                 predicted_s=record.predicted_s,
                 measured_s=end - begin,
                 loss=sum(trace.loss for trace in traces),
+                lowest_trained=traces[0].lowest_trained,
             )
         )
     return tuple(records)

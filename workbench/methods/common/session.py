@@ -31,7 +31,10 @@ from workbench.runtime.transport import Transport
 
 
 class StepTrace(NamedTuple):
-    """One step on one rank, in seconds of the device clock.  loss: this rank's part of the mini-batch mean.  busy_s: spent computing."""
+    """One step on one rank, in seconds of the device clock.  loss: this rank's part of the mini-batch mean.  busy_s: spent computing.
+
+    lowest_trained: see StepRecord.
+    """
 
     epoch: int
     step: int
@@ -42,6 +45,7 @@ class StepTrace(NamedTuple):
     spans: tuple[Span, ...] = ()
     memory: tuple[MemorySample, ...] = ()
     busy_s: float = 0.0
+    lowest_trained: int | None = None
 
 
 @dataclass(kw_only=True)

@@ -204,15 +204,13 @@ class RingPhase(StagePhase[RingRankJob]):
     """
 
     def __init__(self, session: RankSession[RingRankJob], phase: Phase, result: RankResult) -> None:
-        super().__init__(session, replace(phase, program=self._program), result)
+        super().__init__(session, phase, result)
         self._prefix: PrefixCache | None = None
 
-    def _program(self, shape: StepShape) -> Program:
+    def shape(self, planned: PlannedStep) -> RoundShape:
+        """Return the next round with its current depth (see RankPhase)."""
+        shape = planned.shape
         assert isinstance(shape, RoundShape)
-        return self.rank_job.program(self._adapted(shape))
-
-    def _adapted(self, shape: RoundShape) -> RoundShape:
-        """Return the next round with its current depth."""
         if not isinstance(self.optimizer, RingOptimizer) or self.optimizer.history is None:
             return shape
         return shape.from_layer(self.rank_job.policy.adapted(self.optimizer.history[: self.optimizer.num_steps].tolist())[-1])
@@ -250,7 +248,7 @@ class RingPhase(StagePhase[RingRankJob]):
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a round (see RankPhase)."""
         assert isinstance(planned, Round) and isinstance(planned.shape, RoundShape) and isinstance(self.optimizer, RingOptimizer)
-        rank_job, iterations, sizes = self.rank_job, self._adapted(planned.shape).iterations, planned.shape.sizes
+        rank_job, iterations, sizes = self.rank_job, self.shape(planned).iterations, planned.shape.sizes
         if self._prefix is not None:
             self._prefix.forget_above(iterations[0].first_unfrozen)
         self.optimizer.num_steps = planned.number + 1  # counts only once the round is done; the state of a failed round is not saved

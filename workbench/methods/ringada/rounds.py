@@ -32,6 +32,11 @@ class RoundShape(StepShape):
     cached: tuple[int, ...] = ()
     since: int = 0
 
+    @property
+    def lowest_trained(self) -> int:
+        """Return the lowest layer that is trained in the last mini-batch (see StepShape)."""
+        return self.iterations[-1].first_unfrozen
+
     def from_layer(self, first_unfrozen: int) -> Self:
         """Return the round with the layers from this one on trained."""
         return replace(self, iterations=tuple(one._replace(first_unfrozen=first_unfrozen) for one in self.iterations))

@@ -37,6 +37,11 @@ class StepShape:
         """Return the samples of the mini-batch."""
         return sum(self.sizes)
 
+    @property
+    def lowest_trained(self) -> int | None:
+        """Return the lowest layer that is trained at its end; None if the method unfreezes no layers."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:

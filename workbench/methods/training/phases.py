@@ -213,6 +213,10 @@ class RankPhase(ABC, Generic[AJob]):
         """Return a context that is open during an epoch's steps from `begin` on."""
         return nullcontext()
 
+    def shape(self, planned: PlannedStep) -> StepShape:
+        """Return the shape of the next step as this run does it: by default as planned."""
+        return planned.shape
+
     @abstractmethod
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step's operations by kind."""

@@ -36,7 +36,14 @@ class Predictor:
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
         return tuple(
-            StepRecord(epoch=epoch, step=number, samples=step.shape.samples, cached=self._phase.cached, predicted_s=self.seconds(step))
+            StepRecord(
+                epoch=epoch,
+                step=number,
+                samples=step.shape.samples,
+                cached=self._phase.cached,
+                predicted_s=self.seconds(step),
+                lowest_trained=step.shape.lowest_trained,
+            )
             for number, step in enumerate(steps)
         )
 

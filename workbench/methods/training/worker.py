@@ -233,7 +233,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
-                session.barrier(phase.phase.program(steps[0].shape))
+                session.barrier(phase.phase.program(phase.shape(steps[0])))
             session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
 
             def begins(step: int, first: int = first) -> None:
@@ -295,8 +295,10 @@ def run_steps(
     for number, planned in list(enumerate(steps))[begin:]:
         if begins is not None:
             begins(number)
-        done = session.run((program or phase.phase.program)(planned.shape), phase.handlers(epoch, planned))
-        trace = trace_of(session, done, epoch, number, len(steps), planned.shape.samples, loss_of(session, done, epoch, number))
+        shape = phase.shape(planned)
+        done = session.run((program or phase.phase.program)(shape), phase.handlers(epoch, planned))
+        trace = trace_of(session, done, epoch, number, len(steps), shape.samples, loss_of(session, done, epoch, number))
+        trace = trace._replace(lowest_trained=shape.lowest_trained)
         session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
         traces.append(trace)
         if note is not None:

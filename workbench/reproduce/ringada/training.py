@@ -24,7 +24,7 @@ from workbench.schedules.ringada import Iteration, RingCosts, ring_round
 from workbench.simulator import simulate
 
 PAPER = "ringada"
-SINGLE, PIPE, RING = "Single", "PipeAdapter", "RingAda"
+SINGLE, PIPE, RING, FEDERATED = "Single", "PipeAdapter", "RingAda", "FedAvg"
 TIME = "convergence time"
 SAMPLES = 32  # of a mini-batch; only the number of its parts matters
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -79,11 +79,12 @@ def depth_of(constants: Constants, scheme: str, step: int) -> int:
 def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[dict[int, float], Plan | None]:
     """Return the time of a mini-batch by the number of trained adapters, in forward passes of one block, and the plan.
 
-    PipeAdapter is the variant without stale weights.
+    PipeAdapter is the variant without stale weights.  FedAvg trains a mini-batch on each device at once; its averages are free.
     """
     layers, steps = constants.layers, range(round(constants.epochs))
-    if scheme == SINGLE:
-        return {layers: (1 + constants.backward) * layers}, None
+    if scheme in (SINGLE, FEDERATED):
+        at_once = constants.devices if scheme == FEDERATED else 1
+        return {layers: (1 + constants.backward) * layers / at_once}, None
     depths = Counter(depth_of(constants, scheme, step) for step in steps)
     profile, cluster = equal_blocks(layers, constants.devices, constants.backward)
     pricer = RingPricer(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1, depths=depths)
