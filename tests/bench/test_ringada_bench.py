@@ -29,7 +29,7 @@ def test_a_point_compares_round_by_round() -> None:
     made = made_up_report.report()
 
     def taking(seconds: float) -> object:
-        step = replace(made.steps[0], predicted_s=2.0, measured_s=seconds)
+        step = replace(made.steps[0], predicted_s=2.0, measured_s=seconds, lowest_trained=4 if seconds < 3 else 1)
         return replace(made, steps=(step,), valid=seconds != 9.0)
 
     reports = {name: [taking(one), taking(2 * one)] for name, one in (("RingAda", 2.0), ("PipeAdapter", 3.0), ("Single", 6.0))}
@@ -37,6 +37,7 @@ def test_a_point_compares_round_by_round() -> None:
     found = point("equal,125", reports, bound)  # type: ignore[arg-type]
     assert found["Single_over_RingAda"] == 3.0 and found["PipeAdapter_over_RingAda"] == 1.5
     assert found["RingAda_over_predicted"] == 1.5 and found["RingAda_over_bound"] == 2.0
+    assert found["RingAda_over_predicted_by_trained_layers"] == "2: 1.000, 5: 2.000" and found["RingAda_round_off_p95"] == 1.0
     assert found["RingAda_memory_over_Single"] == 0.3 and found["Single_spread"] == "3.00-3.00" and found["valid"]
     assert not point("equal,125", {**reports, "Single": [taking(9.0), taking(9.0)]}, bound)["valid"]  # type: ignore[arg-type]
 

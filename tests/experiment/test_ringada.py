@@ -20,7 +20,7 @@ from workbench.methods.ringada.phases import RingRankJob
 from workbench.methods.ringada.planning import rank_job, with_in_flight
 from workbench.methods.ringada.prepare import prepare
 from workbench.methods.training.predict import Predictor
-from workbench.models.saving import load_trained
+from workbench.models.saving import load_adapter, load_trained
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,6 +69,7 @@ def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:
 
 def test_executed_it_is_saved_for_later(whole: Report) -> None:
     assert len(losses(whole)) == 6 and all(loss is not None and 0 < loss < 2 for *_, loss in losses(whole))
+    assert [step.lowest_trained for step in whole.steps] == [5, 4, 4, 3, 2, 2]  # one more every three mini-batches, two in a round
     model, about = load_trained(whole.artifacts["adapter"])
     assert about.config.technique == "serial" and set(model.adapters) == {str(layer) for layer in range(6)}
 
@@ -95,6 +96,16 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
     lost = run(replace(cached, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost")
     assert "alpha is lost" in " ".join(lost.notes)
     assert [loss for *_, loss in losses(lost)] == pytest.approx([loss for *_, loss in losses(without)], rel=1e-5)
+
+
+def test_parallel_adapters_survive_a_lost_device_and_are_saved(job: Job, tmp_path: Path) -> None:
+    """The lost one has the first block, begins each round and keeps the head."""
+    parallel = replace(job, options=job.options | {"technique": "parallel", "reduction": 4}, faults="kill:alpha@step3", backup_every=1)
+    report = run(parallel, tmp_path)
+    assert "alpha is lost" in " ".join(report.notes) and len(losses(report)) == 6
+    assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
+    adapter, about = load_adapter(report.artifacts["adapter"])
+    assert (about.config.reduction, len(adapter.layers)) == (4, 6)
 
 
 def moving(first: tuple[int, ...], *others: tuple[int, tuple[int, ...]]) -> Plan:
@@ -148,6 +159,7 @@ def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(unf
     adaptive = replace(job, options=job.options | {"unfreezing": unfreezing, "patience": 1, "threshold": 0.9})
     whole = run(adaptive, tmp_path / "whole")
     assert f"The policy '{unfreezing}' goes by what the run brings" in " ".join(whole.notes)
+    assert [step.lowest_trained for step in whole.steps] == [5, 5, 4, 4, 3, 3]  # known only afterwards
     with pytest.raises(KeyboardInterrupt):
         run(adaptive, tmp_path / "resumed", progress=at(1, interrupt))
     assert losses(run(adaptive, tmp_path / "resumed", resume=True)) == losses(whole)
@@ -180,6 +192,7 @@ def test_faults_are_simulated(job: Job) -> None:
         ({"options": {"unfreezing": "sometimes"}}, r"one of steps, rounds, all, plateau, gradient_norm"),
         ({"options": {"data": "sizes:1,2,3"}}, r"takes 2 numbers here, not 3"),
         ({"train_samples": 1}, r"no data"),
+        ({"options": {"technique": "parallel", "cache": True}}, r"option cache .* technique = 'parallel'.*Leave one out"),
         ({"faults": "kill:beta@step6"}, r"The run has 6 steps"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +19,13 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.ringada.phases import RingPhase, RingRankJob
 from workbench.methods.ringada.prepare import RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Unfreezing
-from workbench.models.adapter_config import Kind
+from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at
-from workbench.models.parallel_adapter import task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.tasks.tokenize import collate
+from workbench.tasks.tokenize import Batch, collate
 
 
 def ring_plan(*blocks: tuple[int, int], micro_batches: int = 2) -> Plan:
@@ -50,9 +51,12 @@ def ring_job(
     kind: Kind = "classification",
     cache: bool = False,
     federated: bool = False,
+    parallel: bool = False,
 ) -> RingRankJob:
     """Return a run whose adapters are unfrozen one after the other, by a policy."""
-    stack = load_stack(model)
+    stack, facts = load_stack(model), model_facts(model)
+    sizes: dict[str, Any] = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "kind": kind}
+    encoder = {"num_encoder_layers": facts.num_encoder_layers, "target_length": int(facts.num_encoder_layers is not None)}
     job = Job(model=model, epochs=epochs, batch_size=8, micro_batches=plan.num_micro_batches, learning_rate=LEARNING_RATE)
     return RingRankJob(
         job=job,
@@ -61,8 +65,9 @@ def ring_job(
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
         split=split_for(stack, samples, kind),
-        config=TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8, kind=kind),
-        facts=model_facts(model),
+        config=TechniqueConfig(technique="serial", bottleneck=8, **sizes),
+        adapter=ParallelAdapterConfig(reduction=4, is_causal=facts.is_causal, **sizes, **encoder) if parallel else None,
+        facts=facts,
         options=RingAdaOptions(local_iterations=local_iterations, cache=cache, federated=federated),
         policy=Policy(num_layers=stack.num_layers, every=every, unfreezing=unfreezing, patience=1, threshold=0.05),
         owned={device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)},
@@ -73,9 +78,7 @@ def ring_job(
 
 def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return each mini-batch's loss and the final weights of one process that does one mini-batch after the other."""
-    stack = load_stack(job.job.model)
-    model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config)
-    trained = model.trained()
+    trained, logits_of = _whole(job)
     groups = [{"params": [one], "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0} for one in trained.values()]
     optimizer, rounds, policy, losses, step = torch.optim.AdamW(groups, lr=1.0), job.rounds, job.policy, [], 0
     brought: list[float] = []
@@ -86,13 +89,12 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
                 first = policy.adapted(brought)[-1] if policy.is_adaptive else one.first_unfrozen
                 samples = [sample for part in planned.samples[start : start + one.num_micro_batches] for sample in part]
                 batch = collate(job.split, samples)
-                logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
-                loss = task_loss(logits, batch.labels, job.config.kind)
+                loss = task_loss(logits_of(batch, epoch), batch.labels, job.config.kind)
                 loss.backward()
                 for name, parameter in trained.items():
-                    if name.startswith("adapters.") and int(name.split(".")[1]) < first:
+                    if _layer_of(name) < first:
                         parameter.grad = None
-                of_adapters = [one.grad for name, one in trained.items() if name.startswith("adapters.") and one.grad is not None]
+                of_adapters = [one.grad for name, one in trained.items() if _layer_of(name) < 99 and one.grad is not None]
                 squared.append(sum(float(gradient.square().sum()) for gradient in of_adapters))
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate_at(step, rounds.num_steps, job.job.learning_rate, job.job.warmup_fraction)
@@ -104,6 +106,33 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
             brought.append(sum(losses[-size:]) / size if policy.unfreezing == "plateau" else (sum(squared) / size) ** 0.5)
     assert not policy.is_adaptive or len(set(policy.adapted(brought))) > 1
     return losses, {name: parameter.detach() for name, parameter in trained.items()}
+
+
+def _whole(job: RingRankJob) -> tuple[dict[str, torch.nn.Parameter], Callable[[Batch, int], torch.Tensor]]:
+    """Return the trained parameters of a whole model by name, and a function that computes the logits of a batch in an epoch."""
+    stack = load_stack(job.job.model)
+    backbone = copy.deepcopy(stack.stage(0, stack.num_layers))
+    if job.adapter is not None:
+        adapter = ParallelAdapter(job.adapter)
+
+        def beside(batch: Batch, epoch: int) -> torch.Tensor:
+            with torch.no_grad():
+                taps = backbone(batch.input_ids, batch.attention_mask)[1]
+            return adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch)
+
+        return dict(adapter.named_parameters()), beside
+    model = TechniqueStage(backbone, job.config)
+
+    def inside(batch: Batch, epoch: int) -> torch.Tensor:
+        return model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
+
+    return model.trained(), inside
+
+
+def _layer_of(name: str) -> int:
+    """Return the layer with which a parameter is unfrozen; 99 for the head's."""
+    first, second = name.split(".")[:2]
+    return 0 if first == "first" else int(second) if first in ("adapters", "layers", "decoder_first") else 99
 
 
 def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -66,6 +66,36 @@ def test_a_ring_trains_as_one_process(
 
 
 @pytest.mark.parametrize(
+    ("model", "blocks", "unfreezing", "every", "micro_batches", "local_iterations"),
+    [
+        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 3, 2, 2),
+        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), "all", 1, 4, 1),
+        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), "rounds", 1, 2, 1),
+        ("tiny-llama", ((1, 1), (0, 2), (2, 1), (3, 2)), "gradient_norm", 40, 1, 1),
+    ],
+)
+def test_parallel_adapters_on_a_ring_train_as_one_process(
+    model: str,
+    blocks: tuple[tuple[int, int], ...],
+    unfreezing: Unfreezing,
+    every: int,
+    micro_batches: int,
+    local_iterations: int,
+    tmp_path: Path,
+) -> None:
+    plan = ring_plan(*blocks, micro_batches=micro_batches)
+    fields = {"every": every, "unfreezing": unfreezing, "local_iterations": local_iterations, "epochs": 4, "parallel": True}
+    job = ring_job(model, plan, four_devices(), tmp_path, **fields)  # type: ignore[arg-type]
+    expected, weights = train_plainly(job)
+    losses, trained, _ = train_on_ring(job)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert set(trained) == set(weights)
+    for name, tensor in weights.items():
+        if not name.endswith("key_value.bias"):  # its gradient is float noise
+            torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
     ("model", "cache", "unfreezing"), [("tiny-bert", True, "steps"), ("tiny-t5", False, "rounds"), ("tiny-gpt2", False, "plateau")]
 )
 def test_a_ring_whose_layers_are_moved_between_rounds_trains_as_one_process(

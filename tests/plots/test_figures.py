@@ -10,6 +10,7 @@ from workbench.core.report import Recovery, busy_note
 from workbench.plots import breakdown, curves, epoch_times, gantt, memory, predicted_against_measured, style, time_by_class
 from workbench.plots import cluster as cluster_figure
 from workbench.plots.memory import MAX_POINTS
+from workbench.summary import summary_rows
 
 
 def named(figure, name):
@@ -109,6 +110,17 @@ def test_curves_show_every_step_and_epochs_from_one() -> None:
     texts = [annotation.text for annotation in figure.layout.annotations]
     assert {"epoch 1", "epoch 2, cached", "epoch 3, cached"} <= set(texts)
     assert "accuracy 0.800" in figure.layout.title.subtitle.text
+    assert not named(figure, "trained layers")
+
+
+def test_curves_and_summary_show_when_layers_are_unfrozen() -> None:
+    whole = report()
+    steps = tuple(replace(step, lowest_trained=max(0, 5 - number // 2)) for number, step in enumerate(whole.steps))
+    unfrozen = replace(whole, steps=steps)
+    [trained] = named(curves(unfrozen), "trained layers")
+    assert (list(trained.y), trained.yaxis) == ([1, 1, 2, 2, 3, 3], "y2")
+    assert ("Trained", "layers from the top: 1 from step 1, 2 from step 3, 3 from step 5") in summary_rows(unfrozen)
+    assert "Trained" not in dict(summary_rows(whole))
 
 
 def test_curves_show_where_a_device_was_lost() -> None:

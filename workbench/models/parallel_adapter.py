@@ -6,6 +6,7 @@ For an encoder-decoder the side network is also one: its decoder begins with W_d
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -104,6 +105,15 @@ class ParallelAdapterStage(nn.Module):
         for index in range(start, stop):
             side = self.layers[str(index)](side, taps[index - start], mask, memory, memory_mask)
         return side
+
+    def part(self, start: int, stop: int) -> ParallelAdapterStage:
+        """Return adapters [start, stop) of this stage.  Modules are shared with it."""
+        own = copy.copy(self)
+        own._modules, own.start, own.stop = dict(self._modules), start, stop
+        own.first = self.first if start == 0 else None
+        own.layers = nn.ModuleDict({str(index): self.layers[str(index)] for index in range(start, stop)})
+        own.decoder_first = self.decoder_first if start <= self.config.border < stop else nn.ModuleDict()
+        return own
 
     def head(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
         """Return the logits.  Only the last stage has a head.

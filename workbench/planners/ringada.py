@@ -36,7 +36,7 @@ class RingPricer:
     """The average seconds of a mini-batch over a training.
 
     depths: number of unfrozen layers -> mini-batches of the run with that number; cached: those that read the frozen layers' output from a
-    cache.  rest_bytes: of a device besides its layers.
+    cache.  rest_bytes: of a device besides its layers.  has_side: see schedules.ringada.ring_round.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class RingPricer:
         cached: Mapping[int, int] | None = None,
         rest_bytes: int = 0,
         memory_length: int = 0,
+        has_side: bool = False,
     ) -> None:
         self.profile, self.cluster, self._micro_batches, self._rest_bytes = profile, cluster, micro_batches, rest_bytes
         size, layers = -(-batch_size // micro_batches), profile.num_layers
@@ -70,7 +71,8 @@ class RingPricer:
             step = np.array([[layer.seconds("STEP", 1, 1)] for layer in row])
             there_and_back = seconds["F"] + np.where(is_lowest, seconds["A"], seconds["B"])
             read = np.where(is_lowest & is_cached, seconds["LOAD"], 0.0)
-            frozen.append(summed(np.where(is_frozen & ~is_cached, seconds["P"], read)))
+            ahead = np.where(is_frozen & ~is_cached, seconds["P"], read)
+            frozen.append(summed(seconds["P"] + np.where(is_frozen, seconds["F"], 0.0) if has_side else ahead))
             forward.append(summed(np.where(is_frozen, 0.0, seconds["F"])))
             unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
             steps.append(summed(np.where(is_frozen, 0.0, step)))

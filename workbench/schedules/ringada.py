@@ -12,6 +12,9 @@ gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters o
 iteration i; free:_.i lets a later mini-batch start; loss:_.m; note:s._ loss and squared gradients of a stage, told:_._ their sum;
 mean:_._ the average of the devices' trained weights.
 
+With a side network (Parallel Adapters) the model itself is frozen.  P runs all its layers, and the side network's frozen ones; F, B and
+STEP belong to the side network's trained layers.  side:s.m is its output, act:s.m the model's, and both below the terminator.
+
 F reads the weights of the previous iteration, so no weight is stale and only one version exists.  P reads no trained weights: frozen layers
 take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as well.
 """
@@ -76,15 +79,17 @@ def ring_round(
     world_size: int | None = None,
     is_noted: bool = False,
     cached: Collection[int] = (),
+    has_side: bool = False,
 ) -> Schedule:
     """Return the mini-batches of a round with their transfers; every stage has one rank.
 
     in_flight: a mini-batch is embedded after the mini-batch in_flight places before it has updated the head.  seconds: approximate times of
     the operations.  Each rank lists its operations in the order in which a device that always prefers the oldest mini-batch would run them.
     is_noted: whether each device receives the results of the round at its end.  cached: micro-batches whose frozen layers are skipped.
+    has_side: the trained layers are a side network: P computes the frozen model alone and waits for no update; F, B and STEP do the rest.
     Raises ScheduleError for a round without mini-batches, none in flight, or a stage of several ranks.
     """
-    tasks = _tasks(plan, iterations, in_flight, cached)
+    tasks = _tasks(plan, iterations, in_flight, cached, has_side)
     size = world_size_of(plan, world_size, (1,) * len(tasks))
     first, last = iterations[0].initiator, iterations[-1].initiator
     if first != last:
@@ -110,7 +115,7 @@ def federated_round(
     for rank, group in groupby(iterations, key=lambda one: one.initiator):
         own = list(group)
         alone = replace(plan, stages=(replace(whole, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),))
-        tasks += _tasks(alone, own, in_flight, (), first, micro_batches)
+        tasks += _tasks(alone, own, in_flight, (), False, first, micro_batches)
         first, micro_batches = first + len(own), micro_batches + sum(one.num_micro_batches for one in own)
         trained, mean = (Value("head", NONE, first - 1), Value("weight", 0, first - 1)), Value("mean", NONE, NONE, rank)
         tasks.append(_Task(rank, Op(ALLREDUCE, 0, NONE, NONE, trained, (mean,), whole.ranks, "collective"), (first, 4, 0)))
@@ -121,7 +126,13 @@ def federated_round(
 
 
 def _tasks(
-    plan: Plan, iterations: Sequence[Iteration], in_flight: int, cached: Collection[int], first: int = 0, number: int = 0
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    in_flight: int,
+    cached: Collection[int],
+    has_side: bool,
+    first: int = 0,
+    number: int = 0,
 ) -> list[_Task]:
     """Return a round's operations.  first, number: of its first mini-batch and micro-batch."""
     if not iterations or in_flight < 1 or any(len(stage.shares) != 1 for stage in plan.stages):
@@ -153,17 +164,22 @@ def _tasks(
             for s in range(end if is_cached else 0, len(plan.stages)):
                 stage = plan.stages[s]
                 [rank] = stage.ranks
-                after = Value("act", s, m)
-                if stage.start < iteration.first_unfrozen and not is_cached:
-                    between = Value("mid", s, m) if s == end else after
-                    add(rank, PREFIX, s, m, 3, (hidden,), between)
-                    hidden = between
+                after, source = Value("act", s, m), hidden
+                if has_side:
+                    source = Value("mid", s, m)
+                    add(rank, PREFIX, s, m, 3, (hidden,), after, *((source,) if s >= end else ()))
+                elif stage.start < iteration.first_unfrozen and not is_cached:
+                    source = Value("mid", s, m) if s == end else after
+                    add(rank, PREFIX, s, m, 3, (hidden,), source)
                 if s >= end:
+                    below = (Value("side", s - 1, m),) if has_side and s > end else ()
                     weights = (updated[s],) if s in updated else ()
-                    add(rank, FORWARD, s, m, 1, (hidden, *weights), after, Value("ctx", s, m))
+                    trained = Value("side" if has_side else "act", s, m)
+                    add(rank, FORWARD, s, m, 1, (source, *below, *weights), trained, Value("ctx", s, m))
                 hidden = after
             stages = len(plan.stages)
-            add(home, HEAD, NONE, m, 1, (hidden, *head_before), Value("loss", NONE, m), Value("grad", stages, m), Value("hacc", NONE, m))
+            scored = (hidden, *((Value("side", stages - 1, m),) if has_side else ()), *head_before)
+            add(home, HEAD, NONE, m, 1, scored, Value("loss", NONE, m), Value("grad", stages, m), Value("hacc", NONE, m))
             for s in reversed(range(end, stages)):
                 passed = (Value("grad", s, m),) if s > end else ()
                 reads = (Value("ctx", s, m), Value("grad", s + 1, m))
@@ -282,6 +298,10 @@ class RingCosts:
         lowest = self.iterations[self._iteration_of[op.microbatch]].first_unfrozen
         if op.kind == LOAD:
             return layers[lowest].seconds(LOAD, *at)
+        if op.kind == PREFIX and self.crossing.side_width:
+            stage = self.plan.stages[op.stage]
+            every = sum(layers[layer].seconds(PREFIX, *at) for layer in range(stage.start, stage.stop))
+            return every + sum(layers[layer].seconds(FORWARD, *at) for layer in self.layers(op))
         kinds = [LOWEST if op.kind == BACKWARD and layer == lowest else op.kind for layer in self.layers(op)]
         return sum(layers[layer].seconds(kind, *at) for layer, kind in zip(self.layers(op), kinds, strict=True))
 
@@ -301,16 +321,21 @@ class RingCosts:
             stage = self.plan.stages[value.stage]
             own = self.profile.layers[stage.ranks[0]][max(first, stage.start) : stage.stop]
             return opaque(sum(LayerProfile.context_bytes(layer, self.sizes[m], self.lengths[m]) for layer in own))
-        if name not in ("emb", "act", "mid", "grad"):
+        if name not in ("emb", "act", "mid", "grad", "side"):
             return TOKEN
-        done = {"emb": 0, "act": value.stage + 1, "grad": value.stage, "mid": 0}[name]
-        layers = self.plan.stages[done - 1].stop if done else 0
-        if name == "mid":
-            layers = self.iterations[self._iteration_of[m]].first_unfrozen
-        tokens = self.crossing.tokens(layers, self.lengths[m])
+        first, side_width = self.iterations[self._iteration_of[m]].first_unfrozen, self.crossing.side_width
+        done = {"act": value.stage + 1, "side": value.stage + 1, "grad": value.stage}.get(name, 0)
+        layers = first if name == "mid" else self.plan.stages[done - 1].stop if done else 0
+        tokens, width = self.crossing.tokens(layers, self.lengths[m]), self.crossing.hidden_size
+        if side_width and name == "mid":
+            stage = self.plan.stages[value.stage]
+            num_taps = stage.stop - max(first, stage.start)
+            return opaque(4 * self.sizes[m] * tokens * (num_taps * width + side_width))
+        if side_width and name in ("side", "grad"):
+            return Spec((self.sizes[m], tokens, side_width))
         if done == len(self.plan.stages) and tokens != self.lengths[m]:
             tokens = self.crossing.target_length  # the head reads only the decoder's states
-        return Spec((self.sizes[m], tokens, self.crossing.hidden_size))
+        return Spec((self.sizes[m], tokens, width + side_width * (name == "act" and layers <= first)))
 
     def resident_bytes(self, rank: int) -> int:
         """Return weights, gradients, optimizer state and the copies of embedding and head in bytes."""

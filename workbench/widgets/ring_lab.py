@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import ipywidgets as widgets
 
@@ -24,11 +25,9 @@ TOGETHER = 4
 
 def ring_plan(blocks: tuple[int, ...]) -> Plan:
     """Return the ring of devices with these numbers of blocks, in order."""
-    stages, at = [], 0
-    for rank, count in enumerate(blocks):
-        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=SAMPLES),)))
-        at += count
-    return Plan(method="ringada", stages=tuple(stages), micro_batch_size=SAMPLES, num_micro_batches=1)
+    spans = enumerate(pairwise(accumulate(blocks, initial=0)))
+    stages = tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=SAMPLES),)) for rank, (start, stop) in spans)
+    return Plan(method="ringada", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=1)
 
 
 def ring_timeline(blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1, initiator: int = 0, transfer_s: float = 0.0) -> Timeline:
@@ -38,7 +37,7 @@ def ring_timeline(blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1
     """
     profile, cluster = equal_blocks(sum(blocks), len(blocks), transfer_s=transfer_s)
     iterations = [Iteration(initiator, sum(blocks) - depth, micro_batches)] * TOGETHER
-    timeline = simulated(profile, cluster, ring_plan(blocks), iterations, memory=False)
+    timeline = simulated(profile, cluster, ring_plan(blocks), iterations)
     cut = f"{TOGETHER} mini-batches cut into {micro_batches}" if micro_batches > 1 else f"{TOGETHER} whole mini-batches"
     return replace(timeline, title=f"{cut}, {depth} adapters trained")
 

@@ -128,7 +128,7 @@ class Trained:
             model=kept_name(job.model),
             task=job.task,
             max_length=job.max_length,
-            quantization=self._prepared.options.quantization,
+            quantization=self._job.quantization,
         )
         save_tokenizer(job.model, folder)
         return save_adapter(folder, self._adapter(epoch).state_dict(), about)

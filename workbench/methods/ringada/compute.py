@@ -3,64 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workbench.methods.fine_tuning.handlers import StageContext
 from workbench.methods.training.handlers import Targets
-from workbench.models.parallel_adapter import task_loss
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.models.stack import BackboneStage
-from workbench.models.techniques import TechniqueStage
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+
+Config = TechniqueConfig | ParallelAdapterConfig
+"""Of serial adapters inside the layers (Eq. 1), or of Parallel Adapters next to them (PAC+, section IV-A)."""
+Modules = dict[str, nn.Module]
+"""Modules by the names that their parameters have in the whole model."""
 
 
 class RingCompute:
-    """A block of layers with their adapters, and this device's copies of embedding and head.  first: a stage with the embedding."""
+    """A block of layers with what is trained of them, and this device's copies of embedding and head.
 
-    def __init__(self, model: TechniqueStage, first: BackboneStage) -> None:
-        self.model, self._first = model, first
-        self._parts: dict[range, BackboneStage] = {}
+    backbone: the block.  first: a stage with the embedding.  trained: the modules of each layer.  head: the modules of the head.
+    """
+
+    def __init__(self, config: Config, backbone: BackboneStage, first: BackboneStage) -> None:
+        self._config, self._backbone, self._first, self._side = config, backbone, first, None
+        if isinstance(config, ParallelAdapterConfig):
+            side = ParallelAdapterStage(config, backbone.start, backbone.stop)
+            side.last = side.last or ParallelAdapterStage(config, config.num_layers - 1, config.num_layers).last
+            assert side.last is not None
+            self._side, self.head = side, Modules(last=side.last)
+            self.trained = {int(at): Modules(layers=nn.ModuleDict({at: layer})) for at, layer in side.layers.items()}
+            if side.first is not None:
+                self.trained[0]["first"] = side.first
+            for at, project in side.decoder_first.items():
+                self.trained[int(at)]["decoder_first"] = nn.ModuleDict({at: project})
+        else:
+            self._model = TechniqueStage(backbone.part(backbone.start, backbone.stop), config, has_head=True)
+            assert self._model.head is not None
+            self.head = Modules(head=self._model.head)
+            self.trained = {int(at): Modules(adapters=nn.ModuleDict({at: adapter})) for at, adapter in self._model.adapters.items()}
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return b_0 (n, t, d)."""
         with torch.no_grad():
             return self._first.embed(input_ids, attention_mask)
 
-    def frozen(self, hidden: Tensor, attention_mask: Tensor, layers: range) -> Tensor:
-        """Return the output of layers whose adapters are frozen."""
-        with torch.no_grad():
-            return self._run(hidden, attention_mask, layers)
+    @torch.no_grad()
+    def ahead(self, state: Tensor, attention_mask: Tensor, layers: range, first_unfrozen: int) -> tuple[Any, ...]:
+        """Run what waits for no update, and return the values that it writes (see schedules.ringada, P).
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor, layers: range, *, is_lowest: bool) -> StageContext:
-        """Run unfrozen layers.  is_lowest: no layer below is trained, so the gradient of their input is not needed."""
-        source = None if is_lowest else hidden.detach().requires_grad_()
-        return StageContext(source, self._run(hidden if source is None else source, attention_mask, layers))
+        Serial: the frozen layers; (n, t, d).  Parallel: all layers, and the frozen side layers; the next block's input, and that of the
+        trained side layers, if there are any: (side state, taps).  state: (n, t, d), with the side state (n, t, d + d / r) while all side
+        layers below are frozen.
+        """
+        frozen = range(layers.start, min(layers.stop, first_unfrozen))
+        if self._side is None:
+            return (self._run(state, attention_mask, frozen)[0],)
+        hidden, below = state.split([self._backbone.hidden_size, state.shape[2] - self._backbone.hidden_size], dim=2)
+        output, taps = self._run(hidden, attention_mask, layers)
+        taps = [*([hidden] if layers.start == 0 else ()), *taps]
+        if frozen:
+            side = self._side.part(frozen.start, frozen.stop)
+            below = side(below if layers.start else None, taps[: side.num_taps], attention_mask)
+            taps = taps[side.num_taps :]
+        return (output, (below, taps)) if first_unfrozen < layers.stop else (torch.cat([output, below], dim=2),)
+
+    def forward(self, states: Sequence[Any], attention_mask: Tensor, layers: range, *, is_lowest: bool) -> StageContext:
+        """Run unfrozen layers.  is_lowest: no layer below is trained, so the gradient of their input is not needed.
+
+        states: serial, the input.  Parallel: (side state, taps) from `ahead`; and the side state of the block below, unless `is_lowest`.
+        """
+        source = None if is_lowest else states[0 if self._side is None else 1].detach().requires_grad_()
+        if self._side is None:
+            return StageContext(source, self._run(states[0] if source is None else source, attention_mask, layers)[0])
+        frozen_below, taps = states[0]
+        below = None if layers.start == 0 else frozen_below if source is None else source
+        return StageContext(source, self._side.part(layers.start, layers.stop)(below, taps, attention_mask))
 
     def backward(self, context: StageContext, gradient: Tensor) -> Tensor | None:
-        """Accumulate the adapters' gradients; return the gradient of the layers' input, None for the lowest layers."""
+        """Accumulate the layers' gradients; return the gradient of their input, None for the lowest layers."""
         torch.autograd.backward(context.output, gradient)
         return None if context.hidden is None else context.hidden.grad
 
-    def score(self, hidden: Tensor, attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its gradient."""
-        leaf, config = hidden.detach().requires_grad_(), self.model.config
-        logits = self.model.logits(leaf, attention_mask, targets.sample_ids, targets.epoch)
+    def score(self, states: Sequence[Tensor], attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its gradient.
+
+        states: the last hidden state (n, t, d); parallel, then the last side state, of which the gradient is.
+        """
+        leaf, config, samples = states[-1].detach().requires_grad_(), self._config, (targets.sample_ids, targets.epoch)
+        if self._side is None:
+            logits = self._model.logits(leaf, attention_mask, *samples)
+        else:
+            logits = self._side.head(leaf, states[0], attention_mask, *samples)
         loss = task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
         loss.backward()
         assert leaf.grad is not None
         return loss.detach(), leaf.grad
 
-    def _run(self, hidden: Tensor, attention_mask: Tensor, layers: range) -> Tensor:
-        if layers not in self._parts:
-            self._parts[layers] = self.model.backbone.part(layers.start, layers.stop)
-        part = self._parts[layers]
-        output, taps = part(hidden, attention_mask)
-        return taps[-1] if part.stop == part.num_layers else output
+    def _run(self, hidden: Tensor, attention_mask: Tensor, layers: range) -> tuple[Tensor, list[Tensor]]:
+        """Return the layers' output, (n, s, d) of a decoder's last, and their taps."""
+        output, taps = self._backbone.part(layers.start, layers.stop)(hidden, attention_mask)
+        return (taps[-1] if layers.stop == self._backbone.num_layers else output), taps
 
 
 class RingOptimizer:
-    """AdamW for a device's adapters, each with its own step count because they start at different times, and for the head.
+    """AdamW for a device's trained layers, each with its own step count because they start at different times, and for the head.
 
     updates: number of updates of each layer in the first rounds of a run.  keeps_head: whether this device has the head after a round.
     num_noted: number of rounds, for an adaptive policy.  history: each round's value (see rounds.Policy), the same on all devices.
@@ -69,7 +119,7 @@ class RingOptimizer:
 
     def __init__(
         self,
-        model: TechniqueStage,
+        compute: RingCompute,
         schedule: LinearSchedule,
         weight_decay: float,
         *,
@@ -77,13 +127,12 @@ class RingOptimizer:
         keeps_head: bool,
         num_noted: int = 0,
     ) -> None:
-        def of(named: dict[str, nn.Module]) -> FlatAdamW:
+        def of(named: Modules) -> FlatAdamW:
             return FlatAdamW(nn.ModuleDict(named), learning_rate=schedule, weight_decay=weight_decay)
 
-        assert model.head is not None
         self._schedule, self._updates = schedule, updates
-        self._layers = {int(index): of({"adapters": nn.ModuleDict({index: adapter})}) for index, adapter in model.adapters.items()}
-        self._head = of({"head": model.head})
+        self._layers = {index: of(modules) for index, modules in compute.trained.items()}
+        self._head = of(compute.head)
         self._kept = [*self._layers.values(), *([self._head] if keeps_head else [])]
         self.num_steps = 0
         self.history = torch.zeros(num_noted) if num_noted else None

@@ -15,7 +15,7 @@ from workbench.core.schedule import ALLREDUCE, STEP, Op
 from workbench.methods.common.scaling import context_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.ringada.prefix import PrefixCache
-from workbench.methods.training.handlers import Targets
+from workbench.methods.training.handlers import Targets, named
 from workbench.runtime.executor import Handler
 from workbench.schedules import ringada as ring
 from workbench.schedules.ringada import Iteration, layers_of
@@ -79,29 +79,29 @@ class RingHandlers:
         return (self.prefix.read(self._iteration(op).first_unfrozen, batch.indices, batch.attention_mask.shape[1]),)
 
     def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        batch, layers, hidden = self.batches[op.microbatch], self._layers_of(op), reads[0]
+        batch, stage, first = self.batches[op.microbatch], self.plan.stages[op.stage], self._iteration(op).first_unfrozen
         if self.prefix is None:
-            return (self.compute.frozen(hidden, batch.attention_mask, layers),)
-        for layer in layers:
-            self.prefix.keep(layer, batch.indices, hidden)
-            hidden = self.compute.frozen(hidden, batch.attention_mask, range(layer, layer + 1))
-        return (hidden,)
+            return self.compute.ahead(reads[0], batch.attention_mask, range(stage.start, stage.stop), first)
+        for layer in self._layers_of(op):
+            self.prefix.keep(layer, batch.indices, reads[0])
+            reads = self.compute.ahead(reads[0], batch.attention_mask, range(layer, layer + 1), first)
+        return reads
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         layers, batch = self._layers_of(op), self.batches[op.microbatch]
         mask, is_lowest = batch.attention_mask, layers.start == self._iteration(op).first_unfrozen
         if self.prefix is not None and is_lowest and op.microbatch not in self.cached:
             self.prefix.keep(layers.start, batch.indices, reads[0])
-        context = self.compute.forward(reads[0], mask, layers, is_lowest=is_lowest)
+        context = self.compute.forward(reads, mask, layers, is_lowest=is_lowest)
         context.nbytes = context_bytes(self.layers[layers.start : layers.stop], *mask.shape)
         return context.output.detach(), context
 
     def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         at, batch = self.iteration_of[op.microbatch], self.batches[op.microbatch]
-        if len(reads) > 1 and self.iterations[at - 1].initiator != self.rank:
-            self.optimizer.take_head(reads[1], self.first_step + at)
+        if (head := named(op, reads, "head")) and self.iterations[at - 1].initiator != self.rank:
+            self.optimizer.take_head(head[0], self.first_step + at)
         targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.totals[at])
-        loss, gradient = self.compute.score(reads[0], batch.attention_mask, targets)
+        loss, gradient = self.compute.score([*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets)
         own = loss / len(self.iterations)  # a round's loss is the mean of its mini-batches'
         self.noted[0] += own
         return own, gradient, None

@@ -6,6 +6,7 @@ import copy
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,12 @@ from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageContext
 from workbench.methods.fine_tuning.measure import crossing_bytes
-from workbench.methods.ringada.compute import RingCompute, RingOptimizer
+from workbench.methods.ringada.compute import Config, RingCompute, RingOptimizer
 from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.training.handlers import Targets
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.timing import Call, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.plan_costs import Crossing
@@ -30,7 +31,7 @@ from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STE
 
 def measure_layers(
     stack: LayerStack,
-    config: TechniqueConfig,
+    config: Config,
     *,
     max_length: int,
     caches: bool = False,
@@ -58,13 +59,13 @@ def measure_layers(
         of_all[LOAD] = found[LOAD]
         for own in times:
             own[PREFIX] = own[PREFIX].plus(found["KEEP"])
-    trained = sum(4 * parameter.numel() for parameter in first.model.adapters.parameters())
+    trained = {layer: 4 * sum(one.numel() for one in bench.parameters(layer)) for bench in benches.values() for layer in bench.layers}
     return tuple(
         LayerProfile(
             name=f"layer {index}",
             times=times[index] | of_all | (ends if index in (0, stack.num_layers - 1) else {}),
             frozen_bytes=sum(one.numel() * one.element_size() for one in stack.layers[index].parameters()),
-            trainable_bytes=trained,
+            trainable_bytes=trained[index],
             **stacks.context_bytes(contexts, index),
             **crossing_bytes(stack, index),
         )
@@ -80,6 +81,9 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
 
     def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
         frozen = layer.frozen_bytes - (embedding_bytes if index == 0 else 0)
+        if "SF" in layer.times:  # Parallel Adapters
+            side = {FORWARD: layer.times["SF"], BACKWARD: layer.times["SB"], LOWEST: layer.times["SB"]}
+            return replace(layer, times=layer.times | {PREFIX: layer.times[FORWARD]} | side, frozen_bytes=frozen)
         # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's gradient.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
         forward = layer.times[FORWARD]
@@ -96,14 +100,14 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
 class _Bench:
     """Calls of one stage on synthetic inputs of any size."""
 
-    def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
-        stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
-        self._stage, self._layers = stage, range(*span)
-        self.model = TechniqueStage(stage.part(*span), config, has_head=True)
-        self._compute = RingCompute(self.model, stage)
+    def __init__(self, stack: LayerStack, config: Config, span: Span) -> None:
+        self._stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
+        self._part, self.layers, self._kind = self._stage.part(*span), range(*span), config.kind
+        self._compute = RingCompute(config, self._stage, self._stage)
+        self._side_width = config.width if isinstance(config, ParallelAdapterConfig) else 0
         schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
         self._optimizer = RingOptimizer(
-            self.model, schedule, 0.01, updates=lambda rounds, brought: dict.fromkeys(self._layers, rounds), keeps_head=True
+            self._compute, schedule, 0.01, updates=lambda rounds, brought: dict.fromkeys(self.layers, rounds), keeps_head=True
         )
         self._has_decoder = stack.num_encoder_layers is not None
 
@@ -113,9 +117,10 @@ class _Bench:
         return lambda: self._compute.embed(ids, mask)
 
     def frozen(self, batch: int, length: int) -> Call:
-        """Return the forward pass of frozen layers."""
+        """Return the forward pass of frozen layers, without a side network."""
         hidden, mask = self._inputs(batch, length)
-        return lambda: self._compute.frozen(hidden, mask, self._layers)
+        first_unfrozen = self.layers.start if self._side_width else self.layers.stop
+        return lambda: self._compute.ahead(hidden, mask, self.layers, first_unfrozen)
 
     def keep(self, batch: int, length: int) -> Call:
         """Return the call that writes a layer's input to the cache."""
@@ -129,8 +134,8 @@ class _Bench:
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the forward pass of unfrozen layers; it keeps the backward pass's data, as in a run."""
-        hidden, mask = self._inputs(batch, length)
-        return lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=False)
+        states, mask = self._states(batch, length)
+        return lambda: self._compute.forward(states, mask, self.layers, is_lowest=False)
 
     def backward(self, batch: int, length: int) -> Call:
         """Return the backward pass, without its forward pass."""
@@ -143,14 +148,15 @@ class _Bench:
     def score(self, batch: int, length: int) -> Call:
         """Return the head's forward and backward pass."""
         hidden, mask = self._inputs(batch, length)
-        labels = made_up_labels(self.model.config.kind, batch, length)
+        labels = made_up_labels(self._kind, batch, length)
         targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
         last = hidden[:, length:] if self._has_decoder else hidden
-        return lambda: self._compute.score(last, mask, targets)
+        states = [last, *self._side(hidden)]
+        return lambda: self._compute.score(states, mask, targets)
 
     def step(self) -> None:
         """Take a step with the first layer's adapter."""
-        self._optimizer.update(self._layers[:1], 0)
+        self._optimizer.update(self.layers[:1], 0)
 
     def head_step(self) -> None:
         """Take a step with the head."""
@@ -160,19 +166,18 @@ class _Bench:
         """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
 
         def kept(length: int) -> int:
-            hidden, mask = self._inputs(batch, length)
-            run = lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=False)  # noqa: E731
-            return saved_by_autograd(run, self.model.parameters())[1]
+            run: Any = self.forward(batch, length)
+            return saved_by_autograd(run, [*self._stage.parameters(), *(one for layer in self.layers for one in self.parameters(layer))])[1]
 
         return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
 
     def _back(self, batch: int, length: int, *, is_lowest: bool) -> Call:
-        hidden, mask = self._inputs(batch, length)
+        states, mask = self._states(batch, length)
 
         def back(context: StageContext) -> Tensor | None:
             return self._compute.backward(context, torch.ones_like(context.output))
 
-        return (lambda: self._compute.forward(hidden, mask, self._layers, is_lowest=is_lowest)), back
+        return (lambda: self._compute.forward(states, mask, self.layers, is_lowest=is_lowest)), back
 
     def _cached(self, batch: int, length: int) -> tuple[PrefixCache, int, Tensor]:
         hidden, _ = self._inputs(batch, length)
@@ -180,11 +185,27 @@ class _Bench:
         # The memory map outlives the file's name: nothing is left on the disk, even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
             prefix = PrefixCache(folder=Path(folder), lengths=(length,) * batch, crossing=crossing)
-            prefix.keep(self._layers.start, range(batch), hidden)
-        return prefix, self._layers.start, hidden
+            prefix.keep(self.layers.start, range(batch), hidden)
+        return prefix, self.layers.start, hidden
+
+    def parameters(self, layer: int) -> list[Tensor]:
+        """Return the trained parameters of a layer."""
+        return [one for module in self._compute.trained[layer].values() for one in module.parameters()]
+
+    def _side(self, hidden: Tensor) -> list[Tensor]:
+        return [torch.randn(*hidden.shape[:2], self._side_width)] if self._side_width else []
+
+    def _states(self, batch: int, length: int) -> tuple[list[Any], Tensor]:
+        """Return the input of trained layers, and the mask."""
+        hidden, mask = self._inputs(batch, length)
+        side = self._side(hidden)
+        if not side:
+            return [hidden], mask
+        _, (_, taps) = self._compute.ahead(hidden, mask, self.layers, self.layers.start)
+        return [(*side, taps), *side], mask
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
-        hidden, mask, _ = self.model.backbone.make_inputs(batch, length, TARGET_LENGTH)
+        hidden, mask, _ = self._part.make_inputs(batch, length, TARGET_LENGTH)
         # With some padding: without any, attention takes a faster path that real batches do not.
         mask[::2, -max(1, length // 8) :] = 0
         return hidden, mask

@@ -14,7 +14,8 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import ignore
 from workbench.methods.common.session import RankResult
-from workbench.methods.fine_tuning.method import Trained
+from workbench.methods.fine_tuning import method as fine_tuning
+from workbench.methods.pac_plus import method as pac_plus
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import RingRankJob, phases_on
 from workbench.methods.ringada.planning import plan_job, rank_job, require_memory
@@ -22,6 +23,8 @@ from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, 
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.loading import load_stack
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
@@ -44,8 +47,23 @@ def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple
     return RingAda().host_layers(prepared, ignore, refresh=refresh)
 
 
+class TrainedSide(pac_plus.Trained):
+    """Parallel Adapters after each epoch; they begin from weights that only their names and the seed determine."""
+
+    def _adapter(self, epoch: int) -> ParallelAdapter:
+        adapter = ParallelAdapter(self._prepared.adapter)
+        adapter.load_state_dict(adapter.state_dict() | self._job.trained(epoch))
+        return adapter.eval()
+
+
+def trained_of(prepared: PreparedJob, stack: LayerStack, job: RingRankJob) -> Any:
+    """Return the trained model after each epoch (see TrainingMethod)."""
+    kind: Any = TrainedSide if prepared.adapter else fine_tuning.Trained
+    return kind(prepared, stack, job)
+
+
 class RingAda(TrainingMethod[PreparedJob]):
-    """Serial adapters, unfrozen from the top, on a ring of devices that keep their data local."""
+    """Adapters, unfrozen from the top, on a ring of devices that keep their data local."""
 
     name = "ringada"
     known = staticmethod(require_known)
@@ -56,7 +74,7 @@ class RingAda(TrainingMethod[PreparedJob]):
     run_rank = staticmethod(run_rank)
     serve_rank = staticmethod(serve_rank)
     measure_rank = staticmethod(measure_rank)
-    trained = Trained
+    trained = staticmethod(trained_of)
     begin = staticmethod(nothing)
     keep = staticmethod(nothing)
 
@@ -66,11 +84,12 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
-        key: dict[str, Any] = {"serial adapters": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
+        name = f"{prepared.options.technique} adapters"
+        key: dict[str, Any] = {name: asdict(replace(prepared.technique, seed=0, label_mean=0.0, label_std=1.0))}
         caches = prepared.options.cache
         key |= {"cache": True} if caches else {}
         measure = partial(measure_layers, caches=caches)
-        return key, lambda max_length: measure(load_stack(prepared.job.model), prepared.config, max_length=max_length)
+        return key, lambda max_length: measure(load_stack(prepared.job.model), prepared.technique, max_length=max_length)
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
@@ -78,8 +97,10 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""
-        sizes = TechniqueSizes(bottleneck=prepared.config.bottleneck, adapters_per_layer=1)
-        return AnalyticTechnique("adapters", sizes)
+        options = prepared.options
+        if options.technique == "parallel":
+            return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=options.reduction))
+        return AnalyticTechnique("adapters", TechniqueSizes(bottleneck=options.bottleneck, adapters_per_layer=1))
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""

@@ -15,15 +15,16 @@ from workbench.core.schedule import Schedule
 from workbench.methods.common.reporting import LOADING
 from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
-from workbench.methods.ringada.compute import RingCompute, RingOptimizer
+from workbench.methods.ringada.compute import Config, RingCompute, RingOptimizer
 from workbench.methods.ringada.handlers import RingHandlers
 from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.ringada.prepare import RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Round, Rounds, RoundShape, initiator_order, seen_by
 from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, RankJob, StagePhase
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import ModelFacts
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.models.techniques import TechniqueConfig
 from workbench.planners.ringada import change_s, ring_homes
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
@@ -48,7 +49,7 @@ class RingRankJob(RankJob):
     """The description of a RingAda run for a rank.
 
     owned: the samples of each device of the whole cluster, by its name.  typical_length: padded tokens, for the order of operations.
-    kept: the caches on the devices' disks when this job begins.
+    kept: the caches on the devices' disks when this job begins.  adapter: of Parallel Adapters, None for serial ones.
     """
 
     config: TechniqueConfig
@@ -58,6 +59,12 @@ class RingRankJob(RankJob):
     owned: Mapping[str, tuple[int, ...]]
     typical_length: int
     kept: Kept | None = None
+    adapter: ParallelAdapterConfig | None = None
+
+    @property
+    def technique(self) -> Config:
+        """Return the configuration of what is trained."""
+        return self.adapter or self.config
 
     def on_rank(self, rank: int) -> Self:
         """Return the job without other devices' tokens and labels (see RankJob)."""
@@ -105,7 +112,7 @@ class RingRankJob(RankJob):
             self.cluster,
             former,
             stages,
-            rest_bytes=beside_bytes(self.facts, self.config),
+            rest_bytes=beside_bytes(self.facts, self.technique),
             inputs={layer: width * sum(tokens(layer, length) for length in self.split.lengths) for layer in self.cached_layers(first)},
         )
 
@@ -159,7 +166,8 @@ class RingRankJob(RankJob):
             if self.options.federated:
                 made = federated_round(plan, shape.iterations, typical.seconds, **fixed)
             else:
-                of_ring = {"is_noted": self.policy.is_adaptive, "cached": shape.cached}
+                has_side = self.adapter is not None
+                of_ring = {"is_noted": self.policy.is_adaptive, "cached": shape.cached, "has_side": has_side}
                 made = ring_round(plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
             self._schedules[key] = made
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
@@ -173,9 +181,9 @@ class RingRankJob(RankJob):
             shape.iterations,
             sizes=shape.sizes,
             lengths=shape.lengths,
-            crossing=crossing(self.facts),
-            head_values=3 * _head_parameters(self.config),
-            beside_bytes=beside_bytes(self.facts, self.config),
+            crossing=crossing(self.facts, 0 if self.adapter is None else self.adapter.width),
+            head_values=3 * _head_parameters(self.technique),
+            beside_bytes=beside_bytes(self.facts, self.technique),
         )
 
     @cached_property
@@ -183,18 +191,20 @@ class RingRankJob(RankJob):
         return {}
 
 
-def crossing(facts: ModelFacts) -> Crossing:
-    """Return the shape of a hidden state that crosses between stages."""
-    return Crossing(hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH)
+def crossing(facts: ModelFacts, side_width: int = 0) -> Crossing:
+    """Return the shape of the states that cross between stages."""
+    encoder = facts.num_encoder_layers
+    return Crossing(hidden_size=facts.hidden_size, side_width=side_width, num_encoder_layers=encoder, target_length=TARGET_LENGTH)
 
 
-def beside_bytes(facts: ModelFacts, config: TechniqueConfig) -> int:
+def beside_bytes(facts: ModelFacts, config: Config) -> int:
     """Return the bytes of each device besides its layers: embedding, and head with gradient and moments."""
     return 4 * (facts.embedding_parameters + 4 * _head_parameters(config))
 
 
-def _head_parameters(config: TechniqueConfig) -> int:
-    return (config.hidden_size + 1) * config.num_outputs
+def _head_parameters(config: Config) -> int:
+    norm_and_up = (2 * config.width + (config.width + 1) * config.hidden_size) if isinstance(config, ParallelAdapterConfig) else 0
+    return norm_and_up + (config.hidden_size + 1) * config.num_outputs
 
 
 class RingPhase(StagePhase[RingRankJob]):
@@ -226,13 +236,12 @@ class RingPhase(StagePhase[RingRankJob]):
             if stage.start > 0:
                 first = rank_job.load_backbone(0, 1)
                 first.layers.clear()  # on all devices but the first, only the embedding
-            model = TechniqueStage(backbone.part(stage.start, stage.stop), rank_job.config, has_head=True)
-            self.compute = RingCompute(model, first)
+            self.compute = RingCompute(rank_job.technique, backbone, first)
             schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
             keeps_head = rank_job.options.federated or self.session.rank == rounds.initiators[0]
             num_noted = rounds.num_rounds if rank_job.policy.is_adaptive else 0
             self.optimizer = RingOptimizer(
-                model, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head, num_noted=num_noted
+                self.compute, schedule, job.weight_decay, updates=rounds.updates, keeps_head=keeps_head, num_noted=num_noted
             )
             if rank_job.options.cache:
                 folder = self.session.context.own_folder(rank_job.folder) / "prefix"

@@ -39,6 +39,7 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         profile=profile,
         split=prepared.train,
         config=prepared.config,
+        adapter=prepared.adapter,
         facts=prepared.facts,
         options=prepared.options,
         policy=prepared.policy,
@@ -62,8 +63,9 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: ra
         sequence_length=prepared.typical_length,
         depths=Counter(depths[:filled]),
         cached=Counter(depths[filled:]),
-        rest_bytes=beside_bytes(prepared.facts, prepared.config),
+        rest_bytes=beside_bytes(prepared.facts, prepared.technique),
         memory_length=prepared.longest,
+        has_side=prepared.options.technique == "parallel",
     )
 
 

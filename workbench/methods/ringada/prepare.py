@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -13,9 +13,12 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Text, Width
 from workbench.methods.common.plans import require_plan
+from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.options import read_options, require_width
+from workbench.methods.ringada.compute import Config
 from workbench.methods.ringada.rounds import Policy, Unfreezing, rounds_per_epoch
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import model_facts
 from workbench.models.techniques import TechniqueConfig
 
@@ -26,7 +29,9 @@ Times = Annotated[int, Meta(ge=1, le=10**6)]
 class RingAdaOptions:
     """RingAda's own settings, given in Job.options.
 
-    bottleneck: m of Eq. 1.  dropout: of the pooled features.
+    technique: 'serial' adapters inside the layers, of width bottleneck (m of Eq. 1), or 'parallel' ones next to them, as PAC+ has (ours):
+    no gradient passes through the model then, and its layers wait for no update.  reduction: r, how much narrower these are.
+    dropout: of the pooled features.
     data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source or sizes:A,B,... (see tasks.device_split).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
@@ -39,7 +44,9 @@ class RingAdaOptions:
     all devices average them (a baseline that the paper leaves out).
     """
 
+    technique: Literal["serial", "parallel"] = "serial"
     bottleneck: Width = 64
+    reduction: Width = 8
     dropout: Dropout = 0.1
     data: Text = "iid"
     local_iterations: Times = 4
@@ -56,9 +63,15 @@ class RingAdaOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTechnique):
-    """A RingAda job with everything known before planning."""
+    """A RingAda job with everything known before planning.  adapter: of Parallel Adapters, None for serial ones."""
 
     options: RingAdaOptions
+    adapter: ParallelAdapterConfig | None = None
+
+    @property
+    def technique(self) -> Config:
+        """Return the configuration of what is trained."""
+        return self.adapter or self.config
 
     def steps_on(self, world_size: int) -> int:
         """Return the rounds of the whole run (see PreparedTraining)."""
@@ -84,6 +97,9 @@ def require_known(job: Job) -> RingAdaOptions:
     if options.federated and options.cache:
         asked = "The option cache of ringada was asked for with federated averaging."
         raise ConfigError(asked, "That trains all adapters from the beginning, so no layer's output stays the same.", "Leave one out.")
+    if options.technique == "parallel" and (options.cache or options.federated):
+        asked = f"The option {'cache' if options.cache else 'federated'} of ringada was asked for with technique = 'parallel'."
+        raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out, or use method pac_plus.")
     require_task_and_model(job)
     return options
 
@@ -98,22 +114,17 @@ def prepare(job: Job) -> PreparedJob:
         raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
     samples: dict[str, Any] = load_samples(job, facts)
     task = samples["task"]
-    config = TechniqueConfig(
-        technique="serial",
-        hidden_size=facts.hidden_size,
-        num_layers=facts.num_layers,
-        kind=task.kind,
-        num_outputs=task.num_outputs,
-        bottleneck=options.bottleneck,
-        dropout=options.dropout,
-        seed=job.seed,
-        **label_scale(task, samples["train"]),
-    )
-    prepared = PreparedJob(options=options, config=config, **samples)
+    common: dict[str, Any] = {"hidden_size": facts.hidden_size, "num_layers": facts.num_layers, "kind": task.kind, "seed": job.seed}
+    common |= {"num_outputs": task.num_outputs, "dropout": options.dropout} | label_scale(task, samples["train"])
+    prepared = PreparedJob(options=options, config=TechniqueConfig(technique="serial", bottleneck=options.bottleneck, **common), **samples)
+    if options.technique == "parallel":
+        common |= {"num_encoder_layers": facts.num_encoder_layers, "is_causal": facts.is_causal, "reduction": options.reduction}
+        target_length = 0 if facts.num_encoder_layers is None else TARGET_LENGTH
+        prepared = replace(prepared, adapter=ParallelAdapterConfig(target_length=target_length, **common))
     if not prepared.policy.is_adaptive:
         return prepared
     known = f"The policy '{options.unfreezing}' goes by what the run brings; it is predicted as one adapter every"
-    return replace(prepared, notes=(f"{known} {options.unfreeze_every} mini-batches.",))
+    return replace(prepared, notes=(f"{known} {options.unfreeze_every} mini-batches, and no layer is moved meanwhile.",))
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Loss by epochs and accuracy by time of the three schemes and of federated averaging, trained at small size (RingAda, section IV, Fig. 3)."""
+"""Loss by epochs and accuracy by time of the three schemes and of FedAvg, trained at small size (RingAda, section IV, Fig. 3)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _train(settings: Settings, scheme: str, seed: int, steps: int, points: int) 
     sources = [mini_batches(own) for own in owned]
     losses, scores, window = list[float](), list[float](), list[float]()
     for step in range(steps):
-        place = step % (steps // points) * devices // (steps // points)  # one after the other between two averages
+        place = step // (steps // points // devices) % devices  # one device after the other between two averages
         depth = depth_of(constants, scheme, step * round(constants.epochs) // steps)
         trained = -(-depth * stack.num_layers // constants.layers)
         model = models[place]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
@@ -16,6 +17,7 @@ from workbench.core.program import Program
 from workbench.core.serial import read_toml
 from workbench.core.timeline import Timeline
 from workbench.planners.ringada import RingPricer, plan_ring
+from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
@@ -24,7 +26,7 @@ from workbench.schedules.ringada import Iteration, RingCosts, ring_round
 from workbench.simulator import simulate
 
 PAPER = "ringada"
-SINGLE, PIPE, RING, FEDERATED = "Single", "PipeAdapter", "RingAda", "FedAvg"
+SINGLE, PIPE, RING, FEDERATED, PARALLEL = "Single", "PipeAdapter", "RingAda", "FedAvg", "Parallel Adapters"
 TIME = "convergence time"
 SAMPLES = 32  # of a mini-batch; only the number of its parts matters
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -72,7 +74,7 @@ def load_constants() -> Constants:
 def depth_of(constants: Constants, scheme: str, step: int) -> int:
     """Return the number of trained adapters in a step."""
     layers = constants.layers
-    return min(layers, 1 + int(step // constants.unfreeze_every)) if scheme == RING else layers
+    return min(layers, 1 + int(step // constants.unfreeze_every)) if scheme in (RING, PARALLEL) else layers
 
 
 @lru_cache(maxsize=64)
@@ -80,27 +82,32 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     """Return the time of a mini-batch by the number of trained adapters, in forward passes of one block, and the plan.
 
     PipeAdapter is the variant without stale weights.  FedAvg trains a mini-batch on each device at once; its averages are free.
+    Parallel Adapters are on the ring; their cost is that of their FLOPs with 128 tokens.
     """
     layers, steps = constants.layers, range(round(constants.epochs))
     if scheme in (SINGLE, FEDERATED):
         at_once = constants.devices if scheme == FEDERATED else 1
         return {layers: (1 + constants.backward) * layers / at_once}, None
     depths = Counter(depth_of(constants, scheme, step) for step in steps)
-    profile, cluster = equal_blocks(layers, constants.devices, constants.backward)
-    pricer = RingPricer(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1, depths=depths)
-    plan = plan_ring(pricer, batch_size=SAMPLES, micro_batches=micro_batches)
+    block = layer_costs(constants.model, "parallel_adapters", batch=1, sequence_length=128)[1]
+    side = block.side_forward_flops / block.forward_flops if scheme == PARALLEL else 0.0
+    profile, cluster = equal_blocks(layers, constants.devices, constants.backward, side=side)
+    sizes: Any = {"batch_size": SAMPLES, "micro_batches": micro_batches}
+    plan = plan_ring(RingPricer(profile, cluster, **sizes, sequence_length=1, depths=depths, has_side=side > 0), **sizes)
     rounds = {depth: [Iteration(0, layers - depth, micro_batches)] * TOGETHER for depth in depths}
-    found = {depth: simulated(profile, cluster, plan, each, memory=False).makespan_s / TOGETHER for depth, each in rounds.items()}
+    found = {depth: simulated(profile, cluster, plan, each, has_side=side > 0).makespan_s / TOGETHER for depth, each in rounds.items()}
     return found, plan
 
 
-def equal_blocks(layers: int, devices: int, backward: float = 1.0, transfer_s: float = 0.0) -> tuple[Profile, Cluster]:
+def equal_blocks(layers: int, devices: int, backward: float = 1.0, transfer_s: float = 0.0, side: float = 0.0) -> tuple[Profile, Cluster]:
     """Return blocks whose forward pass of a mini-batch takes 1 s, and equal devices.
 
-    backward: over forward.  transfer_s: of a mini-batch's activation on a link.
+    backward: over forward.  transfer_s: of a mini-batch's activation on a link.  side: forward pass of a side layer, if such are trained
+    next to the blocks; its backward pass takes twice as long.
     """
     grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
-    times = {"P": grid, "F": grid, "B": grid.scaled(backward), "A": grid.scaled(backward)}
+    forward, back = (grid.scaled(side), grid.scaled(2 * side)) if side else (grid, grid.scaled(backward))
+    times = {"P": grid, "F": forward, "B": back, "A": back}
     sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
     block = LayerProfile(name="block", times=times, **sizes)
     profile = Profile(model=f"{layers} equal blocks", method=PAPER, source="analytic", layers=((block,) * layers,) * devices)
@@ -109,16 +116,15 @@ def equal_blocks(layers: int, devices: int, backward: float = 1.0, transfer_s: f
     return profile, Cluster(name="equal", devices=tuple(made))
 
 
-def simulated(
-    profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8, memory: bool = True
-) -> Timeline:
+def simulated(profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, has_side: bool = False) -> Timeline:
     """Return a round of mini-batches of SAMPLES samples."""
     sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
-    crossing = Crossing(hidden_size=1)
+    crossing = Crossing(hidden_size=1, side_width=int(has_side))
     costs = RingCosts(
         profile, cluster, plan, iterations, sizes=sizes, lengths=(1,) * len(sizes), crossing=crossing, head_values=1, beside_bytes=0
     )
-    return simulate(Program.on(cluster, ring_round(plan, iterations, costs.seconds, in_flight=in_flight), costs), memory=memory)
+    schedule = ring_round(plan, iterations, costs.seconds, in_flight=8, has_side=has_side)
+    return simulate(Program.on(cluster, schedule, costs), memory=False)
 
 
 def seconds_after(constants: Constants, scheme: str) -> tuple[float, ...]:
@@ -160,17 +166,20 @@ def table1(item: Item, settings: Settings) -> Result:
     rows: list[tuple[Number, ...]] = []
     ratios, rings = dict[int, float](), dict[int, float]()
     for count in MICRO_BATCHES:
-        single, pipe, ring = (average(constants, scheme, count) for scheme in (SINGLE, PIPE, RING))
+        single, pipe, own = (average(constants, scheme, count) for scheme in (SINGLE, PIPE, RING))
         plan = layer_times(constants, RING, count)[1]
-        ratios[count], rings[count] = single / ring, ring
-        rows.append((count, single, pipe, ring, pipe / ring, single / ring, "" if plan is None else plan.partition()))
+        ratios[count], rings[count] = single / own, own
+        rows.append((count, single, pipe, own, pipe / own, single / own, "" if plan is None else plan.partition()))
     times = {scheme: seconds_after(constants, scheme)[-1] / constants.epochs for scheme in (SINGLE, PIPE, RING)}
+    ring, beside = (layer_times(constants, scheme, constants.micro_batches)[0] for scheme in (RING, PARALLEL))
     deviations = _deviations(paper, constants)
     trivial = [100 * (paper[SINGLE, TIME] / constants.devices / paper[scheme, TIME] - 1) for scheme in (SINGLE, PIPE, RING)]
     stashing, memory = (1 + constants.backward) * constants.layers / constants.devices, paper[RING, "memory"]
+    others = (average(constants, PIPE, constants.micro_batches), stashing, average(constants, SINGLE, 1))
+    depths = [(depth, own, *(other / own for other in others), beside[depth]) for depth, own in ring.items()]
     return item.result(
         item.compare(partial(ours, constants)),
-        tables={"micro": rows, "sensitivity": item.sensitivity(constants, partial(_deviations, paper), trivial)},
+        tables={"micro": rows, "depths": depths, "sensitivity": item.sensitivity(constants, partial(_deviations, paper), trivial)},
         holds={
             "order": times[RING] < times[PIPE] < times[SINGLE],
             "ratio": ratios[2] <= paper[SINGLE, TIME] / paper[RING, TIME] <= ratios[8],
@@ -186,6 +195,8 @@ def table1(item: Item, settings: Settings) -> Result:
         eight=ratios[8],
         low=-deviations[1],
         stashing=stashing,
+        crossover=sum(own < stashing for own in ring.values()),
+        beside=average(constants, PARALLEL, constants.micro_batches),
         least=rings[8],
         embedding=FP32_BYTES * constants.model.embedding_params / 1e6,
         whole=weights_mb(constants, SINGLE),
