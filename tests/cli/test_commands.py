@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import types
+from dataclasses import replace
 
 import pytest
 from made_up_report import cluster, report
@@ -276,6 +277,12 @@ def test_each_probe_gives_a_finding_with_what_to_do(probe) -> None:
     [check] = probe()
     assert check.found
     assert check.state == "ok" or check.todo
+
+
+def test_a_run_shows_the_notes_of_its_plan() -> None:
+    noted = report()
+    noted = replace(noted, plan=replace(noted.plan, notes=("On beta processors share each layer: heads 8 on cpu, 4 on gpu.",)))
+    assert "Note        On beta processors share each layer: heads 8 on cpu, 4 on gpu." in summary(noted)
 
 
 def test_summary_says_what_is_invalid() -> None:

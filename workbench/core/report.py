@@ -183,5 +183,6 @@ def busy_note(report: Report | ServingReport) -> str:
 
 
 def all_notes(report: Report) -> list[str]:
-    """Return a report's notes; the note of an invalid run comes first."""
-    return [note for note in (busy_note(report), *report.notes) if note and not note.startswith("Host too busy")]
+    """Return the notes of a report and of its plan; the note of an invalid run comes first."""
+    every = dict.fromkeys((busy_note(report), *report.plan.notes, *report.notes))
+    return [note for note in every if note and not note.startswith("Host too busy")]
