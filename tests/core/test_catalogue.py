@@ -86,6 +86,9 @@ host_share = 0.25
 microjoule_per_byte = 2
 storage_mb_per_s = 10
 battery = 0.4
+battery_wh = 18.5
+leave_below = 0.15
+leave_if_throttled = true
 address = "pi@a"
 [[device.processor]]
 name = "cpu"
@@ -105,6 +108,8 @@ latency_ms = 30
     assert (first.memory_bytes, first.flops_per_s, first.host_share, first.address) == (350_000_000, 12.5e9, 0.25, "pi@a")
     assert first.storage_bytes_per_s == 10e6
     assert (first.battery, second.battery) == (0.4, 1.0)
+    assert (first.battery_wh, first.leave_below, first.leave_if_throttled) == (18.5, 0.15, True)
+    assert (second.battery_wh, second.leave_below, second.leave_if_throttled) == (0.0, 0.0, False)
     assert (first.joules_per_byte, second.joules_per_byte) == (2e-6, 0)
     assert first.processors[0].flops_per_s == 10e9
     assert first.watts_busy == load_device("rpi-5").watts_busy

@@ -163,6 +163,29 @@ def test_the_most_compatible_idle_device_is_taken(idle: dict[str, float], chosen
     assert f"{chosen} takes the place of beta" in " ".join(experiment.run(job, four, "simulate").notes)
 
 
+def test_a_battery_that_runs_down_is_a_notice(job: Job) -> None:
+    """Simulated as it would be executed: the charge falls below the level at once."""
+    three = devices(3)
+    low = replace(three.devices[1], battery=0.2, battery_wh=1e-6, watts_busy=5.0, leave_below=0.15)
+    three = replace(three, devices=(three.devices[0], low, three.devices[2]))
+    report = experiment.run(replace(job, options=job.options | {"devices": 2}), three, "simulate")
+    assert "beta gives notice: its charge is below 15%" in " ".join(report.notes)
+    assert "gamma takes the place of beta" in " ".join(report.notes)
+
+
+def test_slow_leaves_dies_and_comes_back_in_one_run_with_ringada_s_adapters(job: Job) -> None:
+    """RingAda's technique under passive and proactive fault tolerance: one device is slow, one leaves on notice, one dies and returns."""
+    faults = "slow:alpha:2@step2-40; leave:beta@step10; kill:gamma@step20; return:gamma@step25"
+    options = {"drain_every": 1, "devices": 3, "technique": "serial"}
+    job = replace(job, options=options, epochs=20, faults=faults, backup_every=1)
+    report = experiment.run(job, devices(4), "simulate")
+    said = " ".join(report.notes)
+    assert "delta takes the place of beta" in said and "gamma is lost" in said and "gamma has come back" in said
+    found = {one.what: one for one in report.recoveries}
+    assert found["leave beta"].repeated == 0 and found["kill gamma"].repeated <= 1 and len(report.steps) == 80
+    assert all(step.predicted_s for step in report.steps)
+
+
 def test_a_notice_of_a_device_that_is_not_in_the_run_is_refused(job: Job) -> None:
     with pytest.raises(ConfigError, match="The devices of 'two' are alpha, beta"):
         experiment.run(replace(job, faults="leave:gamma@step1"), two_devices(), "simulate")

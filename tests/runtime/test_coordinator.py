@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -12,7 +14,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultKind, FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.runtime.commands import Abort, Ended, Generation, Parts, Pause, Ping, Prepare, Slow, StepDone, Stop, Train
+from workbench.runtime import device_server
+from workbench.runtime.commands import Abort, Ended, Generation, Parts, Pause, Ping, Pong, Prepare, Slow, StepDone, Stop, Train
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Fleet
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
@@ -132,10 +135,18 @@ class Told:
     said: list[str]
 
 
-def prepared(policy: Trainer, *faults: Fault, world_size: int = 4, seed: int | None = None, adapts: bool = False, **more: Any) -> Told:
+def prepared(
+    policy: Trainer,
+    *faults: Fault,
+    world_size: int = 4,
+    seed: int | None = None,
+    adapts: bool = False,
+    described: tuple[Device, ...] = (),
+    **more: Any,
+) -> Told:
     devices = Checked(world_size, Work(), VirtualWorld(seed=seed))
     said: list[str] = []
-    fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults))
+    fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults), described=described)
     return Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more), said)
 
 
@@ -157,6 +168,7 @@ class Checked(VirtualDevices):
         self.gone: set[int] = set()
         self.starved: dict[int, tuple[float, float]] = {}  # from when to when a busy host lets a device answer nothing
         self.cpu_share = 0.3
+        self.health: dict[int, Callable[[float], Pong]] = {}  # what a device says of itself, by the time
         self.late: list[tuple[float, float]] = []  # from when to when a busy host lets the coordinator wait
 
     def cpu_s(self, rank: int) -> float:
@@ -187,6 +199,9 @@ class Checked(VirtualDevices):
         else:
             super().command(rank, message)
 
+    def _tell(self, rank: int, event: Any) -> None:
+        super()._tell(rank, self.health[rank](self.now_s()) if isinstance(event, Pong) and rank in self.health else event)
+
     def check(self, policy: Trainer) -> None:
         """Every generation went to its members alone, after the one before had ended on all that live."""
         for generation in policy.generations:
@@ -194,10 +209,11 @@ class Checked(VirtualDevices):
             assert sorted(sent) == sorted(generation.members)
 
 
+DEVICES = tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8)) for rank in range(4))
+
+
 def faults(text: str) -> tuple[Fault, ...]:
-    link = Link(bytes_per_s=1e8)
-    devices = tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(4))
-    return parse_faults(text, Cluster(name="four", devices=devices))
+    return parse_faults(text, Cluster(name="four", devices=DEVICES))
 
 
 def members(told: Told) -> list[tuple[int, ...]]:
@@ -260,6 +276,46 @@ def test_an_idle_device_makes_ready_while_one_that_leaves_works_on() -> None:
     paused_s = next(seconds for seconds, _, message in told.devices.commands if isinstance(message, Pause))
     assert rank == 3 and paused_s - prepared_s >= 0.2 and told.policy.generations[1].job.first_step > 8 + 1  # steps were made meanwhile
     assert told.coordinator.recoveries[0].stood_still_s < 0.3
+
+
+@pytest.mark.parametrize(
+    ("device", "fault", "reason"),
+    [
+        ({"battery": 0.5, "battery_wh": 0.01, "watts_busy": 5.4, "leave_below": 0.2}, "", "its charge is below 20%"),  # after two seconds
+        ({"leave_if_throttled": True}, "slow:d1:2@step8", "heat slows it down"),
+        ({"address": "pi@d1", "leave_below": 0.2}, "", "its charge is below 20%"),
+        ({"address": "pi@d1", "leave_if_throttled": True}, "", "heat slows it down"),
+    ],
+)
+def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str, reason: str) -> None:
+    """Its charge falls, by the power model or as it says, or heat slows it down: an idle device takes its place, and no step is lost."""
+    described = (DEVICES[0], replace(DEVICES[1], **device), *DEVICES[2:])
+    told = prepared(Trainer(60, idle=(3,)), *faults(fault), described=described)
+    told.devices.health[1] = lambda now_s: Pong(charge=max(0.0, 1 - 0.4 * now_s), is_throttled=now_s > 2.5, meter_j=100 + 5 * now_s)
+    told.coordinator.run()
+    assert members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
+    assert [line for line in told.said if "notice" in line] == [f"d1 gives notice: {reason}"]
+    assert [one.what for one in told.coordinator.recoveries if "leave" in one.what] == ["leave d1"]
+    assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(told.coordinator.fleet.metered_j) == ["d1"]
+
+
+def test_a_device_says_how_full_its_battery_is_and_whether_it_is_throttled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+
+    battery = SimpleNamespace(percent=17.0, power_plugged=False)
+    monkeypatch.setattr(device_server.psutil, "sensors_battery", lambda: battery, raising=False)
+    monkeypatch.setattr(device_server, "SYSTEM", tmp_path)
+    assert device_server.health() == Pong(0.17, False, None)
+    write(device_server.THROTTLED, "50004\n")  # it is throttled now; the upper bits are of the past
+    write("class/power_supply/BAT0/energy_now", "2000000\n")
+    battery.power_plugged = True
+    assert device_server.health() == Pong(None, True, pytest.approx(-7200))
+    write(device_server.THROTTLED, "50000\n")
+    write("class/powercap/intel-rapl:0/energy_uj", "3000000\n")
+    write("class/powercap/intel-rapl:1/energy_uj", "no number\n")
+    assert device_server.health() == Pong(None, False, pytest.approx(3.0))
 
 
 def test_a_notice_that_is_followed_by_an_early_death_is_a_loss() -> None:

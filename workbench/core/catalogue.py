@@ -27,11 +27,13 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
     "microjoule_per_byte": (Device, "joules_per_byte", 1e-6),
     "storage_mb_per_s": (Device, "storage_bytes_per_s", MB),
     "battery": (Device, "battery", 1),
+    "battery_wh": (Device, "battery_wh", 1),
+    "leave_below": (Device, "leave_below", 1),
 }
 """For each key: the field that it sets (which has the range), and the key's unit, in units of the field."""
 
-_MODEL_KEYS = (*_NUMBERS, "title", "processor")
-_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "port", "key", "python", "processor", "framework")
+_MODEL_KEYS = (*_NUMBERS, "title", "processor", "leave_if_throttled")
+_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "port", "key", "python", "processor", "framework", "leave_if_throttled")
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
 _CLUSTER_KEYS = ("name", "description", "data", "defaults", "device", "link")
 
@@ -142,6 +144,14 @@ class _Source:
             raise self.error(f"{owner} was described.", found, f'Write {key} = "...".', line_of=key)
         return value
 
+    def flag(self, table: Mapping[str, Any], key: str, owner: str) -> bool:
+        """Return true or false at `key`; false if it is missing."""
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            asked = f"{owner} asks for {key} = {shown(repr(value))}."
+            raise self.error(asked, "It must be true or false.", "Write it without quotes.", line_of=key)
+        return value
+
     def table(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise self.error(f"{where} was read.", "It is not a table.", f"Write {where} on a line of its own.")
@@ -215,6 +225,9 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
             joules_per_byte=source.number(whole, "microjoule_per_byte", owner, 0.0),
             storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0),
             battery=source.number(whole, "battery", owner, 1.0),
+            battery_wh=source.number(whole, "battery_wh", owner, 0.0),
+            leave_below=source.number(whole, "leave_below", owner, 0.0),
+            leave_if_throttled=source.flag(whole, "leave_if_throttled", owner),
             framework=source.text({"framework": "torch"} | whole, "framework", owner),  # type: ignore[arg-type]  # checked by Device
             model=model,
         )
@@ -235,10 +248,7 @@ def _pairs(tables: list[dict[str, Any]], devices: tuple[Device, ...], source: _S
         owner = f"Link {number}"
         source.require_known(table, _LINK_KEYS, owner)
         sender, receiver = source.text(table, "from", owner), source.text(table, "to", owner)
-        both_ways = table.get("both_ways", False)
-        if not isinstance(both_ways, bool):
-            asked = f"{owner} asks for both_ways = {shown(repr(both_ways))}."
-            raise source.error(asked, "It must be true or false.", "Write it without quotes.", line_of="both_ways")
+        both_ways = source.flag(table, "both_ways", owner)
         source.number(table, "bandwidth_mbit_per_s", owner, None)
         for pair in (f"{sender}>{receiver}", f"{receiver}>{sender}")[: 1 + both_ways]:
             if pair in pairs:

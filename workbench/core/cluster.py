@@ -9,6 +9,7 @@ from typing import Literal
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import (
+    Fraction,
     JoulesPerByte,
     Latency,
     Name,
@@ -18,6 +19,7 @@ from workbench.core.ranges import (
     Share,
     Slowing,
     Text,
+    WattHours,
     Watts,
     require_range,
     require_ranges,
@@ -64,7 +66,9 @@ class Device:
     emulated.  address: 'user@host' of a real device, reached over SSH.  port, key: for SSH, if the SSH settings do not give them.
     python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup` made.
     watts_busy, watts_idle: power.  joules_per_byte: added for each byte that it sends.  storage_bytes_per_s: sequential read rate.
-    battery: the remaining charge, 1 is full.  framework: the library that computes its layers.
+    battery: the remaining charge, 1 is full.  battery_wh: of a full one, by which the charge of an emulated device falls; 0: mains power.
+    leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: the same if heat slows it down.
+    framework: the library that computes its layers.
     """
 
     name: Name
@@ -82,11 +86,19 @@ class Device:
     joules_per_byte: JoulesPerByte = 0.0
     storage_bytes_per_s: Rate = 90e6
     battery: Share = 1.0
+    battery_wh: WattHours = 0.0
+    leave_below: Fraction = 0.0
+    leave_if_throttled: bool = False
     framework: Framework = "torch"
     model: Text = ""
 
     def __post_init__(self) -> None:
         require_ranges(self, f"Device '{shown(self.name)}'")
+
+    def charge(self, after_s: float) -> float:
+        """Return the charge after so many seconds of computing, by the power model; 1 is full."""
+        used = after_s * self.watts_busy / (3600 * self.battery_wh) if self.battery_wh else 0.0
+        return max(0.0, self.battery - used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

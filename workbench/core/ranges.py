@@ -24,12 +24,14 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Interval = Annotated[float, Meta(ge=1e-3, le=1e9)]
 """Seconds between repeated events, or a timeout."""
 Watts = Annotated[float, Meta(ge=0, le=1e6)]
+WattHours = Annotated[float, Meta(ge=0, le=1e6)]
 JoulesPerByte = Annotated[float, Meta(ge=0, le=1)]
 Width = Annotated[int, Meta(ge=1, le=65_536)]
 """A rank, a reduction, a number of queries: sizes inside a model."""
 Dropout = Annotated[float, Meta(ge=0, lt=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Slowness = Annotated[float, Meta(ge=1, le=1e6)]
 Slowing = Annotated[float, Meta(ge=1e-6, le=1e6)]
 """How many times slower; below 1: faster."""

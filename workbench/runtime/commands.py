@@ -79,7 +79,14 @@ class Prepared(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """The reply to a Ping."""
+    """The reply to a Ping; real devices fill it in.
+
+    charge: of the battery, 1 is full; None: mains power.  is_throttled: heat slows it down.  meter_j: joules used since any moment.
+    """
+
+    charge: float | None = None
+    is_throttled: bool = False
+    meter_j: float | None = None
 
 
 class Leaving(NamedTuple):

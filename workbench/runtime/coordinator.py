@@ -109,6 +109,9 @@ class Coordinator:
             self._take_news(_TICK_S)
             for fault, begins in fleet.inject(self._seconds(), policy.step):
                 self._injected(fault, begins)
+            for rank, reason in fleet.departures(self._seconds()):
+                self.say(f"{fleet.name(rank)} gives notice: {reason}")
+                self._changed("leave", rank)
             fleet.listen()
             self._look_after()
             if self.turn is not None:
@@ -319,7 +322,10 @@ class Coordinator:
         self.injected(fault, begins)
         kind = fault.kind if begins else "restore" if fault.kind == "slow" else "return"
         self.say(f"Fault: {kind} {self.fleet.name(fault.rank)}" + (f", {fault.factor:g} times" if begins and fault.kind == "slow" else ""))
-        self._changes.append(Change(what=f"{kind} {self.fleet.name(fault.rank)}", step=self.policy.step, since_s=self.fleet.now_s()))
+        self._changed(kind, fault.rank)
+
+    def _changed(self, kind: str, rank: int) -> None:
+        self._changes.append(Change(what=f"{kind} {self.fleet.name(rank)}", step=self.policy.step, since_s=self.fleet.now_s()))
 
     def _look_after(self) -> None:
         """React to devices that changed their speed, and end silent devices that others wait for."""

@@ -6,9 +6,11 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import psutil
 import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError, RuntimeSetupError
@@ -113,6 +115,32 @@ class Worker(Protocol):
         ...
 
 
+SYSTEM = Path("/sys")
+THROTTLED = "devices/platform/soc/soc:firmware/get_throttled"
+"""Bits of a Raspberry Pi's present state: 1 the clock is capped, 2 it is throttled, 3 its soft temperature limit is reached."""
+METERS = {"class/powercap/intel-rapl:?/energy_uj": 1e-6, "class/power_supply/*/energy_now": -3600e-6}
+"""Joules in a unit: the processor's own counter (often for root only), or else what a battery has left, in microwatt-hours."""
+
+
+def health() -> c.Pong:
+    """Return this machine's charge, whether heat slows it down, and its energy meter."""
+    battery = getattr(psutil, "sensors_battery", lambda: None)()
+    charge = None if battery is None or battery.power_plugged else battery.percent / 100
+    state = _number(SYSTEM / THROTTLED, 16) or 0
+    for pattern, unit in METERS.items():
+        read = [value for path in SYSTEM.glob(pattern) if (value := _number(path)) is not None]
+        if read:
+            return c.Pong(charge, bool(state & 0b1110), unit * sum(read))
+    return c.Pong(charge, bool(state & 0b1110))
+
+
+def _number(path: Path, base: int = 10) -> int | None:
+    try:
+        return int(path.read_text(), base)
+    except (OSError, ValueError):
+        return None
+
+
 def serve_device(context: RankContext, address: str, worker: Worker) -> None:
     """Run the commands of the coordinator at `address` until it sends Stop.
 
@@ -183,7 +211,7 @@ class _Server:
             case c.Slow():
                 self._controls.slow_down(command.factor)
             case c.Ping():
-                self._context.publish(c.Pong())
+                self._context.publish(health() if self._context.device.address else c.Pong())
             case c.Prepare() if self._is_at_work:  # for the job after the current one
                 threading.Thread(target=self.do, args=(command,), name="prepare", daemon=True).start()
             case c.Leave():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device
 from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
 from workbench.core.job import Job
 from workbench.runtime.commands import Leave, Leaving, Ping, Pong, Ready, Slow, Stop
@@ -173,13 +173,18 @@ class Fleet:
         *,
         silence_s: float = SILENCE_S,
         num_restarts: int = 0,
+        described: Sequence[Device] = (),
     ) -> None:
         """names: of the devices.  silence_s: a device that is silent for longer is ended.
 
         num_restarts: how often a device is restarted after its process dies or its job fails; with 0 a job's error is raised.
+        described: the devices, for those that leave by themselves (see departures).
         """
         self._devices, self._names, self.faults = devices, names, faults
         self._silence_s, self._num_restarts = silence_s, num_restarts
+        self._described = described
+        self._health: dict[int, Pong] = {}  # the last reply of each device
+        self._first: dict[int, Pong] = {}
         self.ready: set[int] = set()
         self.leaving: set[int] = set()
         self.awaited: set[int] = set()
@@ -263,6 +268,8 @@ class Fleet:
     def _hear(self, rank: int, content: Any, found: list[Told]) -> None:
         match content:
             case Pong():
+                self._health[rank] = content
+                self._first.setdefault(rank, content)
                 if rank in self._pinged_s:
                     self._answers_s[rank] = self.now_s() - self._pinged_s.pop(rank)
             case Ready():
@@ -335,6 +342,33 @@ class Fleet:
             found.append((fault, begins))
         return found
 
+    @property
+    def metered_j(self) -> dict[str, float]:
+        """Return the joules that each device with a meter has used since its first reply, for whatever purpose."""
+        read = {self._names[rank]: (self._first[rank].meter_j, last.meter_j) for rank, last in self._health.items()}
+        return {name: last - first for name, (first, last) in read.items() if first is not None and last is not None and last > first}
+
+    def departures(self, now_s: float) -> list[tuple[int, str]]:
+        """Let devices leave on notice whose charge is too low, or that heat slows down; return each with its reason.
+
+        now_s: since the run began.  The charge of an emulated device falls as if it computed all the time; an injected slowdown counts as
+        heat.
+        """
+        found = []
+        for rank in sorted(self.ready - self._kept_down) if self._described else ():
+            device, health = self._described[rank], self._health.get(rank, Pong())
+            charge = device.charge(now_s) if device.address is None else health.charge
+            reason = ""
+            if charge is not None and charge < device.leave_below:
+                reason = f"its charge is below {device.leave_below:.0%}"
+            elif device.leave_if_throttled and (health.is_throttled or self.faults.factor(rank) > 1):
+                reason = "heat slows it down"
+            if reason:
+                self._kept_down.add(rank)
+                self._devices.command(rank, Leave())
+                found.append((rank, reason))
+        return found
+
     def listen(self) -> None:
         """Ping the devices and end those that do not reply.  `news` will report that they are lost."""
         now_s = self.now_s()
@@ -359,4 +393,5 @@ class Fleet:
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:
     """Return a cluster's devices with the faults that a job requests."""
-    return Fleet(devices, [device.name for device in cluster.devices], FaultSchedule(parse_faults(job.faults, cluster)))
+    names, faults = [device.name for device in cluster.devices], FaultSchedule(parse_faults(job.faults, cluster))
+    return Fleet(devices, names, faults, described=cluster.devices)

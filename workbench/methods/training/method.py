@@ -188,7 +188,8 @@ class TrainingMethod(ProfiledMethod[P]):
         """Simulate every step and the faults to inject (see Method)."""
         first = self.rank_job(prepared, profile, cluster, plan)
         prediction = predict(first)
-        return with_faults(prediction, first, self._replanner(first, prepared, profile, cluster)) if prepared.job.faults else prediction
+        changes = prepared.job.faults or any(device.leave_below or device.leave_if_throttled for device in cluster.devices)
+        return with_faults(prediction, first, self._replanner(first, prepared, profile, cluster)) if changes else prediction
 
     def _replanner(self, first: RankJob, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
         """Return a function that makes the job of some devices with their slowdown.  first: job of all.  fields: of all these jobs."""

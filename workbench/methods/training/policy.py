@@ -151,6 +151,8 @@ class ToldPolicy(Policy):
         self.notify(Event("faults", faults=fleet.faults))
         coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts)
         coordinator.run()
+        for name, joules in fleet.metered_j.items():
+            self.say(f"{name} used {joules:.3g} J, measured by its own meter, with all else that it did")
         return coordinator.recoveries
 
 
