@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from workbench import discovery
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.methods.confidant.prepare import ConfidantOptions
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
@@ -195,3 +196,22 @@ def test_many_devices_get_no_sliders_but_an_overview() -> None:
 def test_unknown_cluster_is_told() -> None:
     with pytest.raises(ConfigError, match="labtop"):
         ClusterForm("labtop")
+
+
+def test_the_cluster_form_lists_devices_of_the_network_as_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [discovery.Candidate("<b>pi\x1b[31m0", "10.0.0.4", 22, {"cores": "4"})]
+    monkeypatch.setattr(discovery, "discover", lambda: tuple(found))
+    form = ClusterForm("laptop")
+    form.discover.click()
+    assert "10.0.0.4 (4 cores)" in form.message.value and "kit init USER@10.0.0.4" in form.message.value
+    assert "<b>pi" not in form.message.value and "\x1b" not in form.message.value
+    found.clear()
+    form.discover.click()
+    assert "--announce" in form.message.value
+
+    def offline() -> None:
+        raise RuntimeSetupError("Devices were looked for.", "This machine has no network.", "Connect it.")
+
+    monkeypatch.setattr(discovery, "discover", offline)
+    form.discover.click()
+    assert "no network" in form.message.value

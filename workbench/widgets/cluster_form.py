@@ -12,11 +12,13 @@ import ipywidgets as widgets
 import traitlets
 from markupsafe import Markup
 
+from workbench import discovery
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.serial import shown
 from workbench.plots import cluster as draw_cluster
-from workbench.widgets.controls import FigureBox, Html, Message, Panel
+from workbench.widgets.controls import FigureBox, Html, Message, Panel, button
 
 MAX_EDITABLE = 12
 MEGABIT_BYTES = 1e6 / 8
@@ -102,7 +104,9 @@ class ClusterForm(Panel):
         self.overview = FigureBox(draw_cluster(given))
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
-        head = widgets.HBox([self.choice, self.reset] if choice else [self.reset])
+        told = "List the devices that announce themselves in this network"
+        self.discover = button("Discover", told, "search", self._discover, layout=widgets.Layout(width="8em"))
+        head = widgets.HBox([*([self.choice] if choice else []), self.reset, self.discover])
         shown = [Html(Markup("<b>The devices</b>")), head, self.devices, self.message]
         super().__init__([*shown, self.overview] if overview else shown)
         self._has_overview = overview
@@ -138,6 +142,19 @@ class ClusterForm(Panel):
             self._load(self._own if self._own is not None and change["new"] == self._own.name else load_cluster(change["new"]))
         except ConfigError as error:
             self.message.show_exception(error)
+
+    def _discover(self) -> None:
+        """List candidates: a device is used only after `workbench kit check --trust`."""
+        self.message.say("Looking for devices ...")
+        try:
+            found = discovery.discover()
+        except WorkbenchError as error:
+            self.message.show_exception(error)
+            return
+        named = ", ".join(f"{shown(one.name)} at {one.address} ({shown(one.about.get('cores', '?'), 20)} cores)" for one in found)
+        users = " ".join(f"USER@{one.address}" for one in found)
+        todo = f"workbench kit init {users}" if found else "workbench devices --announce, on a device"
+        self.message.say(f"Candidates in this network: {named or 'none'}. Next: {todo}")
 
     def _load(self, cluster: Cluster) -> None:
         """Show the values of a cluster."""
