@@ -91,3 +91,27 @@ def test_f1_over_entities() -> None:
         one, other = conlleval(guess), conlleval(real)
         expected = 2 * len(one & other) / (len(one) + len(other)) if one or other else 0.0
         assert entity_f1([guess], [real]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_files_of_conll_s_format_are_the_same_data_as_a_table(tmp_path: Path) -> None:
+    folder = tmp_path / "conll"
+    folder.mkdir()
+    for name in ("train", "valid", "test"):
+        lines = [
+            "-DOCSTART- -X- -X- O",
+            "",
+            *(line for row in ROWS for line in (*map(" NN I-NP ".join, zip(*row.values(), strict=True)), "")),
+        ]
+        (folder / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "README.txt").write_text("One word is on each line.\nnothing", encoding="utf-8")
+    task = load_task("token_classification", data=folder)
+    table = load_task("token_classification", data=write(tmp_path / "a.jsonl", ROWS))
+    assert (len(task.train), len(task.test), task.class_names) == (20, 20, table.class_names)
+    rows = set(zip(table.train.texts, table.train.spans or (), strict=True))
+    assert rows < set(zip(task.train.texts, task.train.spans or (), strict=True))
+    (folder / "train.txt").write_text("Emma B-PER\nleft\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="Line 2 is 'left': a word without a tag"):
+        load_task("token_classification", data=folder / "train.txt")
+    (folder / "train.txt").write_text("\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="It has no sentence"):
+        load_task("token_classification", data=folder / "train.txt")

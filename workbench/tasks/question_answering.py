@@ -186,10 +186,11 @@ USUAL = {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags",
 def load_token_classification(data: Path | str | None, columns: str = "") -> Task:
     """Return own data as a task of tagged words.  Its metrics are F1 over whole entities, and the share of correctly tagged words.
 
-    columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own.
+    columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own; or a file, or a
+    folder of files, in CoNLL-2003's format.
     Raises MissingDataError if the data is unavailable, ConfigError naming a row whose lists differ in length or are empty.
     """
-    tables = read_tables("token_classification", data)
+    tables = _conll(None if data is None else Path(data).expanduser()) or read_tables("token_classification", data)
     first = next(iter(tables.values()))
     tokens, tags = _columns(columns, first.column_names)
     declared = getattr(getattr(first.features[tags], "feature", None), "names", None)
@@ -208,6 +209,46 @@ def load_token_classification(data: Path | str | None, columns: str = "") -> Tas
         source=f"{Path(str(data)).name}, columns {tokens}, {tags}",
         **divided_parts,
     )
+
+
+CONLL = (".conll", ".bio", ".txt")
+
+
+def _conll(path: Path | None) -> dict[str, Any]:
+    """Return the files of CoNLL-2003's format by split; in a folder those named like splits.  Empty if there are none.
+
+    A line has a word, any further columns, and its tag; a sentence ends with an empty line.
+    """
+    if path is None or not path.exists():
+        return {}
+    import datasets
+
+    tables = {}
+    for file in [path] if path.is_file() else sorted(path.iterdir()):
+        stem = re.split(r"[^a-z]", file.stem.lower())[0]
+        name = next((name for name, known in SPLITS.items() if stem in known), "train" if file == path else "")
+        if name and file.suffix in CONLL:
+            sentences = list(_sentences(file))
+            if not sentences:
+                raise ConfigError(f"'{file}' was to be read as CoNLL-2003.", "It has no sentence.", "Give data.")
+            rows = {column: [[word[at] for word in words] for words in sentences] for column, at in (("tokens", 0), ("tags", -1))}
+            tables[name] = datasets.Dataset.from_dict(rows)
+    return tables
+
+
+def _sentences(path: Path) -> Iterator[list[list[str]]]:
+    """Yield the words of each sentence, each with its columns."""
+    words: list[list[str]] = []
+    for number, line in enumerate([*read_text(path).splitlines(), ""], start=1):
+        columns = line.split()
+        if len(columns) == 1:
+            found = f"Line {number} is '{shown(line, 60)}': a word without a tag."
+            raise ConfigError(f"'{path}' was to be read as CoNLL-2003.", found, "Write a word and its tag on a line.")
+        if columns and columns[0] != "-DOCSTART-":
+            words.append(columns)
+        elif words:
+            yield words
+            words = []
 
 
 def _order(tag: str) -> tuple[bool, str]:
