@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 
+from workbench.core.cluster import Device
 from workbench.core.inference import InferencePlan
 from workbench.core.report import Report, StepRecord, metrics_text
 from workbench.core.schedule import SEND
+from workbench.core.timeline import Timeline
 
 PARADIGMS = {
     "hybrid": "hybrid model parallelism",
@@ -51,11 +53,15 @@ def energy_j(report: Report) -> dict[str, float]:
             return {}
         for rank, own in enumerate(timeline.device_names):
             if own in devices:
-                device = devices[own]
-                sent = sum(span.nbytes for span in timeline.spans if span.rank == rank and span.op.kind == SEND)
-                active_j = (device.watts_busy - device.watts_idle) * timeline.busy_s(rank) + device.joules_per_byte * sent
-                found[own] = found.get(own, 0.0) + seconds * (device.watts_idle + active_j / timeline.makespan_s)
+                found[own] = found.get(own, 0.0) + seconds / timeline.makespan_s * device_j(timeline, rank, devices[own])
     return found
+
+
+def device_j(timeline: Timeline, rank: int, device: Device) -> float:
+    """Return the joules of a device over a timeline (see energy_j)."""
+    sent = sum(span.nbytes for span in timeline.spans if span.rank == rank and span.op.kind == SEND)
+    active_j = (device.watts_busy - device.watts_idle) * timeline.busy_s(rank) + device.joules_per_byte * sent
+    return device.watts_idle * timeline.makespan_s + active_j
 
 
 def plan_words(chosen: InferencePlan) -> str:

@@ -83,6 +83,7 @@ def points() -> dict[str, Point]:
             sides={
                 "fastest device": replace(tuned, options={"technique": "lora", "paradigm": "standalone"}),
                 "even": _confidant(partition="even"),
+                "FTPipeHD": _confidant(partition="capacity"),
                 "Eq. 3": _confidant(),
                 "Eq. 3 in any order": _confidant(partition="any_order"),
             },

@@ -1,4 +1,4 @@
-"""The cost of stale weights, and known remedies, trained in one process that applies each stage's delay (section 2.2).
+"""The cost of stale weights, and known remedies, trained in one process that applies each stage's delay (sections 2.2 and 5.2.1, Table 5).
 
 Weight stashing is the pipeline's rule: it equals such a process to 1e-5 (tests/methods/test_stashing.py).  The others are not built.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -20,31 +21,31 @@ from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage, predict
+from workbench.models.techniques import Technique, TechniqueConfig, TechniqueStage, predict
+from workbench.reproduce.confidant.testbed import relative_paces
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Result, Settings, kept_or_made
+from workbench.reproduce.result import Number, Result, Settings, kept_or_made
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.metrics import compute
+from workbench.tasks.spans import score
+from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, tokenize
 
-MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert-6"
-SAMPLES, BATCH_SIZE, MAX_LENGTH, LEARNING_RATE, WARMUP, WEIGHT_DECAY = 1600, 16, 128, 1e-3, 0.06, 0.01
-STAGES, CUTS = 4, (2, 4, 5, 6)
-"""Stage i ends before layer CUTS[i]."""
+WARMUP, WEIGHT_DECAY = 0.06, 0.01
 ANNEALED = 0.25
 """Fraction of the steps in which the learning rates are scaled, less and less (PipeMare's Transformers: five times the warm-up)."""
 
 SYNCHRONOUS, STASHING, SCALED, VERTICAL, TWO = "synchronous", "stashing", "stashing, rate by delay", "vertical sync", "2BW"
 DELAYS: dict[str, Callable[[int], int]] = {
-    SYNCHRONOUS: lambda stage: 0,
-    STASHING: lambda stage: STAGES - 1 - stage,
-    SCALED: lambda stage: STAGES - 1 - stage,
-    VERTICAL: lambda stage: STAGES - 1,
-    TWO: lambda stage: 1,
+    SYNCHRONOUS: lambda behind: 0,
+    STASHING: lambda behind: behind,
+    SCALED: lambda behind: behind,
+    VERTICAL: lambda behind: -1,
+    TWO: lambda behind: 1,
 }
 """The number of updates between the weights with which a stage computes a mini-batch and the weights that its gradient updates.
 
+By the number of stages behind it; -1: of the first stage.
 Stashing: PipeDream, as the paper uses it.  Vertical sync: PipeDream's option that all stages use the version of the first stage.  2BW:
 two versions everywhere, with a mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML 2021).  Rate by
 delay: stashing, with each stage's learning rate divided by 1 + delay at first (PipeMare, Yang et al., MLSys 2021, technique 1).  A stage
@@ -53,45 +54,79 @@ stores as many versions besides the newest as its delay.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """limits: maximum numbers of samples of the train, validation and test splits.  cuts: stage i ends before layer cuts[i]."""
+
+    model: str = "all-MiniLM-L6-v2"
+    task: str = "sentiment"
+    data: Path | None = None
+    limits: tuple[int | None, int | None, int | None] = (1600, None, None)
+    max_length: int = 128
+    technique: Technique = "lora"
+    learning_rate: float = 1e-3
+    epochs: int = 1
+    batch_size: int = 16
+    cuts: tuple[int, ...] = (2, 4, 5, 6)
+
+    def delays(self, rule: str) -> list[int]:
+        """Return every stage's delay."""
+        last = len(self.cuts) - 1
+        return [last if (delay := DELAYS[rule](last - stage)) < 0 else delay for stage in range(last + 1)]
+
+    def quick(self) -> Training:
+        """Return a tiny one that only tests that the code runs."""
+        return replace(self, model="tiny-bert-6", limits=(48, 48, 48), batch_size=4, epochs=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """loss: the mean of the last quarter of the mini-batches.  accuracy: per cent of the test split."""
+    """loss: the mean of the last quarter of the mini-batches.  metrics: per cent of the test split."""
 
     loss: float
-    accuracy: float
+    metrics: dict[str, float]
 
 
 @cache
-def loaded(quick: bool) -> tuple[LayerStack, TokenizedSplit, TokenizedSplit]:
-    """Return the backbone, and the training and test samples."""
-    name = QUICK_MODEL if quick else MODEL
-    limits: dict[str, Any] = {f"{part}_samples": 48 for part in ("train", "validation", "test")} if quick else {"train_samples": SAMPLES}
-    task, tokenizer = load_task("sentiment", **limits), load_tokenizer(name)
-    split, test = (tokenize(part, tokenizer, max_length=MAX_LENGTH) for part in (task.train, task.test))
-    return load_stack(name), split, test
+def loaded(training: Training) -> tuple[LayerStack, Task, TokenizedSplit, TokenizedSplit]:
+    """Return the backbone, the task, and the training and test samples."""
+    names = ("train_samples", "validation_samples", "test_samples")
+    task = load_task(training.task, data=training.data, **dict(zip(names, training.limits, strict=True)))  # type: ignore[arg-type]
+    tokenizer = load_tokenizer(training.model)
+    split, test = (tokenize(part, tokenizer, max_length=training.max_length) for part in (task.train, task.test))
+    return load_stack(training.model), task, split, test
 
 
-def train(rule: str, seed: int, *, quick: bool) -> Trained:
-    """Train LoRA for one epoch by a rule."""
-    stack, split, test = loaded(quick)
-    config = TechniqueConfig(technique="lora", hidden_size=stack.hidden_size, num_layers=stack.num_layers, seed=seed)
-    model = TechniqueStage(copy.deepcopy(stack).stage(0, stack.num_layers), config)
+def untrained(training: Training, seed: int) -> TechniqueStage:
+    """Return the model before the first step."""
+    stack, task, _, _ = loaded(training)
+    sizes: dict[str, Any] = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "num_outputs": task.num_outputs}
+    config = TechniqueConfig(technique=training.technique, kind=task.kind, seed=seed, **sizes)
+    return TechniqueStage(copy.deepcopy(stack).stage(0, stack.num_layers), config)
+
+
+def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, list[float]]:
+    """Train by a rule, and return the model and the loss of every mini-batch."""
+    stack, _, split, _ = loaded(training)
+    model = untrained(training, seed)
     groups: list[dict[str, Any]] = []
     for parameter_name, parameter in model.trained().items():
-        layer = next((int(part) for part in parameter_name.split(".") if part.isdigit()), stack.num_layers - 1)  # the head is last
-        stage = next(index for index, stop in enumerate(CUTS) if layer < stop)
-        decay = WEIGHT_DECAY if parameter.ndim >= 2 else 0.0
-        history = deque([parameter.detach().clone()], maxlen=DELAYS[rule](stage) + 1)
-        groups.append({"params": [parameter], "weight_decay": decay, "delay": DELAYS[rule](stage), "history": history})
+        first = 0 if "embedding" in parameter_name else stack.num_layers - 1  # what has no layer is embedding or head
+        layer = next((int(part) for part in parameter_name.split(".") if part.isdigit()), first)
+        stage = next(index for index, stop in enumerate(training.cuts) if layer < stop)
+        decay, delay = WEIGHT_DECAY if parameter.ndim >= 2 else 0.0, training.delays(rule)[stage]
+        history = deque([parameter.detach().clone()], maxlen=delay + 1)
+        groups.append({"params": [parameter], "weight_decay": decay, "delay": delay, "history": history})
     optimizer = torch.optim.AdamW(groups, lr=0.0)
-    batches, losses = epoch_batches(split.lengths, 4 if quick else BATCH_SIZE, seed, 0), list[float]()
+    batches = [own for epoch in range(training.epochs) for own in epoch_batches(split.lengths, training.batch_size, seed, epoch)]
+    losses = list[float]()
     for step, indices in enumerate(batches):
-        batch, rate = collate(split, indices, PAD_TO_MULTIPLE), learning_rate_at(step, len(batches), LEARNING_RATE, WARMUP)
+        batch, rate = collate(split, indices, PAD_TO_MULTIPLE), learning_rate_at(step, len(batches), training.learning_rate, WARMUP)
         for group in optimizer.param_groups:
             group["params"][0].data.copy_(group["history"][0])
             power = max(0.0, 1 - step / (ANNEALED * len(batches))) if rule == SCALED else 0.0
             group["lr"] = rate / (1 + group["delay"]) ** power
         logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, 0)
-        loss = task_loss(logits, batch.labels, config.kind)
+        loss = task_loss(logits, batch.labels, model.config.kind)
         loss.backward()
         for group in optimizer.param_groups:
             group["params"][0].data.copy_(group["history"][-1])
@@ -100,35 +135,92 @@ def train(rule: str, seed: int, *, quick: bool) -> Trained:
         for group in optimizer.param_groups:
             group["history"].append(group["params"][0].detach().clone())
         losses.append(loss.item())
-    predictions = predict(model, evaluation_batches(test))
-    accuracy = compute(("accuracy",), predictions.answers(config.kind), predictions.references())["accuracy"]
-    return Trained(loss=fmean(losses[-len(losses) // 4 :]), accuracy=100 * accuracy)
+    return model, losses
+
+
+def train(training: Training, rule: str, seed: int) -> Trained:
+    """Train by a rule, and score the test split."""
+    model, losses = trained(training, rule, seed)
+    _, task, _, test = loaded(training)
+    metrics = score(task, task.test, test, predict(model, evaluation_batches(test)))
+    return Trained(loss=fmean(losses[-len(losses) // 4 :]), metrics={name: 100 * value for name, value in metrics.items()})
+
+
+def trained_by(rules: Sequence[str], training: Training, settings: Settings, folder: str) -> dict[str, list[Trained]]:
+    """Train by every rule with every seed; keep the results in a folder of the settings' work folder."""
+    chosen, found = training.quick() if settings.quick else training, dict[str, list[Trained]]()
+    for rule in rules:
+        for seed in settings.seeds:
+            kept = None if settings.workdir is None else settings.workdir / folder / f"{rule}-{seed}-{settings.quick}.json"
+            found.setdefault(rule, []).append(kept_or_made(kept, Trained, partial(train, chosen, rule, seed)))
+            metrics = ", ".join(f"{name} {value:.2f} %" for name, value in found[rule][-1].metrics.items())
+            settings.progress(f"{training.task}, {rule}, seed {seed}: loss {found[rule][-1].loss:.4f}, test {metrics}")
+    return found
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the deviation of several values."""
+    return stdev(values) if len(values) > 1 else None
 
 
 def delays(item: Item, settings: Settings) -> Result:
     """Train by every rule with every seed."""
-    found: dict[str, list[Trained]] = {}
-    for rule in DELAYS:
-        for seed in settings.seeds:
-            kept = None if settings.workdir is None else settings.workdir / "delays" / f"{rule}-{seed}-{settings.quick}.json"
-            found.setdefault(rule, []).append(kept_or_made(kept, Trained, partial(train, rule, seed, quick=settings.quick)))
-            settings.progress(f"{rule}, seed {seed}: loss {found[rule][-1].loss:.4f}, test {found[rule][-1].accuracy:.2f} %")
-    rows, means = [], dict[str, tuple[float, float]]()
+    training = Training()
+    found, stages = trained_by(tuple(DELAYS), training, settings, "delays"), len(training.cuts)
+    paces = relative_paces(stages)
+    rows, cells, means = [], [], dict[str, float]()
     for rule, runs in found.items():
-        values = [[one.loss for one in runs], [one.accuracy for one in runs]]
-        means[rule] = fmean(values[0]), fmean(values[1])
-        spread = [stdev(own) if len(own) > 1 else None for own in values]
-        each = [DELAYS[rule](stage) for stage in range(STAGES)]
-        rows.append((rule, ", ".join(map(str, each)), sum(each), means[rule][0], spread[0], means[rule][1], spread[1]))
-    best = max((SCALED, VERTICAL, TWO), key=lambda rule: means[rule][1])
+        losses, accuracies, each = [one.loss for one in runs], [one.metrics["accuracy"] for one in runs], training.delays(rule)
+        means[rule], pace = fmean(accuracies), paces[rule == SYNCHRONOUS]
+        rows.append((rule, ", ".join(map(str, each)), sum(each), fmean(losses), spread(losses), means[rule], spread(accuracies), pace))
+        quantities = {"accuracy": means[rule], "last loss": fmean(losses), "versions": float(sum(each)), "time": pace}
+        cells += [item.cell((rule, name), None, value) for name, value in quantities.items()]
+    best = max((SCALED, VERTICAL, TWO), key=means.__getitem__)
     return item.result(
-        [item.cell((rule,), None, accuracy) for rule, (_, accuracy) in means.items()],
+        cells,
         tables={"rules": rows},
-        holds={"alike": means[STASHING][1] > means[SYNCHRONOUS][1] - 1, "option": means[best][1] > means[STASHING][1] + 1},
-        model=QUICK_MODEL if settings.quick else MODEL,
+        holds={"alike": means[STASHING] > means[SYNCHRONOUS] - 1, "option": means[best] > means[STASHING] + 1},
+        model=training.quick().model if settings.quick else training.model,
         seeds=len(settings.seeds),
-        stashing=means[STASHING][1],
-        synchronous=means[SYNCHRONOUS][1],
+        stashing=means[STASHING],
+        synchronous=means[SYNCHRONOUS],
         best=best,
-        option=means[best][1],
+        option=means[best],
+        pace=paces[True],
+    )
+
+
+WAYS: Mapping[str, str] = {"Traditional": SYNCHRONOUS, "Confidant": STASHING}
+THREE = Training(technique="full", learning_rate=2e-4, epochs=3, batch_size=8, cuts=(2, 4, 6))
+"""Table 5's three stages and three epochs."""
+
+
+def table5(item: Item, settings: Settings) -> Result:
+    """Train a small model on the table's kinds of tasks, by the paper's two ways; what is not executed stays empty."""
+    tasks = {"GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(480, 64, 400))}
+    if settings.data is not None:
+        named = replace(THREE, task="token_classification", data=settings.data, limits=(800, 64, 800))
+        tasks = {"BERT-Base, Conll2003": named} | tasks
+    found = {name: trained_by(tuple(WAYS.values()), own, settings, own.task) for name, own in tasks.items()}
+
+    def values(task: str, metric: str, way: str) -> list[float]:
+        return [one.metrics[metric] for one in found[task][WAYS[way]]] if task in found else []
+
+    def ours(task: str, metric: str, way: str) -> Number:
+        own = values(task, metric, way)
+        return fmean(own) if own else None
+
+    rows, losses = [], list[float]()
+    for task, runs in found.items():
+        for metric in runs[SYNCHRONOUS][0].metrics:
+            own = [values(task, metric, way) for way in WAYS]
+            rows.append((task, metric, *(part for one in own for part in (fmean(one), spread(one)))))
+            losses.append(fmean(own[0]) - fmean(own[1]))
+    return item.result(
+        item.compare(ours),
+        tables={"ours": rows},
+        holds={"alike": max(losses) < 1},
+        model=THREE.quick().model if settings.quick else THREE.model,
+        seeds=len(settings.seeds),
+        most=max(losses),
     )

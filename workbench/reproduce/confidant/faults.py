@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ STAYS_MIN = (2, 5, 10, 30, 60, 180, 600)
 BACKUP_EVERY, EPOCH = 10, 1_000
 TIE = 0.5
 """Points of goodput that random draws may change."""
+DAY_S, SWING, BEGINS_S = 86_400.0, 0.9, 28_800.0
+"""In a diurnal trace departures are most frequent at noon and returns at midnight, by this share of the mean; runs begin at eight."""
 GIVE_UP = 20.0
 """A run is stopped when it has taken this multiple of an undisturbed run's time."""
 
@@ -148,12 +151,24 @@ class Prices:
 
 
 class Crowd:
-    """Devices that come and go: the times present and absent are exponential with the same mean."""
+    """Devices that come and go: the times present and absent are exponential with the same mean.
 
-    def __init__(self, mean_s: float, seed: int) -> None:
-        self._draw, self._mean_s = random.Random(seed), mean_s
+    swing: how far the rates rise and fall in a day, as a share of their mean; 0: they are constant.
+    """
+
+    def __init__(self, mean_s: float, seed: int, swing: float = 0.0) -> None:
+        self._draw, self._mean_s, self._swing = random.Random(seed), mean_s, swing
         self._is_there = [self._draw.random() < 0.5 for _ in range(DEVICES)]
-        self.until_s = [self._draw.expovariate(1 / mean_s) for _ in range(DEVICES)]
+        self.until_s = [self._until_s(0.0, is_there) for is_there in self._is_there]
+
+    def _until_s(self, now_s: float, is_there: bool) -> float:
+        """Return when a device changes next, by thinning a process of the highest rate."""
+        while True:
+            now_s += self._draw.expovariate((1 + self._swing) / self._mean_s)
+            noon = -math.cos(2 * math.pi * (now_s + BEGINS_S) / DAY_S)
+            rate = 1 + self._swing * (noon if is_there else -noon)
+            if not self._swing or self._draw.random() * (1 + self._swing) <= rate:
+                return now_s
 
     def another(self, now_s: float, members: Sequence[int]) -> int:
         """Return a device that is present now and not a member."""
@@ -161,7 +176,7 @@ class Crowd:
             device = self._draw.randrange(DEVICES)
             while self.until_s[device] <= now_s:
                 self._is_there[device] = not self._is_there[device]
-                self.until_s[device] += self._draw.expovariate(1 / self._mean_s)
+                self.until_s[device] = self._until_s(self.until_s[device], self._is_there[device])
             if self._is_there[device] and device not in members:
                 return device
 
@@ -170,13 +185,13 @@ class Crowd:
         return self._draw.random() < share
 
 
-def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed: float) -> float:
+def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed: float, swing: float = 0.0) -> float:
     """Return an undisturbed run's seconds over those of a run on three of the devices, any of which may leave.
 
     keeps: whether devices back each other up; otherwise a loss costs the steps since the last epoch.  noticed: the share of departures
-    on notice, for which idle devices step in.
+    on notice, for which idle devices step in.  swing: see Crowd.
     """
-    crowd, members = Crowd(mean_s, seed), list[int]()
+    crowd, members = Crowd(mean_s, seed, swing), list[int]()
     for _ in range(TRAINING):
         members.append(crowd.another(0.0, members))
     now_s, step, each_s = 0.0, 0, prices.step_s + (prices.backup_s if keeps else 0.0)
@@ -209,24 +224,29 @@ def goodput(item: Item, settings: Settings) -> Result:
     loss_s = SILENCE_S + PING_EVERY_S / 2 + price.loading_s + price.moving_s + phones.trained_s(before, 1) - step_s
     prices = Prices(step_s=step_s, backup_s=price.keeping_s / BACKUP_EVERY, loss_s=loss_s, substitution=price)
     ways: dict[str, dict[str, Any]] = {
-        "proactive, all on notice": {"keeps": True, "noticed": 1.0},
-        "proactive, half on notice": {"keeps": True, "noticed": 0.5},
+        "proactive: all on notice": {"keeps": True, "noticed": 1.0},
+        "proactive: half on notice": {"keeps": True, "noticed": 0.5},
         "passive": {"keeps": True, "noticed": 0.0},
         "none": {"keeps": False, "noticed": 0.0},
     }
 
-    def mean(stay: int, how: dict[str, Any]) -> float:
-        return 100 * fmean(goodput_of(prices, 60.0 * stay, seed, **how) for seed in SEEDS)
-
-    found = {(way, stay): mean(stay, how) for way, how in ways.items() for stay in STAYS_MIN}
-    proactive, passive, none = ({stay: found[way, stay] for stay in STAYS_MIN} for way in (*list(ways)[::2], "none"))
+    traces = {"constant": 0.0, "diurnal": SWING}
+    found = {
+        (way, trace, stay): 100 * fmean(goodput_of(prices, 60.0 * stay, seed, swing=swing, **how) for seed in SEEDS)
+        for way, how in ways.items()
+        for trace, swing in traces.items()
+        for stay in STAYS_MIN
+    }
+    names = ("proactive: all on notice", "passive", "none")
+    proactive, passive, none = ({stay: found[way, "constant", stay] for stay in STAYS_MIN} for way in names)
+    by_day = {way: found[way, "diurnal", STAYS_MIN[0]] for way in ways}
     return item.result(
-        [item.cell((way, f"{stay}"), None, one) for (way, stay), one in found.items()],
+        [item.cell((way, trace, f"{stay}"), None, one) for (way, trace, stay), one in found.items()],
         holds={
             "order": all(proactive[stay] > passive[stay] - TIE for stay in STAYS_MIN),
             "worth": all(passive[stay] > none[stay] for stay in STAYS_MIN),
         },
-        series={way: tuple((float(stay), found[way, stay]) for stay in STAYS_MIN) for way in ways},
+        series={f"{way}, {trace}": tuple((float(stay), found[way, trace, stay]) for stay in STAYS_MIN) for way in ways for trace in traces},
         steps=STEPS,
         devices=DEVICES,
         every=BACKUP_EVERY,
@@ -240,6 +260,8 @@ def goodput(item: Item, settings: Settings) -> Result:
         most=STAYS_MIN[-1],
         passive=passive[STAYS_MIN[0]],
         proactive=proactive[STAYS_MIN[0]],
+        day_proactive=by_day[names[0]],
+        day_passive=by_day["passive"],
         passive_most=passive[STAYS_MIN[-1]],
         none_most=none[STAYS_MIN[-1]],
     )

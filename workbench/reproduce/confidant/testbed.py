@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.serial import read_toml
+from workbench.core.timeline import Timeline
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.reproduce.result import paper_folder
-from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers
+from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
+from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers, one_f_one_b
 from workbench.schedules.plan_costs import StashingCosts
 from workbench.simulator import simulate
 
@@ -38,8 +40,33 @@ def description(model: str) -> ModelDescription:
     return describe(NAMES.get(model, model))
 
 
-def mini_batches_s(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int) -> float:
-    """Return the seconds of some mini-batches through an empty asynchronous pipeline."""
+def mini_batches(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int) -> Timeline:
+    """Return some mini-batches through an empty asynchronous pipeline."""
     costs = StashingCosts(PlanCosts(profile, cluster, plan, sizes=(plan.micro_batch_size,) * count, lengths=(tokens,) * count))
     schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
-    return simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s
+    return simulate(Program.on(cluster, schedule, costs), memory=False)
+
+
+def mini_batches_s(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int) -> float:
+    """Return the seconds of some mini-batches through an empty asynchronous pipeline."""
+    return mini_batches(profile, cluster, plan, tokens=tokens, count=count).makespan_s
+
+
+def relative_paces(num_stages: int) -> dict[bool, float]:
+    """Return the time of a mini-batch, without drains as 1: with a drain after each (True), and without (False).
+
+    Simulated on equal stages; a backward pass takes twice as long as a forward pass, and as many micro-batches as stages are a mini-batch.
+    """
+    profile, cluster = equal_blocks(num_stages, num_stages, backward=2.0)
+
+    def plan(parts: int) -> Plan:
+        samples = SAMPLES // parts
+        stages = tuple(Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=samples),)) for at in range(num_stages))
+        return Plan(method=PAPER, stages=stages, micro_batch_size=samples, num_micro_batches=parts)
+
+    whole, cut = plan(1), plan(num_stages)
+    sizes = (cut.micro_batch_size,) * num_stages
+    costs = PlanCosts(profile, cluster, cut, sizes=sizes, lengths=(1,) * num_stages)
+    drained_s = simulate(Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs), memory=False).makespan_s
+    begun, done = (mini_batches_s(profile, cluster, whole, tokens=1, count=count) for count in (num_stages, 2 * num_stages))
+    return {True: drained_s * num_stages / (done - begun), False: 1.0}
