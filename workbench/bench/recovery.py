@@ -127,7 +127,10 @@ SOAKED = {
     "confidant": Job(method="confidant", options={"technique": "lora", "drain_every": 2}, backup_every=2, **TINY),
 }
 FOLLOWING = ("ringada", "confidant")
-"""After a change these train on other data, or with weights of another age: their losses are those of an unbroken run only before it."""
+"""After a change these train on other data, or with weights of another age: their losses are those of an unbroken run only before it.
+
+The step in which a device dies may be done again.
+"""
 SERVED, SERVED_FAULTS_EVERY_S = 100, 2.0
 SERVING = "galaxy_plus, serving"
 
@@ -161,7 +164,7 @@ def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, A
             continue
         tally["recoveries"] += len(report.recoveries)
         first = min((fault.start for fault in parse_faults(job.faults, whole.cluster)), default=math.inf)
-        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'", first if method in FOLLOWING else math.inf)
+        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'", first - 1 if method in FOLLOWING else math.inf)
         progress(f"{number + 1} of {count}, {method}, {job.faults or 'no fault'}: {len(report.recoveries)} recoveries")
     default_pool().stop()
     left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before

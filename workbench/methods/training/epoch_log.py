@@ -30,15 +30,11 @@ class StepJournal:
 
     def __init__(self, path: Path, optimizer: Optimizer) -> None:
         self._num_values, self._optimizer = sum(vector.numel() for vector in optimizer.state_vectors()), optimizer
-        shapes = [[name, list(tensor.shape)] for name, tensor in optimizer.named_tensors().items()]  # in the order of the vectors
-        text = json.dumps(shapes).encode()
-        text += b" " * (-len(text) % 8)
-        words = _slot_words(self._num_values)
+        text, words = _head(optimizer), _slot_words(self._num_values)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
-            # Writing zeros reserves the space: a map of a sparse file ends in SIGBUS on a full disk.
-            file.write(len(text).to_bytes(8, "little") + text + bytes(2 * 4 * words))
-        start = 2 + len(text) // 4
+        # Writing zeros reserves the space: a map of a sparse file ends in SIGBUS on a full disk.
+        path.write_bytes(text + bytes(2 * 4 * words))
+        start = len(text) // 4
         self._slots = torch.from_file(str(path), shared=True, size=start + 2 * words, dtype=torch.int32)[start:].view(2, words)
 
     def write(self) -> None:
@@ -51,6 +47,21 @@ class StepJournal:
             at += vector.numel()
         header[1], header[2] = at, _checksum(values)
         header[0] = self._optimizer.num_steps
+
+
+def write_once(path: Path, optimizer: Optimizer) -> None:
+    """Write a journal with the current state alone, without more memory: a device may have none for a second state."""
+    vectors = optimizer.state_vectors()
+    num_values = sum(vector.numel() for vector in vectors)
+    text, slot_bytes = _head(optimizer), 4 * _slot_words(num_values)
+    header = torch.tensor([optimizer.num_steps, num_values, sum(map(_checksum, vectors)), 0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(text)
+        file.seek(len(text) + optimizer.num_steps % 2 * slot_bytes)
+        for part in (header, *vectors):
+            file.write(part.numpy().data)
+        file.truncate(len(text) + 2 * slot_bytes)
 
 
 def read_journal(path: Path) -> list[State]:
@@ -75,6 +86,14 @@ def read_journal(path: Path) -> list[State]:
             named = {name: tensor.view(shape) for (name, shape), tensor in zip(shapes.items(), tensors, strict=True)}
             found.append(State(step=steps, tensors=named))
     return sorted(found, key=lambda state: state.step)
+
+
+def _head(optimizer: Optimizer) -> bytes:
+    """Return the start of a journal: the shapes of its tensors."""
+    shapes = [[name, list(tensor.shape)] for name, tensor in optimizer.named_tensors().items()]  # in the order of the vectors
+    text = json.dumps(shapes).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _slot_words(num_values: int) -> int:
@@ -123,7 +142,7 @@ class EpochLog:
         """Save the state between two steps if it is too large to be saved after each: then no step is repeated."""
         phase = self._phase
         if self._journal is None and phase.is_writer and not phase.is_backed_up and phase.optimizer is not None:
-            StepJournal(self._journal_path, phase.optimizer).write()
+            write_once(self._journal_path, phase.optimizer)
 
     def end(self) -> None:
         """Remove the journal of an epoch whose checkpoint is complete."""
