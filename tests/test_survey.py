@@ -20,8 +20,9 @@ from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
 from workbench.profiler.host import HostProfile, LinkSample
+from workbench.runtime.measuring import PacedGroup
 from workbench.runtime.pacing import PacedLinks
-from workbench.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, PacedGroup, alike, survey_devices, survey_layers, survey_links
+from workbench.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, alike, survey_devices, survey_layers, survey_links
 
 HOST = HostProfile(
     gemm_flops_per_s=100e9,

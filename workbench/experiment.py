@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
@@ -32,6 +32,9 @@ from workbench.runtime.devices import Lender
 from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import full_disk_told, own_folder
 from workbench.tasks.own import FROM_FILES
+
+if TYPE_CHECKING:
+    from workbench.runtime.ssh_devices import SshEngines
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
@@ -83,19 +86,34 @@ def run(
     """
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
-    if mode == "execute" and engines is None and any(device.address for device in cluster.devices):
-        from workbench.methods.calls import CALLS
-        from workbench.runtime.ssh_devices import SshEngines, require_addresses
-
-        require_addresses(cluster)
+    if mode == "execute" and engines is None and cluster.is_real:
         own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
+        devices = over_ssh(cluster, own)
         (progress or ignore)(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
-        with SshEngines(cluster, own, CALLS) as real:
+        with devices as real:
+
+            def with_health(event: Event) -> None:
+                if event.device is not None:
+                    event = event._replace(device=event.device._replace(health=real.health(event.rank)))
+                (progress or ignore)(event)
+
             real.bring_model(job.model)
             report = run(
-                job, cluster, mode, progress=progress, workdir=own, resume=resume, fidelity=fidelity, chosen_plan=chosen_plan, engines=real
+                job,
+                cluster,
+                mode,
+                progress=with_health,
+                workdir=own,
+                resume=resume,
+                fidelity=fidelity,
+                chosen_plan=chosen_plan,
+                engines=real,
             )
-            return replace(report, notes=(*report.notes, *real.notes))
+            timelines = {
+                name: replace(kept, clock_bound_s=real.clock_bound_s) if kept.source == "real" else kept
+                for name, kept in report.timelines.items()
+            }
+            return replace(report, notes=(*report.notes, *real.notes), timelines=timelines)
     if mode == "execute" and engines is None:
         require_emulated(cluster)
         if fidelity == "paced":
@@ -252,6 +270,15 @@ def _prepared(
             asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
             raise ConfigError(asked, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
     return prepared
+
+
+def over_ssh(cluster: Cluster, folder: Path | None = None) -> SshEngines:
+    """Return a cluster's real devices, which are connected inside a `with` block.  folder: of the run.  Raises ConfigError."""
+    from workbench.methods.calls import CALLS
+    from workbench.runtime.ssh_devices import SshEngines, require_addresses
+
+    require_addresses(cluster)
+    return SshEngines(cluster, folder or cache_folder() / "runs", CALLS)
 
 
 def require_emulated(cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ class DeviceRow:
     """The current state of one device.  epoch, step: the last one finished, counted from 0; -1 before the first.
 
     busy_share: the share of its last step in which it was busy; None before the first step.  used_bytes: None if unknown.
+    health: of a real device: its temperature, free memory, and what slows it down.
     """
 
     name: str
@@ -34,6 +35,7 @@ class DeviceRow:
     busy_share: float | None = None
     used_bytes: int | None = None
     budget_bytes: int = 0
+    health: str = ""
 
     @property
     def is_lost(self) -> bool:
@@ -42,8 +44,9 @@ class DeviceRow:
 
     @property
     def doing(self) -> str:
-        """Return the device's current work in words: 'first epoch, step 3 of 50'."""
-        return f"{self.phase}, step {self.step + 1} of {self.num_steps}" if self.num_steps and self.step >= 0 else self.phase
+        """Return the device's current work in words: 'first epoch, step 3 of 50'; of a real device also its health."""
+        step = f"{self.phase}, step {self.step + 1} of {self.num_steps}" if self.num_steps and self.step >= 0 else self.phase
+        return f"{step} ({self.health})" if self.health and not self.is_lost else step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +189,7 @@ class RunState:
             row = replace(row, busy_share=min(1.0, state.busy_s / state.step_s))
         if state.used_bytes is not None:
             row = replace(row, used_bytes=state.used_bytes)
+        row = replace(row, health=state.health or row.health)
         self._rows[event.rank] = row
         if event.epoch >= 0:
             self._training_s.setdefault(event.epoch, now_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.experiment import Fidelity, Mode, profile
+from workbench.experiment import Fidelity, Mode, over_ssh, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.models.loading import model_facts
-from workbench.profiler.host import SIZES, HostProfile, LinkSample, fit_link, measure_host, measure_links
-from workbench.runtime.context import RankContext
+from workbench.profiler.host import SIZES, HostProfile, LinkSample, fit_link, measure_host
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.pacing import PacedLinks
-from workbench.runtime.process_group import group
+from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 
 LONGEST_MESSAGE_S = 0.3
 """Messages that would take longer over a cluster's slowest link are not sent: a slow link can be measured without large messages."""
@@ -28,8 +25,8 @@ LONGEST_MESSAGE_S = 0.3
 class DeviceRates:
     """The compute and memory rates of a device.
 
-    emulated: the rates are this machine's, at the device's share of a core; otherwise they are the catalogue's.
-    memory_bytes_per_s: None if it has not been measured.
+    emulated: the rates are this machine's, at the device's share of a core; otherwise they are its own, as measured there, or the
+    catalogue's, without memory_bytes_per_s.
     """
 
     name: str
@@ -85,8 +82,25 @@ class LayerSurvey:
     notes: tuple[str, ...] = ()
 
 
-def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfile, tuple[DeviceRates, ...]]:
-    """Measure this machine and derive each device's rates.  All work on an emulated device is paced to its share of a core."""
+def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfile | None, tuple[DeviceRates, ...]]:
+    """Measure this machine and derive each device's rates.  All work on an emulated device is paced to its share of a core.
+
+    Real devices measure themselves, all at once; the first value is then None.
+    """
+    if cluster.is_real:
+        with over_ssh(cluster) as engines:
+            found = engines.run(measure_rank_host, [seconds] * cluster.world_size)
+        return None, tuple(
+            DeviceRates(
+                name=device.name,
+                emulated=False,
+                flops_per_s=own.gemm_flops_per_s,
+                memory_bytes_per_s=own.memory_bytes_per_s,
+                storage_bytes_per_s=own.storage_bytes_per_s,
+                memory_bytes=device.memory_bytes,
+            )
+            for device, own in zip(cluster.devices, found, strict=True)
+        )
     host = measure_host(seconds=seconds)
     rates = []
     for device in cluster.devices:
@@ -105,20 +119,20 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
 
 
 def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int = 5) -> tuple[str, tuple[LinkRow, ...]]:
-    """Emulate the cluster and send messages of several sizes over each link in turn; return the fidelity and the links.
+    """Emulate the cluster, or reach its real devices, and send messages over each link in turn; return the fidelity and the links.
 
-    Raises ConfigError for a cluster of one device, RuntimeSetupError if it cannot be emulated.
+    Raises ConfigError for a cluster of one device, RuntimeSetupError if it cannot be emulated or reached.
     """
     if cluster.world_size < 2:
         raise ConfigError(f"The links of cluster '{cluster.name}' were asked for.", "It has one device.", "Describe two or more.")
     ranks = range(cluster.world_size)
     slowest = min((cluster.link(a, b) for a in ranks for b in ranks if a != b), key=lambda link: link.bytes_per_s)
     sizes = tuple(size for size in SIZES if size <= max(1 << 14, slowest.bytes_per_s * LONGEST_MESSAGE_S))
-    with EngineCluster.start(cluster, fidelity=fidelity) as engines:
+    with over_ssh(cluster) if cluster.is_real else EngineCluster.start(cluster, fidelity=fidelity) as engines:
         found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
         used = engines.fidelity
     rows = []
-    for samples in (kept for of_rank in found for kept in of_rank.values()):
+    for samples in (kept for of_rank in found for kept in of_rank):
         source, destination = samples[0].source, samples[0].destination
         rows.append(
             LinkRow(
@@ -130,30 +144,6 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
             )
         )
     return used, tuple(rows)
-
-
-def measure_rank_links(context: RankContext, asked: tuple[Sequence[int], int]) -> dict[tuple[int, int], tuple[LinkSample, ...]]:
-    """Return the samples of the links that start at this rank.  asked: message sizes and repeats."""
-    sizes, repeats = asked
-    with group(context, 60.0, "links") as opened:
-        links = PacedLinks(cluster=context.cluster, rank=context.rank) if context.fidelity == "paced" else None
-        return measure_links(opened if links is None else PacedGroup(opened, links), context.rank, sizes=sizes, repeats=repeats)
-
-
-class PacedGroup:
-    """A process group that delays its messages where the kernel does not shape the links, as the runtime's transport does."""
-
-    def __init__(self, opened: Any, links: PacedLinks, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._group, self._links, self._sleep = opened, links, sleep
-
-    def send(self, tensors: Sequence[Any], destination: int, tag: int) -> Any:
-        """Wait for the link's time, then send."""
-        self._sleep(self._links.transfer_s(destination, sum(tensor.numel() * tensor.element_size() for tensor in tensors)))
-        return self._group.send(tensors, destination, tag)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a method that no link delays: recv, barrier, size."""
-        return getattr(self._group, name)
 
 
 def survey_layers(

@@ -129,7 +129,9 @@ def make_points(
         points.setdefault(point.name, point)
     for point in points.values():
         load_method(point.job.method).require_known(point.job, point.cluster)
-        if mode == "execute":
+        if mode == "execute" and point.cluster.is_real:
+            experiment.over_ssh(point.cluster)
+        elif mode == "execute":
             experiment.require_emulated(point.cluster)
     return list(points.values())
 

@@ -1,17 +1,27 @@
-"""`workbench kit` with real OpenSSH servers, without a network: `ssh` reaches `sshd -i` through a pipe."""
+"""`workbench kit` with real OpenSSH servers, without a network: `ssh` reaches `sshd -i` through a pipe; and hosts with faults, scripted."""
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ssh_hosts import WHY_NOT, Hosts
+from ssh_hosts import WHY_NOT, Hosts, over_pipes
 from typer.testing import CliRunner
 
+from workbench import discovery, survey
 from workbench.cli.app import app
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Device, Link
+from workbench.discovery import Candidate
+from workbench.runtime import ssh
+from workbench.runtime.ssh_setup import index_options
+from workbench.survey import DeviceRates, LinkRow
 
 
 @pytest.fixture
@@ -33,6 +43,7 @@ def kit(*words: str, code: int = 0) -> str:
 
 
 def test_from_addresses_to_devices_that_are_ready_and_clean_again(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    (hosts.home("alpha") / ".bashrc").write_text("echo Welcome to alpha\n")
     assert "2 devices" in kit("init", "alpha", "beta")
     refused = kit("check", code=2)
     assert refused.count("host key is not known yet") == 2 and "--trust" in refused
@@ -56,17 +67,23 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(hosts: Hosts, 
     kit("check", "--forget", "--trust")
 
     kit("clean")
+    (hosts.home("alpha") / ".bashrc").unlink()
     assert not list(hosts.home("alpha").iterdir()) and not list(hosts.home("beta").iterdir())
 
 
 def test_a_host_that_refuses_is_named_with_what_to_do(hosts: Hosts) -> None:
-    kit("init", "alpha", "nowhere.invalid")
+    kit("init", "alpha", "nowhere.invalid", "127.0.0.1")
+    closed = socket.socket()
+    closed.bind(("127.0.0.1", 0))
+    Path("kit.toml").write_text(Path("kit.toml").read_text() + f"port = {closed.getsockname()[1]}\n")
     kit("check", "--trust", code=2)
     (hosts.folder / "keys-alpha").write_text("")
     (hosts.home("alpha") / ".workbench-kit").touch()
     found = kit("check", code=2)
     assert "It does not accept the key" in found and "ssh-copy-id" in found
     assert "nowhere" in found and "Its name is not known in this network" in found
+    assert "Nothing listens at its SSH port" in found and "systemctl enable --now ssh" in found
+    closed.close()
 
 
 def test_a_bad_kit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +95,113 @@ def test_a_bad_kit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "is there already" in kit("init", "alpha", code=2)
     Path("kit.toml").write_text(Path("kit.toml").read_text().replace("[defaults]\n", "[defaults]\nport = 99999\n"))
     assert "port" in kit("check", code=2)
+
+
+def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(discovery, "discover", lambda: ())
+    assert "None announces its SSH" in kit("init", "--discover", code=2)
+    found = (Candidate("pi0", "10.0.0.4", 22, {}), Candidate("pi1", "10.0.0.5", 2222, {}))
+    monkeypatch.setattr(discovery, "discover", lambda: found)
+    kit("init", "--discover", "--user", "ann")
+    first, second = load_cluster("kit.toml").devices
+    assert (first.address, first.port, second.address, second.port) == ("ann@10.0.0.4", None, "ann@10.0.0.5", 2222)
+
+    slow, fast = Link(bytes_per_s=1e7, latency_s=2e-3), Link(bytes_per_s=1.25e8)
+    rates = [
+        DeviceRates(name=one.name, emulated=False, flops_per_s=7e9, memory_bytes_per_s=2e9, storage_bytes_per_s=4e7, memory_bytes=10**9)
+        for one in (first, second)
+    ]
+    pairs = ((first.name, second.name, slow), (second.name, first.name, fast))
+    rows = tuple(LinkRow(source=a, destination=b, described=fast, measured=link, samples=()) for a, b, link in pairs)
+    monkeypatch.setattr(survey, "survey_devices", lambda cluster: (None, tuple(rates)))
+    monkeypatch.setattr(survey, "survey_links", lambda cluster: ("real", rows))
+    assert "80.0" in kit("measure")
+    measured = load_cluster("kit.toml")
+    assert [(one.flops_per_s, one.storage_bytes_per_s) for one in measured.devices] == [(7e9, 4e7)] * 2
+    assert measured.link(0, 1) == slow and measured.link(1, 0) == fast
+    assert [replace(one, flops_per_s=0.5, storage_bytes_per_s=0.5) for one in measured.devices] == [
+        replace(one, flops_per_s=0.5, storage_bytes_per_s=0.5) for one in (first, second)
+    ]
+
+
+def test_where_pip_finds_packages_uv_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "pip.conf").write_text("[global]\nfind-links = /wheels\ntimeout = 9\n")
+    assert index_options() == ["--find-links", "/wheels"]
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.example https://two.example")
+    extra = ["--extra-index-url", "https://one.example", "--extra-index-url", "https://two.example"]
+    assert index_options() == ["--find-links", "/wheels", *extra, "--index-strategy", "unsafe-best-match"]
+
+
+def refusing(said: str, code: int = 255) -> str:
+    return f"echo '{said}' >&2; exit {code}"
+
+
+FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Python runs before the agent; problem; mend
+    "no key": (refusing("pi@h: Permission denied (publickey)."), "It does not accept the key.", "ssh-copy-id"),
+    "another host key": (refusing("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @"), "not the one that was trusted", "--forget"),
+    "closed port": (refusing("ssh: connect to host h port 22: Connection refused"), "Nothing listens", "enable --now ssh"),
+    "no Python": (refusing("sh: 1: exec: python3: not found", 127), "It has no python3.", "apt install python3"),
+    "Python 3.9": (
+        "import sys, platform\nsys.version_info = (3, 9, 2, 'final', 0)\nplatform.python_version = lambda: '3.9.2'",
+        "Its Python is 3.9.2; 3.11 or later is needed.",
+        "Install a newer one",
+    ),
+    "full disk": (
+        "import errno, os\ndef mkdir(path, mode=0): raise OSError(errno.ENOSPC, 'No space left on device', path)\nos.mkdir = mkdir",
+        "Its disk is full.",
+        "Free some space",
+    ),
+    "hardly any disk": (
+        "import os, types\nos.statvfs = lambda path: types.SimpleNamespace(f_bavail=3000, f_frsize=4096)",
+        "12 MB of disk are free",
+        "Free some space",
+    ),
+    "read-only home": (
+        "import errno, os\ndef mkdir(path, mode=0): raise OSError(errno.EROFS, 'Read-only file system', path)\nos.mkdir = mkdir",
+        ".workbench-kit: Read-only file system",
+        "write to the home folder",
+    ),
+    "50 MB of memory": (
+        "import builtins, io\nreal, text = open, 'MemTotal: 900000 kB\\nMemAvailable: 50000 kB\\n'\n"
+        "builtins.open = lambda path, *more, **named: io.StringIO(text) if path == '/proc/meminfo' else real(path, *more, **named)",
+        "51 MB of memory are free",
+        "End other programs",
+    ),
+    "clock off by a day": (
+        "import time\nreal = time.time\ntime.time = lambda: real() + 86400",
+        "Its clock is off by 86400 s.",
+        "timedatectl set-ntp true",
+    ),
+    "printing .bashrc": ("print('Welcome!\\n' * 100, flush=True)", "", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """`kit check --json` of a kit of all faulty hosts, by their names."""
+    folder = tmp_path_factory.mktemp("faulty")
+
+    def command(device: Device, *, trusts_new: bool = False) -> list[str]:
+        doing = FAULTY[device.name][0]
+        words = over_pipes(folder)(device)
+        return ["sh", "-c", doing] if "exit" in doing else [*words[:-1], f"{doing}\n{words[-1]}"]
+
+    described = [f'[[device]]\nname = "{name}"\naddress = "h{number}"\n' for number, name in enumerate(FAULTY)]
+    with_python = [text if "any disk" in text else f'{text}python = "{sys.executable}"\n' for text in described]
+    (folder / "kit.toml").write_text('[defaults]\nmodel = "rpi-4b-m"\n' + "".join(with_python))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ssh, "agent_command", command)
+        patched.setenv("WORKBENCH_CACHE", str(folder / "cache"))
+        return {one["device"]: one for one in json.loads(kit("check", "--json", "--file", str(folder / "kit.toml"), code=2))}
+
+
+@pytest.mark.parametrize("host", FAULTY)
+def test_each_fault_of_a_host_is_one_sentence_with_its_mend(host: str, checked: dict[str, dict[str, Any]]) -> None:
+    _, problem, todo = FAULTY[host]
+    found = checked[host]
+    assert problem in found["problem"] and todo in found["todo"]
+    assert bool(found["problem"]) == bool(problem)

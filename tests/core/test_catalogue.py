@@ -40,6 +40,15 @@ def test_every_cluster_and_model_loads():
         assert load_device(model).model == model
 
 
+def test_the_kit_of_this_folder_or_one_above_is_a_cluster_by_name(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert "kit" not in cluster_names()
+    (tmp_path / "kit.toml").write_text('name = "kit"\n[[device]]\nname = "pi0"\naddress = "pi@pi0"\nmodel = "rpi-4b-m"\n')
+    assert "kit" in cluster_names()
+    assert load_cluster("kit").is_real and not load_cluster("laptop").is_real
+
+
 def test_the_default_cluster_is_four_unequal_devices_that_two_cores_carry():
     cluster = load_cluster(catalogue.DEFAULT_CLUSTER)
     shares = [device.host_share for device in cluster.devices]

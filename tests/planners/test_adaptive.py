@@ -62,3 +62,15 @@ def test_a_change_of_pace_lasts_a_window_and_exceeds_the_threshold() -> None:
     assert pace.changed() == {0: 1.0}  # and back
     with pytest.raises(ConfigError, match="above 1"):
         Pace(threshold=1.0)
+
+
+def test_moments_are_noise() -> None:
+    pace = Pace(window=3, least_s=1.0)
+    for _ in range(9):
+        pace.observe(0, 0.1, 0.05)
+    assert not pace.changed()
+    pace.observe(0, 0.2, 0.1)
+    assert pace.changed() == {0: 2.0}
+    for _ in range(10):
+        pace.observe(0, 0.1, 0.1)
+    assert not pace.changed()

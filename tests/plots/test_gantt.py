@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_up_report import timeline
 
@@ -41,6 +43,11 @@ def test_idle_lies_behind_the_whole_lane_and_says_its_share() -> None:
 )
 def test_title_says_what_the_numbers_are(source: str, fidelity: str, said: str) -> None:
     assert said in gantt(timeline(source, fidelity)).layout.title.text
+
+
+def test_the_bound_of_real_devices_clocks_is_in_sight() -> None:
+    assert "clocks" not in gantt(timeline()).layout.title.subtitle.text
+    assert "clocks agree to within 0.004 s" in gantt(replace(timeline("real"), clock_bound_s=0.004)).layout.title.subtitle.text
 
 
 def test_note_is_in_sight() -> None:

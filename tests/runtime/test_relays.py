@@ -7,6 +7,7 @@ import os
 import queue
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -70,18 +71,10 @@ def test_bytes_pass_both_ways_and_nobody_without_the_certificate_does(
     agents: list[Connection], served: tuple[int, list[int]], tmp_path: Path
 ) -> None:
     host, port = agents[0].ask("expose", port=served[0])
-    data, back = os.urandom(3_000_000), bytearray()
-    with socket.create_connection((LOWEST, agents[1].ask("reach", host=host, port=port)), 20) as connection:
-        sender = threading.Thread(target=connection.sendall, args=(data,))
-        sender.start()
-        while len(back) < len(data):
-            back += connection.recv(1 << 16)
-        sender.join()
-    assert bytes(back) == data and served[1] == [len(data)]
-
-    with socket.create_connection((host, port), 20) as plain:
-        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with suppress(ConnectionResetError):
+    for strange in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01" + os.urandom(500)):
+        with suppress(ConnectionError), socket.create_connection((host, port), 20) as plain:
+            plain.sendall(strange)
+            plain.shutdown(socket.SHUT_WR)
             while plain.recv(1 << 16):  # an alert, and the end
                 pass
     other = tmp_path / "other.pem"
@@ -96,7 +89,34 @@ def test_bytes_pass_both_ways_and_nobody_without_the_certificate_does(
             secure.sendall(b"let me in")
             answer = secure.recv(100)
         assert answer == b""
-    assert len(served[1]) == 1  # none of them came as far as the port
+    assert not served[1]  # none of them came as far as the port
+
+    data, back = os.urandom(3_000_000), bytearray()
+    with socket.create_connection((LOWEST, agents[1].ask("reach", host=host, port=port)), 20) as connection:
+        sender = threading.Thread(target=connection.sendall, args=(data,))
+        sender.start()
+        while len(back) < len(data):
+            back += connection.recv(1 << 16)
+        sender.join()
+    assert bytes(back) == data and served[1] == [len(data)]
+
+
+def test_an_aged_certificate_is_refused(agents: list[Connection], served: tuple[int, list[int]], tmp_path: Path) -> None:
+    aged = tmp_path / "aged.pem"
+    aged.write_bytes(make_certificate())
+    words = ["openssl", "x509", "-in", str(aged), "-signkey", str(aged), "-days", "-1"]
+    yesterdays = subprocess.run(words, capture_output=True, check=True).stdout
+    aged.write_bytes(aged.read_bytes().partition(b"-----BEGIN CERTIFICATE")[0] + yesterdays)
+    for agent in agents:
+        agent.send_file(aged, CERTIFICATE).result(20)
+    host, port = agents[0].ask("expose", port=served[0])
+    with (
+        suppress(ConnectionError),
+        socket.create_connection((LOWEST, agents[1].ask("reach", host=host, port=port)), 20) as connection,
+    ):
+        connection.sendall(b"let me in")
+        assert connection.recv(100) == b""
+    assert not served[1]
 
 
 def test_gloo_finds_its_peers_through_relays(agents: list[Connection], monkeypatch: pytest.MonkeyPatch) -> None:

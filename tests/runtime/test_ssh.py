@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import signal
@@ -22,7 +23,7 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime import ssh
 from workbench.runtime.messages import CallTable, Parts, decode_told, encode_told
-from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message, Messages
+from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message, Messages, require_wireguard
 from workbench.runtime.ssh import Connection, failure_of
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.runtime.ssh_seat import KeyStore
@@ -88,6 +89,25 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
         bad = connection.post("file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
         bad.result(20)
     assert connection.ask("facts")["cores"] >= 1
+
+
+def test_a_broken_transfer_goes_on(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sent = tmp_path / "weights", list[int]()
+    file.write_bytes(os.urandom(1_000_000))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    agent.connection.open()
+    first = [ssh._frame(ssh.DATA, file.read_bytes()[:400_000])]
+    agent.connection.post("file", first, path="kit/cache/weights", size=1_000_000, sha256=digest)
+    agent.connection.ask("facts")
+    os.kill(agent.connection._process.pid, signal.SIGTERM)
+    agent.wait_for("lost")
+    following, frames_of = Agent(tmp_path), ssh._frames_of
+    monkeypatch.setattr(ssh, "_frames_of", lambda file, size: sent.append(size) or frames_of(file, size))
+    following.connection.open()
+    assert following.connection.bring(file, "kit/cache/weights") and sent[0] < 1_000_000
+    assert (agent.home / ".workbench-kit/cache/weights").read_bytes() == file.read_bytes()
+    assert not following.connection.bring(file, "kit/cache/weights")
+    following.connection.close()
 
 
 def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> None:
@@ -195,3 +215,12 @@ def test_a_devices_files_stay_in_the_runs_folder(tmp_path: Path) -> None:
     for path in ("../outside", "steps/../../outside", "/etc/passwd", "fingerprint.txt", "steps/a/b"):
         with pytest.raises(RuntimeSetupError, match="sent a file"):
             seat._keep(FilePart(path, 0, b"", True))
+
+
+def test_a_device_tells_of_its_health_and_refuses_a_network_that_is_not_wireguard(agent: Agent) -> None:
+    agent.connection.open()
+    agent.connection.ask("ping", health=True)
+    health = agent.connection.health
+    assert health["free_memory_bytes"] > 0 and health["throttled"] == "" and health["rss_bytes"] == 0
+    with pytest.raises(RuntimeSetupError, match="'lo', which is none of WireGuard"):
+        require_wireguard("lo")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.output import Json, print_json, say
+from workbench.core.catalogue import kit_file
 from workbench.core.errors import ConfigError
 
 # Each module has `bench(progress) -> dict`: what was measured, ready for JSON.
@@ -21,6 +22,7 @@ BENCHES = {
     "ringada": "workbench.bench.ringada",
     "confidant": "workbench.bench.confidant",
     "recovery": "workbench.bench.recovery",
+    "kit": "workbench.bench.kit",
 }
 CHOOSING = ("galaxy_plus", "p_rge", "ringada", "confidant", "recovery")
 """Benchmarks that can measure a part of what they have."""
@@ -55,7 +57,7 @@ def bench(
     if soak and name != "recovery":
         raise ConfigError(f"A soak of {name} was asked for.", "Only recovery has one.", "Name it, or leave out --soak.")
     options["recovery"]["soak"] = soak
-    names = tuple(BENCHES) if name == "all" else (name,)
+    names = tuple(one for one in BENCHES if one != "kit" or kit_file()) if name == "all" else (name,)
     results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
     if as_json:
         print_json(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +16,10 @@ from workbench.core.catalogue import device_models, load_cluster
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
 from workbench.core.files import require_writable
-from workbench.core.serial import shown, write_text
+from workbench.core.serial import read_toml, shown, write_text
 
-Action = Literal["init", "check", "setup", "clean"]
-KIT = Path("kit.toml")
+Action = Literal["init", "check", "setup", "measure", "clean"]
+KIT_FILE = Path("kit.toml")
 LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 80.0, 60.0
 
 
@@ -33,9 +34,14 @@ class Found(NamedTuple):
 
 
 def kit(
-    action: Annotated[Action, typer.Argument(help="init ADDRESS...: describe; check: reach each; setup: libraries; clean: remove all.")],
+    action: Annotated[
+        Action,
+        typer.Argument(help="init ADDRESS...: describe; check: reach; setup: install; measure: keep speeds; clean: remove."),
+    ],
     addresses: Annotated[list[str] | None, typer.Argument(help="Of init: user@host of each device.")] = None,
-    file: Annotated[Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")] = KIT,
+    file: Annotated[Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")] = KIT_FILE,
+    discover: Annotated[bool, typer.Option("--discover", help="Of init: take all devices that announce their SSH here.")] = False,
+    user: Annotated[str, typer.Option(help="Of init --discover: the user to log in as.")] = "pi",
     model: Annotated[str, typer.Option(help="Of init: the devices' model in the catalogue.")] = "rpi-4b-m",
     trust: Annotated[bool, typer.Option("--trust", help="Of check: accept host keys that are not known yet, and show them.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Of check: forget the devices' host keys, as after a new installation.")] = False,
@@ -45,12 +51,15 @@ def kit(
     if addresses and action != "init":
         raise ConfigError(f"`kit {action}` was called with addresses.", "Only init takes them.", f"They are those of '{file}'; see --file.")
     if action == "init":
-        _init(addresses or [], file, model)
+        _init(_found(user) if discover else [(address, 22) for address in addresses or []], file, model)
         return
     cluster = load_cluster(file)
     without = [device.name for device in cluster.devices if not device.address]
     if without:
         raise ConfigError(f"The kit '{file}' was asked for.", f"{', '.join(without)} has no address.", 'Write address = "user@host".')
+    if action == "measure":
+        _measure(cluster, file, as_json=as_json)
+        return
     work = {"check": lambda device: _check(device, trust, forget), "setup": _setup, "clean": _clean}[action]
     found = _on_all(cluster, work)
     if as_json:
@@ -61,7 +70,19 @@ def kit(
         raise typer.Exit(USER_ERROR)
 
 
-def _init(addresses: list[str], file: Path, model: str) -> None:
+def _found(user: str) -> list[tuple[str, int]]:
+    """Return the addresses and ports of the devices in this network.  Raises ConfigError if there is none."""
+    from workbench.discovery import discover
+
+    found = [(f"{user}@{one.address}", one.port) for one in discover()]
+    if not found:
+        asked, todo = "The devices in this network were asked for.", "Install avahi-daemon on them, or give their addresses."
+        raise ConfigError(asked, "None announces its SSH.", todo)
+    return found
+
+
+def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
+    addresses = [address for address, _ in found]
     if not addresses:
         raise ConfigError("A kit was to be described.", "No address is given.", "Give one for each device: pi@10.0.0.4 pi@10.0.0.5.")
     if model not in device_models():
@@ -76,7 +97,10 @@ def _init(addresses: list[str], file: Path, model: str) -> None:
         if address in addresses[: len(names)]:
             raise ConfigError(f"A kit with '{shown(address)}' was asked for.", "It is named twice.", "Name each device once.")
         names.append(name if name not in names else host)
-    tables = "".join(f'\n[[device]]\nname = "{name}"\naddress = "{address}"\n' for name, address in zip(names, addresses, strict=True))
+    tables = "".join(
+        f'\n[[device]]\nname = "{name}"\naddress = "{address}"\n' + (f"port = {port}\n" if port != 22 else "")
+        for name, (address, port) in zip(names, found, strict=True)
+    )
     write_text(file, f'name = "kit"\n\n[defaults]\nmodel = "{model}"\n{tables}')
     try:
         load_cluster(file)
@@ -84,6 +108,50 @@ def _init(addresses: list[str], file: Path, model: str) -> None:
         file.unlink()
         raise
     print(f"{file}: {load_cluster(file).size_words}.  Next: workbench kit check --trust")
+
+
+def _measure(cluster: Cluster, file: Path, *, as_json: bool) -> None:
+    """Measure devices and links, and write the figures into the kit's file, which loses its comments."""
+    from workbench.cli.show import show_cluster
+    from workbench.survey import survey_devices, survey_links
+
+    require_writable(file)
+    say(f"Measuring {cluster.size_words}, then the links between them")
+    rates = {device.name: device for device in survey_devices(cluster)[1]}
+    tables = read_toml(file, "the kit")
+    for table in tables["device"]:
+        own = rates[table["name"]]
+        table |= {"gflops": round(own.flops_per_s / 1e9, 3), "storage_mb_per_s": round(own.storage_bytes_per_s / 1e6, 1)}
+    tables["link"] = [
+        {
+            "from": link.source,
+            "to": link.destination,
+            "bandwidth_mbit_per_s": round(link.measured.bytes_per_s * 8e-6, 1),
+            "latency_ms": round(link.measured.latency_s * 1e3, 3),
+        }
+        for link in (survey_links(cluster)[1] if cluster.world_size > 1 else ())
+    ]
+    write_text(file, _as_toml(tables))
+    if as_json:
+        print_json({"device": list(rates.values()), "link": tables["link"]})
+        return
+    show_cluster(load_cluster(file))
+    links = [(f"{one['from']} > {one['to']}", one["bandwidth_mbit_per_s"], one["latency_ms"]) for one in tables["link"]]
+    print_table(f"Links, {cluster.data}", ("link", "Mbit/s", "ms"), links, right=(1, 2))
+
+
+def _as_toml(tables: dict[str, Any], inside: str = "") -> str:
+    """Return tables as TOML."""
+    text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in tables.items() if not _is_nested(value))
+    for name, value in tables.items():
+        for one in (value if isinstance(value, list) else [value]) if _is_nested(value) else ():
+            head = f"[[{inside}{name}]]" if isinstance(value, list) else f"[{inside}{name}]"
+            text += f"\n{head}\n{_as_toml(one, f'{inside}{name}.')}"
+    return text
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
 
 
 def _on_all(cluster: Cluster, work: Callable[[Device], Found]) -> list[Found]:
@@ -101,6 +169,7 @@ def _on_all(cluster: Cluster, work: Callable[[Device], Found]) -> list[Found]:
 
 def _check(device: Device, trust: bool, forget: bool) -> Found:
     from workbench.runtime.ssh import Connection, agent_command, fingerprints, forget_host
+    from workbench.runtime.ssh_setup import PROJECT, environment_name, pinned
 
     if forget:
         forget_host(device)
@@ -114,6 +183,7 @@ def _check(device: Device, trust: bool, forget: bool) -> Found:
         facts = connection.ask("facts")
         off_s = facts["time_s"] - (before_s + time.time()) / 2
         facts |= {"clock_off_s": off_s, "clock_bound_s": connection.clock_bound_s, **connection.greeting}
+        facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,)))
     finally:
         connection.close()
     return Found(device.name, device.address or "", *_judged(device, facts), facts)
@@ -121,6 +191,8 @@ def _check(device: Device, trust: bool, forget: bool) -> Found:
 
 def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
     """Return what is wrong with a device that was reached, and what to do about it; ('', '') if nothing."""
+    from workbench.runtime.ssh_setup import OTHER_VERSIONS
+
     is_ready = bool(facts["environment"] or device.python)
     for is_wrong, problem, todo in (
         (
@@ -138,8 +210,10 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
             f"Its clock is off by {facts['clock_off_s']:.0f} s.",
             "Set it there: sudo timedatectl set-ntp true.",
         ),
+        (facts["throttled"], f"It reports: {facts['throttled']}.", "Give it a supply of its own strength and a short cable; cool it."),
         ((facts["temperature_c"] or 0.0) > MOST_CELSIUS, f"It has {facts['temperature_c']} °C and slows itself down.", "Cool it."),
         (not is_ready, "It has no libraries yet.", "Run: workbench kit setup."),
+        (not device.python and facts["environment"] != facts["expected"], OTHER_VERSIONS, "Run: workbench kit setup."),
     ):
         if is_wrong:
             return problem, todo
@@ -191,7 +265,7 @@ def _show(cluster: Cluster, found: list[Found]) -> None:
                 facts["cores"],
                 f"{facts['free_memory_bytes'] / 1e6:.0f} of {facts['memory_bytes'] / 1e6:.0f}",
                 f"{facts['free_disk_bytes'] / 1e9:.1f}",
-                "" if heat is None else f"{heat:.0f}{' throttled' if facts['throttled'] not in ('', '0') else ''}",
+                " ".join(word for word in ("" if heat is None else f"{heat:.0f}", facts["throttled"]) if word),
                 "" if clock is None else f"{1000 * clock:+.1f} ± {1000 * facts['clock_bound_s']:.1f}",
                 device.python or facts["environment"] or "nothing",
             )

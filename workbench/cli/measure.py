@@ -15,21 +15,25 @@ KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 
 
 def measure_devices(cluster: Cluster, *, as_json: bool) -> None:
-    """Measure this machine and print each device's FLOP/s, memory bandwidth and disk read rate."""
+    """Measure this machine, or real devices, and print each device's FLOP/s, memory bandwidth and disk read rate."""
     host, devices = survey_devices(cluster)
     if as_json:
         print_json({"host": host, "devices": devices})
         return
-    rows = [
-        (
-            "this machine",
-            f"{host.gemm_flops_per_s / GIGA:.1f}",
-            f"{host.memory_bytes_per_s / GIGA:.1f}",
-            f"{host.storage_bytes_per_s / MEGA:.0f}",
-            "",
-            "measured" if host.storage_is_cold else "measured, disk warm",
+    rows = []
+    title = f"Devices of {cluster.name}, each as it measured itself"
+    if host is not None:
+        title = f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it in all they do"
+        rows.append(
+            (
+                "this machine",
+                f"{host.gemm_flops_per_s / GIGA:.1f}",
+                f"{host.memory_bytes_per_s / GIGA:.1f}",
+                f"{host.storage_bytes_per_s / MEGA:.0f}",
+                "",
+                "measured" if host.storage_is_cold else "measured, disk warm",
+            )
         )
-    ]
     for device in devices:
         memory = "-" if device.memory_bytes_per_s is None else f"{device.memory_bytes_per_s / GIGA:.1f}"
         rows.append(
@@ -39,25 +43,21 @@ def measure_devices(cluster: Cluster, *, as_json: bool) -> None:
                 memory,
                 f"{device.storage_bytes_per_s / MEGA:.0f}",
                 f"{device.memory_bytes / MEGA:.0f}",
-                "emulated" if device.emulated else "catalogue",
+                "emulated" if device.emulated else "catalogue" if device.memory_bytes_per_s is None else "measured",
             )
         )
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
-    print_table(
-        f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it in all they do",
-        columns,
-        rows,
-        right=(1, 2, 3, 4),
-    )
+    print_table(title, columns, rows, right=(1, 2, 3, 4))
 
 
 def measure_links(cluster: Cluster, fidelity: Fidelity, *, as_json: bool) -> None:
-    """Emulate the cluster, measure every link and print it beside what the cluster's file says."""
+    """Emulate the cluster or reach its real devices, measure every link and print it next to what the cluster's file says."""
     if not as_json:
-        say(f"Emulating {cluster.size_words} to measure {cluster.world_size * (cluster.world_size - 1)} links")
+        say(f"Measuring {cluster.world_size * (cluster.world_size - 1)} links of {cluster.size_words}")
     used, links = survey_links(cluster, fidelity=fidelity)
+    label = "real" if used == "real" else f"emulated, {used} links"
     if as_json:
-        print_json({"cluster": cluster.name, "label": f"emulated, {used} links", "links": as_builtins(links)})
+        print_json({"cluster": cluster.name, "label": label, "links": as_builtins(links)})
         return
     rows = [
         (
@@ -70,7 +70,7 @@ def measure_links(cluster: Cluster, fidelity: Fidelity, *, as_json: bool) -> Non
         for link in links
     ]
     columns = ("link", "Mbit/s described", "Mbit/s measured", "ms described", "ms measured")
-    print_table(f"Links of {cluster.name} (emulated, {used} links)", columns, rows, right=(1, 2, 3, 4))
+    print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
     if used == "kernel" and median(link.measured.latency_s for link in links) < median(link.described.latency_s for link in links) / 2:
         print("This kernel limits rates but does not delay packets: latencies are this machine's own.")
 

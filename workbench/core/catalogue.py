@@ -13,6 +13,8 @@ from workbench.core.ranges import range_of, require_range
 from workbench.core.serial import LARGEST_TOML, read_text, read_toml, shown
 
 DEFAULT_CLUSTER = "laptop"
+KIT = "kit"
+"""The cluster of this name is the kit.toml of the current folder or of one above it: real devices (see `workbench kit`)."""
 MB = 1_000_000
 BITS_PER_BYTE = 8
 
@@ -49,9 +51,16 @@ def data_folder() -> Path:
     )
 
 
+def kit_file() -> Path | None:
+    """Return the file of the cluster named KIT; None if there is none."""
+    here = Path.cwd()
+    return next((file for folder in (here, *here.parents) if (file := folder / f"{KIT}.toml").is_file()), None)
+
+
 def cluster_names() -> tuple[str, ...]:
-    """Return the names of the clusters that come with the project."""
-    return tuple(sorted(path.stem for path in (data_folder() / "clusters").glob("*.toml")))
+    """Return the names of the clusters that come with the project, and KIT if there is one."""
+    own = [KIT] if kit_file() is not None else []
+    return tuple(sorted([*own, *(path.stem for path in (data_folder() / "clusters").glob("*.toml"))]))
 
 
 def device_models() -> tuple[str, ...]:
@@ -66,13 +75,13 @@ def load_device(model: str, *, name: str | None = None) -> Device:
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """Return a cluster by name ('laptop') or from a TOML file.
+    """Return a cluster by name ('laptop', KIT) or from a TOML file.
 
     Raises ConfigError for any invalid entry; it names the file and, where possible, the line.
     """
     path = Path(name_or_path)
     if path.suffix != ".toml" and path.name == str(name_or_path):
-        path = data_folder() / "clusters" / f"{name_or_path}.toml"
+        path = (name_or_path == KIT and kit_file()) or data_folder() / "clusters" / f"{name_or_path}.toml"
         if name_or_path not in cluster_names():
             raise ConfigError(
                 f"The cluster '{shown(name_or_path)}' was asked for.",

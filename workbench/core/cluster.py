@@ -26,7 +26,7 @@ from workbench.core.ranges import (
 )
 from workbench.core.serial import shown
 
-DataPlane = Literal["tls", "plain"]
+DataPlane = Literal["tls", "plain", "wireguard"]
 Framework = Literal["torch", "jax"]
 """The library that computes a device's layers."""
 
@@ -105,7 +105,7 @@ class Device:
 class Cluster:
     """Devices joined by a switch; rank r is devices[r].  pairs: links that differ from the access links, keyed 'name>name'.
 
-    data: whether tensors between real devices are encrypted.
+    data: how tensors travel between real devices: by our TLS relays, as plain TCP, or as plain TCP in a WireGuard network.
     """
 
     name: Text
@@ -136,6 +136,11 @@ class Cluster:
     def world_size(self) -> int:
         """Return the number of devices."""
         return len(self.devices)
+
+    @property
+    def is_real(self) -> bool:
+        """Return whether a device has an address: the cluster then runs over SSH."""
+        return any(device.address for device in self.devices)
 
     @property
     def size_words(self) -> str:

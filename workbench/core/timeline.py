@@ -73,6 +73,7 @@ class Timeline:
 
     source: simulated in virtual time; emulated on this machine (fidelity 'kernel' or 'paced' links); or real.
     memory[rank]: bytes in use over time, as a step function.  budget_bytes[rank]: the device's memory limit.
+    clock_bound_s: by how much the moments of one device may be shifted against another's.
     """
 
     source: Source
@@ -82,6 +83,7 @@ class Timeline:
     memory: tuple[tuple[MemorySample, ...], ...] = ()
     budget_bytes: tuple[int, ...] = ()
     title: str = ""
+    clock_bound_s: float = 0.0
 
     @property
     def world_size(self) -> int:

@@ -21,13 +21,14 @@ class DeviceState(NamedTuple):
     """The current state of a device.  phase: such as 'loading' or 'first epoch'.
 
     step_s: duration of its last step, from the end of the step before.  busy_s: the computing part of it; the rest is waiting.
-    used_bytes: memory in use now, above the runtime's footprint; None if the system does not report it.
+    used_bytes: memory in use now, above the runtime's footprint; None if the system does not report it.  health: see progress.DeviceRow.
     """
 
     phase: str
     step_s: float | None = None
     busy_s: float | None = None
     used_bytes: int | None = None
+    health: str = ""
 
 
 class Event(NamedTuple):

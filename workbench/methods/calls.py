@@ -5,9 +5,12 @@ from __future__ import annotations
 from workbench.runtime.messages import CallTable, Parts
 
 _RANK_RESULT = "workbench.methods.common.session:RankResult"
+_SERVING = "workbench.methods.galaxy_plus.serving.worker"
 
 CALLS = CallTable(
     {
+        "workbench.runtime.measuring:measure_rank_host": "",
+        "workbench.runtime.measuring:measure_rank_links": "",
         "workbench.runtime.torchrun:measure_clock_offset": "",
         "workbench.runtime.torchrun:sees_file": "",
         "workbench.runtime.torchrun:remove_own_files": "",
@@ -29,6 +32,13 @@ CALLS = CallTable(
         "workbench.methods.ringada.method:serve_rank": Parts("workbench.methods.ringada.phases:RingRankJob", _RANK_RESULT),
         "workbench.methods.galaxy_plus.method:measure_rank": "",
         "workbench.methods.galaxy_plus.worker:serve_rank": "",
+        f"{_SERVING}:serve_worker": Parts(
+            job=f"{_SERVING}:ServiceJob",
+            ended=f"{_SERVING}:UnderWay",
+            done=f"{_SERVING}:Served",
+            probe="builtins:int",
+            events=tuple(f"{_SERVING}:{name}" for name in ("Loaded", "Begun", "BlockReport", "Failed")),
+        ),
     }
 )
 """The functions by name, each with the types that it publishes in addition to dicts."""

@@ -91,15 +91,17 @@ def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, st
 class Pace:
     """Detects lasting changes of a device's speed, by each step's computing seconds relative to the plan's expectation.
 
-    window: the number of steps considered.  threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
+    window: the number of steps considered; more, if these together take less than least_s to compute: what passes within moments is noise.
+    threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
     If all devices of a cluster slow down by the same factor, that is a change too: the prediction of its step changes.
     """
 
     window: int = 5
     threshold: float = 1.3
+    least_s: float = 0.0
     factors: dict[int, float] = field(default_factory=dict)
     """By rank: the assumed slow-down of a device relative to its profile; 1 if missing."""
-    _seen: dict[int, deque[float]] = field(default_factory=dict)
+    _seen: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.window < 1 or not self.threshold > 1:
@@ -112,15 +114,18 @@ class Pace:
     def observe(self, rank: int, busy_s: float, expected_s: float) -> None:
         """Record one step of a device.  expected_s: by its profile, at full speed."""
         if busy_s > 0 and expected_s > 0:
-            self._seen.setdefault(rank, deque(maxlen=self.window)).append(busy_s / expected_s)
+            seen = self._seen.setdefault(rank, deque())
+            seen.append((busy_s, busy_s / expected_s))
+            while len(seen) > self.window and sum(seconds for seconds, _ in seen) - seen[0][0] >= self.least_s:
+                seen.popleft()
 
     def changed(self) -> dict[int, float]:
         """Return the devices whose last `window` steps give a slow-down different from the assumed one, with the new value."""
         found = {}
         for rank, seen in self._seen.items():
-            if len(seen) < self.window:
+            if len(seen) < self.window or sum(seconds for seconds, _ in seen) < self.least_s:
                 continue
-            factor, planned = median(seen), self.factors.get(rank, 1.0)
+            factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
             if max(factor / planned, planned / factor) > self.threshold:
                 found[rank] = factor
         return found

@@ -79,6 +79,8 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         subtitle += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
     if end_s < timeline.makespan_s:
         subtitle += f"; the first {unit.text(end_s)} shown"
+    if timeline.clock_bound_s:
+        subtitle += f"; clocks agree to within {unit.text(timeline.clock_bound_s)}"
     return finish(
         figure,
         title=title,

@@ -29,6 +29,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("WORKBENCH_CACHE") or "~/.cache/edge-llm-workbench").expanduser()
 
 
+def measuring_threads() -> int:
+    """Return the threads with which layers are measured: one, or those of a run on this real device (WORKBENCH_THREADS)."""
+    return int(os.environ.get("WORKBENCH_THREADS") or 1)
+
+
 def host_fingerprint() -> dict[str, str]:
     """Return everything about this machine that a measurement depends on: processor, cores, system, Python and library versions."""
     return {
@@ -38,6 +43,7 @@ def host_fingerprint() -> dict[str, str]:
         "system": platform.system(),
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: _version(name) for name in VERSIONED},
+        **({"threads": str(measuring_threads())} if measuring_threads() > 1 else {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""Measure this machine (one thread's GEMM rate, memory, storage and timer), and links between ranks of a process group."""
+"""Measure this machine (GEMM rate, memory, storage and timer), and links between ranks of a process group."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProfile:
-    """One thread of this machine.  gemm_flops_per_s: fp32.  memory_bytes_per_s: of a large copy, reads and writes counted.
+    """A machine's rates, with cache.measuring_threads().  gemm_flops_per_s: fp32.  memory_bytes_per_s: of a large copy,
+    reads and writes counted.
 
     storage_bytes_per_s: sequential read; storage_is_cold: False if the page cache could not be emptied first, so that
     the rate is memory's.  timer_resolution_s: the smallest observed step of the clock.
@@ -171,7 +172,7 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
 
 
 def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None) -> float:
-    """Return FLOP/s of a square fp32 matrix product on one thread, by torch.mm or another matmul function."""
+    """Return FLOP/s of a square fp32 matrix product, by torch.mm or another matmul function."""
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
     taken_s = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
@@ -179,7 +180,7 @@ def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[
 
 
 def memory_rate(*, nbytes: int = COPY_BYTES, seconds: float = 1.0) -> float:
-    """Return bytes/s of a copy too large for the caches, on one thread; reads and writes both count."""
+    """Return bytes/s of a copy too large for the caches; reads and writes both count."""
     source, target = torch.ones(nbytes // 4), torch.empty(nbytes // 4)
     taken_s = time_calls({"": lambda: target.copy_(source)}, repeats=1000, budget_s=seconds)[""]
     return 2.0 * nbytes / taken_s

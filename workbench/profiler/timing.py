@@ -24,6 +24,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid
+from workbench.profiler.cache import measuring_threads
 
 K = TypeVar("K", bound=Hashable)
 Call = Callable[[], Any] | tuple[Callable[[], Any], Callable[[Any], Any]]
@@ -59,7 +60,7 @@ def time_calls(
     if not calls or repeats < 1:
         raise ConfigError(f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them.")
     began = clock()
-    with torch_threads():
+    with torch_threads(measuring_threads()):
         loops = {key: _warm_up(call, clock) for key, call in calls.items()}
         samples: dict[K, list[float]] = {key: [] for key in calls}
         for round_number in range(repeats):
@@ -126,7 +127,7 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 
 @contextmanager
-def torch_threads(count: int = 1) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Run with `count` torch threads and restore the old number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -62,12 +62,14 @@ class Parts(NamedTuple):
     """The method-specific types in the messages of runtime.commands, each as 'module:class'.
 
     job: of Train and Prepare.  ended: of Ended.  done: of StepDone, '' if it carries none.  probe: of Probe, '' if it carries none.
+    events: further named tuples that the device publishes.
     """
 
     job: str
     ended: str
     done: str = ""
     probe: str = ""
+    events: tuple[str, ...] = ()
 
     def kind(self, name: str) -> Any:
         """Return one of the types by its field name."""
@@ -102,11 +104,14 @@ def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
 def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) -> Any:
     """Decode a command, an event or a dict.  Raises RuntimeSetupError, which says that `what` was expected, for anything else."""
     told = decode(data, Told, what)
-    kind = _TOLD.get(told.name) if told.name and call.parts is not None else call.event
+    kind = call.event
+    if told.name and call.parts is not None:
+        own = next((name for name in call.parts.events if name.endswith(f":{told.name}")), None)
+        kind = _attribute(own) if own else _TOLD.get(told.name)
     value = decode(told.body, kind, what) if kind is not None else decode(b"", Told, what)
     if told.name in _OWN and call.parts is not None:
-        own = _OWN[told.name]
-        value = value._replace(**{_FIELDS[own]: decode(told.part, call.parts.kind(own), what, moved)})
+        part = _OWN[told.name]
+        value = value._replace(**{_FIELDS[part]: decode(told.part, call.parts.kind(part), what, moved)})
     return value
 
 

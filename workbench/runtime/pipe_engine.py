@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from workbench import __version__
+from workbench.core.errors import RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel
 from workbench.runtime.memory import lift_all_budgets
@@ -306,9 +307,10 @@ class _Engine:
             payload = decode(asked.payload, call.payload, f"What {call.name} is given", moved)
             channel = self._channel = PipeChannel(self, message.number, call, moved)
             assert asked.context is not None
-            context = replace(
-                asked.context, interface=asked.context.interface or _own_interface(), rendezvous=str(Path.cwd()), channel=channel
-            )
+            interface = asked.context.interface or _own_interface()
+            if asked.context.cluster.data == "wireguard":
+                require_wireguard(interface)
+            context = replace(asked.context, interface=interface, rendezvous=str(Path.cwd()), channel=channel)
             return AnswerMessage(result=encode(call.function(context, payload)))
         except BaseException as error:  # told to the laptop, which chooses the cause among all devices'
             return AnswerMessage.of_error(error)
@@ -325,12 +327,24 @@ def _own_interface() -> str:
     return found[0] if found else next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
 
 
+def require_wireguard(interface: str) -> None:
+    """Raise RuntimeSetupError for a network interface that is none of WireGuard, in the kernel (by its type) or outside it (a tunnel)."""
+    place = Path("/sys/class/net") / interface
+    if "DEVTYPE=wireguard" not in (place / "uevent").read_text() and not (place / "tun_flags").exists():
+        raise RuntimeSetupError(
+            "Tensors between devices were to travel by WireGuard.",
+            f"The laptop reaches this device at its interface '{interface}', which is none of WireGuard.",
+            "Write the devices' WireGuard addresses into the kit's file, or leave data out.",
+        )
+
+
 def serve(table: CallTable) -> None:
     """Be an engine until stdin ends.  Whatever else writes to stdout goes to the log."""
     out = os.dup(1)
     os.dup2(2, 1)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
+    os.environ["WORKBENCH_THREADS"] = str(torch.get_num_threads())  # a device is measured as it runs
     engine = _Engine(table, out)
     threading.Thread(target=engine.read, name="laptop", daemon=True).start()
     engine.send("ready", __version__.encode())

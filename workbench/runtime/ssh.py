@@ -128,6 +128,7 @@ class Connection:
     def __init__(self, name: str, command: Sequence[str], take: Callable[[str, Any], None] = lambda kind, content: None) -> None:
         self.name, self._take = name, take
         self.greeting: dict[str, Any] = {}
+        self.health: dict[str, Any] = {}
         self.clock_offset_s, self.clock_bound_s, self.cpu_s = 0.0, float("inf"), 0.0
         self.lost: Failure | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the connection)
@@ -194,21 +195,25 @@ class Connection:
             self._queue.put(_joined(request, frames))
         return future
 
-    def send_file(self, path: Path, place: str) -> Future[Any]:
-        """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that cannot be read."""
+    def send_file(self, path: Path, place: str, offset: int = 0) -> Future[Any]:
+        """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that cannot be read.
+
+        offset: so many of its bytes are there already.
+        """
         file = open(path, "rb")  # noqa: SIM115 (closed by whoever sends it; it may be removed meanwhile)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
-        file.seek(0)
-        return self.post("file", _frames_of(file, size), path=place, size=size, sha256=digest)
+        file.seek(offset)
+        return self.post("file", _frames_of(file, size - offset), path=place, size=size, sha256=digest, offset=offset)
 
     def bring(self, path: Path, place: str) -> bool:
-        """Send a file unless the device has the same; return whether it was sent.  Raises RuntimeSetupError."""
+        """Send a file, or what a broken transfer left of it, unless the device has it; return whether.  Raises RuntimeSetupError."""
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if self.ask("has", path=place, size=path.stat().st_size, sha256=digest):
+        begun = self.ask("has", timeout_s=600.0, path=place, size=path.stat().st_size, sha256=digest)
+        if begun is None:
             return False
-        self.send_file(path, place).result()
+        self.send_file(path, place, begun).result()
         return True
 
     def to_engine(self, data: bytes) -> None:
@@ -252,7 +257,7 @@ class Connection:
     def _ping(self) -> None:
         while not self._closing.wait(_PING_EVERY_S):
             if self._ready.is_set():
-                self.post("ping")
+                self.post("ping", health=True)
                 if time.monotonic() - self._heard_s > _GONE_S:
                     self._process.kill()
 
@@ -293,14 +298,15 @@ class Connection:
         sent_s = self._pings.pop(said["id"], None)
         if sent_s is not None:
             now_s = time.monotonic()
-            self.cpu_s = said["cpu_s"]
+            self.cpu_s, self.health = said["cpu_s"], said["health"] or self.health
             if (now_s - sent_s) / 2 < self.clock_bound_s:
                 self.clock_bound_s = (now_s - sent_s) / 2
                 self.clock_offset_s = (sent_s + now_s) / 2 - said["clock_s"]
         if future is None:
             return
         if "error" in said:
-            future.set_exception(RuntimeSetupError(f"Device '{self.name}' was being used.", said["error"], "See `workbench kit check`."))
+            todo = said["todo"] or "See `workbench kit check`."
+            future.set_exception(RuntimeSetupError(f"Device '{self.name}' was being used.", said["error"], todo))
         else:
             future.set_result(said.get("found"))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import glob
 import hashlib
@@ -44,7 +45,11 @@ _LOG_TAIL = 2000
 
 
 class Refused(Exception):
-    """What the agent was asked for cannot be done; its text is for the user."""
+    """What the agent was asked for cannot be done; its text is for the user.  todo: what helps, '' if the laptop says it."""
+
+    def __init__(self, text: str, todo: str = "") -> None:
+        super().__init__(text)
+        self.todo = todo
 
 
 class Agent:
@@ -56,6 +61,7 @@ class Agent:
         self.run = ""
         self.engine: Any = None
         self.file: dict[str, Any] = {}
+        self.begun: dict[str, Any] = {}
         self.to_engine: Any = queue.SimpleQueue()
         self.writing, self.ending = threading.Lock(), threading.Lock()
         self.operations: dict[str, Any] = {
@@ -113,7 +119,8 @@ class Agent:
         else:
             asked = json.loads(payload)
             if asked["op"] == "ping":
-                self.say(id=asked["id"], clock_s=time.monotonic(), cpu_s=self.cpu_s())
+                clock_s = time.monotonic()
+                self.say(id=asked["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=self.health() if asked.get("health") else None)
             elif asked["op"] in ("has", "unpack", "clean", "facts"):  # they take time, and pings do not wait for them
                 threading.Thread(target=self.do, args=(asked,), daemon=True).start()
             else:
@@ -132,7 +139,7 @@ class Agent:
                 self.file["id"] = number
                 self.take_data(b"")
         except (Refused, OSError, subprocess.SubprocessError, tarfile.TarError, TypeError) as error:
-            self.say(id=number, error=str(error))
+            self.say(id=number, **explained(error))
 
     def say(self, **fields: Any) -> None:
         """Send JSON."""
@@ -163,7 +170,7 @@ class Agent:
     def hello(self, silence_s: float, owner: str = "") -> dict[str, Any]:
         """Begin: sweep what others have left, make the run folder, and with an owner's name take the device for one run."""
         if sys.version_info < OLDEST_PYTHON:
-            raise Refused(f"Its Python is {platform.python_version()}; 3.11 or later is needed.")
+            raise Refused(f"Its Python is {platform.python_version()}; 3.11 or later is needed.", "Install a newer one there.")
         self.silence_s = silence_s
         runs = os.path.join(self.base, "runs")
         os.makedirs(runs, mode=0o700, exist_ok=True)
@@ -192,7 +199,9 @@ class Agent:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             other = os.read(descriptor, 200).decode(errors="replace") or "Another run"
-            raise Refused(f"{other} has it since {time.time() - os.fstat(descriptor).st_mtime:.0f} s.") from None
+            raise Refused(
+                f"{other} has it since {time.time() - os.fstat(descriptor).st_mtime:.0f} s.", "Wait for it, or end it there."
+            ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, owner.encode())
         return descriptor
@@ -200,18 +209,25 @@ class Agent:
     def facts(self) -> dict[str, Any]:
         """Return what `kit check` shows."""
         disk = os.statvfs(self.base)
-        memory = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in read_text("/proc/meminfo").splitlines()}
-        heat = [int(text) / 1000 for text in map(read_text, glob.glob("/sys/class/thermal/thermal_zone*/temp")) if text]
         return {
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_bytes": memory.get("MemTotal", 0),
-            "free_memory_bytes": memory.get("MemAvailable", 0),
+            "memory_bytes": memory_bytes("MemTotal"),
             "free_disk_bytes": disk.f_bavail * disk.f_frsize,
-            "temperature_c": max(heat) if heat else None,
-            "throttled": read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip(),
             "time_s": time.time(),
             "libc": platform.libc_ver()[1],
             "environment": "".join(glob.glob(self.base + "/env-*/ready"))[len(self.base) + 1 : -len("/ready")],
+        } | self.health()
+
+    def health(self) -> dict[str, Any]:
+        """Return the device's temperature, free memory and what slows it down, and the memory of the engine."""
+        heat = [int(text) / 1000 for text in map(read_text, glob.glob("/sys/class/thermal/thermal_zone*/temp")) if text]
+        now = int(read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip() or "0", 16)  # a Raspberry Pi's bits
+        pages = read_text(f"/proc/{self.engine.pid}/statm").split() if self.engine is not None else ()
+        return {
+            "temperature_c": max(heat) if heat else None,
+            "throttled": ", ".join(word for bits, word in ((1, "too little voltage"), (0xE, "slowed down")) if now & bits),
+            "free_memory_bytes": memory_bytes("MemAvailable"),
+            "rss_bytes": int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0,
         }
 
     def empty(self, path: str) -> None:
@@ -226,24 +242,33 @@ class Agent:
             raise Refused(f"'{path}' is no place for a file.")
         return os.path.join(folder, rest)
 
-    def has(self, path: str, size: int, sha256: str) -> bool:
-        """Return whether a file is there, whole and the same."""
+    def has(self, path: str, size: int, sha256: str) -> int | None:
+        """Return None if a file is there, whole and the same, else how many of its bytes are: its transfer goes on from there."""
         place = self.place(path)
-        if not os.path.isfile(place) or os.path.getsize(place) != size:
-            return False
-        with open(place, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        if os.path.isfile(place) and os.path.getsize(place) == size:
+            with open(place, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                    return None
+        part, count, digest = part_of(place, sha256), 0, hashlib.sha256()
+        if os.path.isfile(part) and os.path.getsize(part) <= size:
+            with open(part, "rb") as file:
+                while data := file.read(CHUNK):
+                    digest.update(data)
+                    count += len(data)
+        self.begun[part] = digest
+        return count
 
-    def begin_file(self, path: str, size: int, sha256: str) -> None:
-        """Begin a file, whose bytes follow in D frames; it is there whole or not at all."""
-        self.file = {"place": "", "part": "", "left": size, "sha256": sha256, "digest": hashlib.sha256(), "error": None, "open": None}
+    def begin_file(self, path: str, size: int, sha256: str, offset: int = 0) -> None:
+        """Begin a file, whose bytes from offset on follow in D frames; it is there whole or not at all.  offset: as `has` told."""
+        self.file = {"place": "", "part": "", "left": size - offset, "sha256": sha256, "error": None, "open": None}
         try:
             self.file["place"] = place = self.place(path)
-            self.file["part"] = f"{place}.{os.getpid()}.part"
+            self.file["part"] = part = part_of(place, sha256)
+            self.file["digest"] = self.begun.pop(part) if offset else hashlib.sha256()
             os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-            self.file["open"] = open(self.file["part"], "wb")  # noqa: SIM115 (closed when it is whole)
+            self.file["open"] = open(part, "ab" if offset else "wb")  # noqa: SIM115 (closed when it is whole)
         except (OSError, Refused) as error:
-            self.file["error"] = str(error)
+            self.file["error"] = explained(error)
 
     def take_data(self, data: bytes) -> None:
         """Add bytes to the file; at its end check it and put it in its place.  After an error the rest is thrown away."""
@@ -259,7 +284,7 @@ class Agent:
                         raise OSError(f"'{file['place']}' came with another digest.")
                     os.replace(file["part"], file["place"])
         except OSError as error:
-            file["error"] = str(error)
+            file["error"] = explained(error)
         if file["left"] == 0:
             if file["error"] is None:
                 self.say(id=file["id"], found=True)
@@ -268,7 +293,7 @@ class Agent:
                     file["open"].close()
                 if os.path.exists(file["part"]):
                     os.unlink(file["part"])
-                self.say(id=file["id"], error=file["error"])
+                self.say(id=file["id"], **file["error"])
 
     def holds(self, folder: str) -> bool:
         """Return whether a folder of the kit was unpacked whole."""
@@ -424,6 +449,22 @@ class Agent:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
 
 
+def part_of(place: str, sha256: str) -> str:
+    """Return where a file is while it arrives."""
+    return f"{place}.{sha256[:16]}.part"
+
+
+def explained(error: Any) -> dict[str, str]:
+    """Return an error in words, and what to do about it."""
+    number = getattr(error, "errno", None)
+    if number == errno.ENOSPC:
+        return {"error": "Its disk is full.", "todo": "Free some space there; `df -h` shows where."}
+    if number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        todo = "Let the user write to the home folder there; a worn card turns read-only."
+        return {"error": f"It cannot write {error.filename or 'its files'}: {error.strerror}.", "todo": todo}
+    return {"error": str(error), "todo": getattr(error, "todo", "")}
+
+
 def accept(server: Any, join: Any) -> None:
     """Have every connection served in a thread of its own."""
 
@@ -470,6 +511,11 @@ def kill(engine: Any) -> None:
     """Kill an engine with everything in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGKILL)
+
+
+def memory_bytes(kind: str) -> int:
+    """Return a figure of /proc/meminfo, 0 if there is none."""
+    return sum(int(line.split()[1]) * 1024 for line in read_text("/proc/meminfo").splitlines() if line.startswith(kind + ":"))
 
 
 def read_text(path: str) -> str:

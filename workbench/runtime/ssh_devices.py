@@ -21,6 +21,7 @@ from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import News
 from workbench.runtime.jobs import Outcome, error_of, root_cause
+from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, decode_told, encode, encode_told
 from workbench.runtime.relays import Relays, make_certificate
 from workbench.runtime.ssh import Connection, agent_command
@@ -30,6 +31,7 @@ from workbench.runtime.ssh_seat import KeyStore, Seat
 _KILL_S = 2.0
 """After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
 _GRACE_S = 5.0
+_DATA_WORDS = {"tls": "by TLS 1.3", "plain": "as plain TCP", "wireguard": "by WireGuard"}
 
 
 class SshEngines:
@@ -40,6 +42,7 @@ class SshEngines:
     """
 
     fidelity: Literal["real"] = "real"
+    dilation = 1.0
 
     def __init__(
         self, cluster: Cluster, folder: Path, calls: CallTable, *, command_of: Callable[[Device], Sequence[str]] | None = None
@@ -108,14 +111,26 @@ class SshEngines:
         return time.monotonic()
 
     @property
+    def clock_bound_s(self) -> float:
+        """Return how far a device's clock may be from where it is assumed to be."""
+        return max(seat.connection.clock_bound_s if seat.connection is not None else 0.0 for seat in self.seats)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Return what a report says of these devices."""
-        bound_s = max(seat.connection.clock_bound_s if seat.connection is not None else 0.0 for seat in self.seats)
         return (
             "Real devices over SSH: commands, weights and checkpoints travel through SSH, tensors between devices"
-            f" {'by TLS 1.3' if self._certificate else 'as plain TCP'}.",
-            f"The devices' clocks are laid beside this machine's to within {1000 * bound_s:.2g} ms.",
+            f" {_DATA_WORDS[self.cluster.data]}.",
+            f"The devices' clocks are laid beside this machine's to within {1000 * self.clock_bound_s:.2g} ms.",
         )
+
+    def health(self, rank: int) -> str:
+        """Return a device's temperature, free memory and what slows it down, as it last said; '' if it has said nothing."""
+        connection = self.seats[rank].connection
+        found = {} if connection is None else connection.health
+        heat = [] if found.get("temperature_c") is None else [f"{found['temperature_c']:.0f} °C"]
+        memory = [f"{found['free_memory_bytes'] / 1e6:.0f} MB free"] if found else []
+        return ", ".join([*heat, *memory, *([found["throttled"]] if found.get("throttled") else [])])
 
     def tell(self, rank: int, kind: str, content: Any) -> None:
         """Note what happened on a device; from any thread."""
@@ -262,8 +277,8 @@ class SshService:
         """End a device's engine at once; a device that does not say that it has ended is given up."""
         seat = self._engines.seats[rank]
         if seat.connection is not None:
-            seat.connection.post("signal", name="kill")
             seat.killed_s = seat.killed_s or time.monotonic()
+            seat.connection.post("signal", name="kill")
 
     def freeze(self, rank: int) -> None:
         """Stop a device's engine without ending it."""
@@ -290,6 +305,12 @@ class SshService:
         """Return the processor seconds that a device's engine has used, as it last said."""
         connection = self._engines.seats[rank].connection
         return 0.0 if connection is None else connection.cpu_s
+
+    def memory(self) -> tuple[MemoryReading | None, ...]:
+        """Return the resident memory of the devices' engines, as they last said; None for lost devices."""
+        links = [seat.connection for seat in self._engines.seats]
+        bytes_now = [None if link is None else link.health.get("rss_bytes", 0) for link in links]
+        return tuple(None if now is None else MemoryReading(rss_bytes=now, peak_rss_bytes=0, data_bytes=0) for now in bytes_now)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Wait a while for the jobs, which were told to end; those that do not are killed."""

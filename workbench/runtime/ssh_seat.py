@@ -140,7 +140,10 @@ class Seat:
                     self._engines.tell(self.rank, "failed", error)
             case "ended":
                 last = (content["log"].strip().splitlines() or ["it said nothing"])[-1]
-                self._gone(f"its engine ended with status {content['code']} ({last}).")
+                why = f"its engine ended with status {content['code']} ({last})."
+                if content["code"] == -9 and self.killed_s is None:  # SIGKILL, and not from us
+                    why = "its engine was killed there, as a system does that has no memory left."
+                self._gone(why)
             case "lost":
                 self._gone(content.found)
 

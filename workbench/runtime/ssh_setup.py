@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import shutil
@@ -10,7 +11,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from workbench.runtime.ssh import Connection
 PROJECT = "edge-llm-workbench"
 _LEFT_OUT = ("nvidia", "cuda", "triton")
 """Libraries of torch's GPU builds."""
+OTHER_VERSIONS = "Its libraries have other versions than this machine's."
 _PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
 
 
@@ -40,12 +42,24 @@ def bring_code(connection: Connection) -> str:
     return f"{connection.greeting['kit']}/{folder}"
 
 
+def _kind_of(greeting: Mapping[str, str]) -> tuple[str, str]:
+    """Return a device's processor and Python, as '3.13'."""
+    return greeting["machine"], ".".join(greeting["python"].split(".")[:2])
+
+
+def environment_name(greeting: Mapping[str, str], pins: Sequence[str]) -> str:
+    """Return the name of the environment of a device's kind with these libraries."""
+    return f"env-{hashlib.sha256(' '.join((*_kind_of(greeting), *pins)).encode()).hexdigest()[:16]}"
+
+
 def environment_python(connection: Connection) -> str:
-    """Return the Python of the environment that `install` made on a device.  Raises RuntimeSetupError if there is none."""
+    """Return the Python of the environment that `install` made on a device.  Raises RuntimeSetupError if there is none of our versions."""
     environment = connection.ask("facts")["environment"]
+    asked = f"Device '{connection.name}' was to run a job."
     if not environment:
-        asked = f"Device '{connection.name}' was to run a job."
         raise RuntimeSetupError(asked, "It has no libraries yet.", "Run `workbench kit setup` first, or name a Python of its own.")
+    if environment != environment_name(connection.greeting, pinned((PROJECT,))):
+        raise RuntimeSetupError(asked, OTHER_VERSIONS, "Run `workbench kit setup`.")
     return f"{connection.greeting['kit']}/{environment}/bin/python"
 
 
@@ -56,12 +70,12 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
     They are installed into a folder here, for the device's Python and processor, and sent as one archive; it needs no network.
     Raises RuntimeSetupError, which names the step that failed.
     """
-    machine, version = connection.greeting["machine"], ".".join(connection.greeting["python"].split(".")[:2])
+    machine, version = _kind_of(connection.greeting)
     asked = f"The libraries for device '{connection.name}' (Python {version} on {machine}) were asked for."
     if machine not in _PLATFORMS:
         raise RuntimeSetupError(asked, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there.")
     pins = pinned(packages)
-    environment = f"env-{hashlib.sha256(' '.join((machine, version, *pins)).encode()).hexdigest()[:16]}"
+    environment = environment_name(connection.greeting, pins)
     if connection.ask("holds", folder=environment):
         return False
     uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
@@ -71,7 +85,8 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
         say(f"{connection.name}: collecting {len(pins)} libraries for Python {version} on {machine}")
         command = [
             *(uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-config", "--target", scratch),
-            *("--python-platform", _PLATFORMS[machine], "--python-version", version, "--python", sys.executable, *pins),
+            *("--python-platform", _PLATFORMS[machine], "--python-version", version, "--python", sys.executable),
+            *(*index_options(), *pins),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -82,6 +97,27 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
         say(f"{connection.name}: sending {sum(path.stat().st_size for path in files) / 1e6:.0f} MB, compressed")
         _bring_archive(connection, environment, ((path, path.relative_to(root)) for path in files), python=True)
     return True
+
+
+_INDEX_OPTIONS = {
+    "index-url": "--index-url",
+    "extra-index-url": "--extra-index-url",
+    "find-links": "--find-links",
+    "trusted-host": "--allow-insecure-host",
+}
+
+
+def index_options() -> list[str]:
+    """Return where pip's settings on this machine say that packages come from, as uv's options: uv does not read pip's settings."""
+    said = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    found = {}
+    for section in ("global.", "install.", ":env:."):
+        for line in said.splitlines():
+            name, _, value = line.removeprefix(section).partition("=")
+            if line.startswith(section) and name in _INDEX_OPTIONS:
+                found[name] = ast.literal_eval(value).split()
+    options = [word for name, values in found.items() for value in values for word in (_INDEX_OPTIONS[name], value)]
+    return [*options, "--index-strategy", "unsafe-best-match"] if "extra-index-url" in found else options
 
 
 def pinned(packages: Sequence[str]) -> tuple[str, ...]:

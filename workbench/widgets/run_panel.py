@@ -95,7 +95,7 @@ class RunPanel(Panel):
         self.simulate_button = button(
             "Simulate", "Replay the job in virtual time: seconds", "clock-o", lambda: self.start("simulate"), "info"
         )
-        self.run_button = button("Run", "Train for real on the emulated devices", "play", lambda: self.start("execute"), "success")
+        self.run_button = button("Run", "Train for real, emulated or on a kit", "play", lambda: self.start("execute"), "success")
         self.stop_button = button("Stop", "End the run at its next step", "stop", self.stop, "warning")
         goes_on = "Go on with the run that was stopped or failed, from its last completed step"
         self.resume_button = button("Resume", goes_on, "step-forward", lambda: self.start("execute", resume=True))

@@ -70,8 +70,7 @@ class GalaxyPlus:
         """
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
-            rows = engines.run(measure_rank, [(HostQuestion.of(prepared), refresh)] * cluster.world_size)
-            return as_profile(replace(rows[0], costs=tuple(row.costs[0] for row in rows)), cluster)
+            return as_profile(measured_devices(HostQuestion.of(prepared), cluster, engines, refresh=refresh), cluster)
         if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
             return as_profile(scaled_to(host_profile(prepared, notify, refresh=refresh), cluster), cluster)
         return as_profile(catalogue_profile(prepared, cluster), cluster)
@@ -187,6 +186,12 @@ class GalaxyPlus:
             measured_s=median(trace.end_s - trace.start_s for trace in served.requests),
             overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
         )
+
+
+def measured_devices(asked: HostQuestion, cluster: Cluster, engines: Engines, *, refresh: bool = False) -> InferenceProfile:
+    """Return the costs on real devices, which measure themselves, all at once."""
+    rows = engines.run(measure_rank, [(asked, refresh)] * cluster.world_size)
+    return replace(rows[0], costs=tuple(row.costs[0] for row in rows))
 
 
 def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:

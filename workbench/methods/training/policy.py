@@ -26,6 +26,7 @@ from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.predict import Predictor
+from workbench.planners.adaptive import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.coordinator import Coordinator
@@ -33,6 +34,10 @@ from workbench.runtime.devices import Devices, EngineDevices, Lender, fleet_of
 
 DRAWN = 8
 """Number of sampled steps that represent the remaining ones when another partition is considered."""
+
+
+REAL_PACE_S = 2.0
+"""Seconds of computing over which a real device's pace is judged: its steps also vary by what else the device does."""
 
 
 class Replanned(NamedTuple):
@@ -149,7 +154,8 @@ class ToldPolicy(Policy):
         """Do the remaining steps on devices that may be lost, leave or come back; return the cost of such changes."""
         fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
         self.notify(Event("faults", faults=fleet.faults))
-        coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts)
+        pace = Pace(least_s=REAL_PACE_S if cluster.is_real else 0.0)
+        coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts, pace=pace)
         coordinator.run()
         for name, joules in fleet.metered_j.items():
             self.say(f"{name} used {joules:.3g} J, measured by its own meter, with all else that it did")

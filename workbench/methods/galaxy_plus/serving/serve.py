@@ -1,4 +1,4 @@
-"""Serve a stream of requests on emulated devices, and re-plan for the remaining devices after faults (section III-E)."""
+"""Serve a stream of requests on emulated or real devices, and re-plan for the remaining devices after faults (section III-E)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import EngineDevices, Fleet
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.pacing import find_dilation
+from workbench.runtime.ssh_devices import SshEngines
 from workbench.schedules.inference import InferencePrices
 from workbench.simulator import simulate
 
@@ -109,7 +110,7 @@ RESTARTS = 3
 def serve(
     model: str,
     cluster: Cluster,
-    engines: EngineCluster,
+    engines: EngineCluster | SshEngines,
     host: InferenceProfile,
     *,
     stream: StreamSettings,
@@ -123,7 +124,7 @@ def serve(
 ) -> ServingReport:
     """Serve the stream and return its report.  Every answer is compared with the local model's.
 
-    host: the profile of one unslowed core (one device), used for pacing and planning of the emulated devices.
+    host: the profile of one unslowed core (one device), used for pacing and planning of the emulated devices; of real devices their own.
     Requests are random tokens, stream.length of them each.
     faults: is_over may add to the schedule while requests are served.
     first_plan: for all devices; by default our planner's.  left_out: devices that no plan may use.
@@ -132,7 +133,11 @@ def serve(
     """
     settings = rescheduling or ReschedulingSettings()
     schedule = faults if isinstance(faults, FaultSchedule) else FaultSchedule(faults)
+    is_real = engines.fidelity == "real"
     for fault in schedule.faults:
+        if is_real and fault.kind == "slow":
+            asked = f"The fault 'slow' {fault.when} was asked for."
+            raise ConfigError(asked, "A real device cannot be slowed down from here.", "Kill or freeze it; or emulate the cluster.")
         if fault.kind == "leave" or fault.unit != "s":
             raise ConfigError(
                 f"The fault '{fault.kind}' {fault.when} was asked for.",
@@ -146,7 +151,7 @@ def serve(
     layout = model_layout(model)
     requests = random_requests(layout, stream.length or min(DEFAULT_LENGTH, layout.max_length), seed=stream.seed)
     lengths = requests[0].lengths
-    profile = scaled_to(host, cluster)
+    profile = host if is_real else scaled_to(host, cluster)
     log = ServingLog(watch=on_event, arrivals_s=stream.arrival_times())
     times = simulated_times(profile, cluster, lengths)
     planner = planner_of(profile, cluster, lengths, first=first_plan, left_out=left_out)
@@ -154,7 +159,7 @@ def serve(
     answers = local_hidden(model, requests)
     working = profile.working_bytes_per_token * max(lengths)
     with engines.service() as service:
-        session = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=settings.request_timeout_s)
+        session = SessionSetup(model=model, cluster=cluster, host=None if is_real else host, timeout_s=settings.request_timeout_s)
         setup = (session, settings.report_every_s, service.address)
         fleet = Fleet(
             EngineDevices(service, serve_worker, lambda rank: setup, engines.now_s),
@@ -201,8 +206,8 @@ def serve(
         notes += (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",)
     return log.report(
         policy.samples,
-        source="emulated",
-        fidelity=engines.fidelity,
+        source="real" if is_real else "emulated",
+        fidelity="" if engines.fidelity == "real" else engines.fidelity,
         model=model,
         cluster=cluster,
         stream=stream,
@@ -212,7 +217,7 @@ def serve(
         overrun_share=overrun_share,
         dilation=engines.dilation,
         valid=not notes,
-        notes=notes + slowed,
+        notes=notes + slowed + (engines.notes if isinstance(engines, SshEngines) else ()),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -39,8 +40,8 @@ class ServiceJob:
     """A generation's job: answer the requests from number `first_step` on under a plan.
 
     index: of the plan in the report.  specs: the weights of every device of the plan.  requests: served in turn.  arrivals_s: in seconds of
-    the service; empty: each arrives when the one before was answered.  begin_s: of the service, on the devices' clock; None: it begins once
-    the devices have warmed up.  cluster: all devices.  timeout_s: for forming a group, and for a message in it.
+    the service; empty: each arrives when the one before was answered.  begin_s: of the service, on the coordinator's clock; None: it begins
+    once the devices have warmed up.  cluster: all devices.  timeout_s: for forming a group, and for a message in it.
     """
 
     index: int
@@ -65,7 +66,7 @@ class Loaded(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The plan's devices serve from now on.  begin_s: of the service, on the devices' clock."""
+    """The plan's devices serve from now on.  begin_s: of the service, on the coordinator's clock."""
 
     plan: int
     begin_s: float
@@ -82,10 +83,10 @@ class Served(NamedTuple):
     """A device's work on a request.  output: on the plan's first device (numpy).
 
     since_s, until_s: of the request on this device; start_s, end_s: of its computation, with busy_s seconds of computing; all on the
-    devices' clock.  late_s, paced_s: of the pacer, in this request.
+    coordinator's clock.  late_s, paced_s: of the pacer, in this request.
     """
 
-    output: Any
+    output: np.ndarray | None
     since_s: float
     until_s: float
     start_s: float
@@ -142,6 +143,10 @@ class ServingWorker:
         """Close the file of the weights."""
         with self._loading:
             self._slices.close()
+
+    def _now_s(self) -> float:
+        """Return the time on the coordinator's clock."""
+        return self._context.now_s() + self._context.clock_offset_s
 
     # Weights.
 
@@ -202,7 +207,7 @@ class ServingWorker:
                 session.barrier(session.prepare(job.plan, job.requests[0]).program)
                 for _ in range(_WARM_UPS if job.begin_s is None else 0):
                     session.answer(holding, job.requests[0])
-                begin_s = self._context.now_s() if job.begin_s is None else job.begin_s
+                begin_s = self._now_s() if job.begin_s is None else job.begin_s
                 is_first = self._context.rank == job.plan.ranks[0]
                 if is_first:
                     self._context.publish(Begun(job.index, begin_s))
@@ -210,7 +215,7 @@ class ServingWorker:
                     word = self._lead(session, job, controls, number, begin_s) if is_first else self._follow(session, job)
                     if word < 0:
                         return ("paused" if word == _PAUSES else "lost"), None
-                    under_way = UnderWay(number, self._context.now_s())
+                    under_way = UnderWay(number, self._now_s())
                     self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, under_way)))
                     under_way = None
         except (DeviceLostError, RuntimeError) as error:
@@ -228,9 +233,9 @@ class ServingWorker:
     def _lead(self, session: InferenceSession, job: ServiceJob, controls: Controls, number: int, begin_s: float) -> int:
         """Wait for a request, announce it to the plan's other devices, and return its number; or return a code for another action."""
         arrival_s = begin_s + job.arrivals_s[number] if job.arrivals_s else 0.0
-        told_s = self._context.now_s()
+        told_s = self._now_s()
         while True:
-            now_s = self._context.now_s()
+            now_s = self._now_s()
             word = number if arrival_s <= now_s else _WAITS
             if not controls.is_wanted():
                 word = _GIVES_UP
@@ -258,9 +263,9 @@ class ServingWorker:
         return Served(
             None if answer.output is None else answer.output.numpy(),
             under_way.since_s,
-            self._context.now_s(),
-            answer.start_s,
-            answer.end_s,
+            self._now_s(),
+            answer.start_s + self._context.clock_offset_s,
+            answer.end_s + self._context.clock_offset_s,
             answer.busy_s,
             self._pacer.late_s - late_s,
             self._pacer.paced_s - paced_s,

@@ -1,0 +1,137 @@
+"""Real devices over SSH do what emulated ones do: every method, a stream of requests, the measurement of devices and links.
+
+Over OpenSSH and a network of its own where they are to be had, else over pipes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, over_pipes, real_cluster
+
+from workbench import experiment
+from workbench.core.device_faults import Fault, FaultSchedule
+from workbench.core.errors import ConfigError
+from workbench.core.serving import ServingEvent, StreamSettings
+from workbench.methods.galaxy_plus.profiles import analytic_profile
+from workbench.methods.galaxy_plus.serving.experiments import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
+from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.models.sharding import model_layout
+from workbench.runtime import ssh_devices
+from workbench.runtime.measuring import measure_rank_host, measure_rank_links
+from workbench.runtime.ssh_devices import SshEngines
+
+NAMES = ("alpha", "beta")
+
+
+class Place:
+    """Where the devices are: the folder of their homes; hosts: None over pipes.  real: their engines, all tests'."""
+
+    def __init__(self, folder: Path, hosts: Hosts | None, real: SshEngines) -> None:
+        self.folder, self.hosts, self.real = folder, hosts, real
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("devices")
+    hosts: Hosts | None = None
+    with pytest.MonkeyPatch.context() as patch:
+        if WHY_NOT:
+            patch.setattr(ssh_devices, "agent_command", over_pipes(folder))
+        else:
+            hosts = best_hosts(folder, NAMES)
+            folder = hosts.folder
+            patch.setenv("PATH", hosts.path)
+            hosts.trust(real_cluster(NAMES))
+        try:
+            with experiment.over_ssh(real_cluster(NAMES), tmp_path_factory.mktemp("run")) as real:
+                yield Place(folder, hosts, real)
+        finally:
+            if hosts is not None:
+                hosts.close()
+
+
+def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
+    cluster = real_cluster(NAMES)
+    slow = replace(cluster, devices=tuple(replace(device, flops_per_s=SOAK_FLOPS_PER_S) for device in cluster.devices))
+    host = analytic_profile(SOAK_MODEL, model_layout(SOAK_MODEL), slow)
+    faults, events, after = FaultSchedule(), list[ServingEvent](), list[float]()
+
+    def is_over(now_s: float) -> bool:
+        if now_s > 0 and not faults.faults:
+            faults.add(Fault(kind="kill", rank=1, start=now_s))
+        return len(after) >= 10
+
+    report = serve(
+        SOAK_MODEL,
+        cluster,
+        place.real,
+        host,
+        stream=StreamSettings(num_requests=20_000, length=SOAK_LENGTH),
+        faults=faults,
+        is_over=is_over,
+        on_event=events.append,
+        on_request=lambda request: after.append(request.end_s) if any(event.kind == "lost" for event in events) else None,
+    )
+    assert report.label == "real" and report.plans[0].ranks == (0, 1) and report.plans[-1].ranks == (0,)
+    assert report.num_wrong == 0 and len(report.requests) >= 10
+    assert all(0 <= request.start_s <= request.end_s for request in report.requests)
+    assert max(max(sizes[:2]) for _, sizes in report.memory) > 50e6  # each device's engine has torch
+    with pytest.raises(ConfigError, match="cannot be slowed down"):
+        serve(SOAK_MODEL, cluster, place.real, host, stream=StreamSettings(), faults=[Fault(kind="slow", rank=0, start=1, factor=2)])
+
+
+_OBSERVER = """
+import socket, sys, threading
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26)
+raw.settimeout(0.2)
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+print("ready", flush=True)
+count = plain = 0
+while True:
+    try:
+        packet = raw.recv(1 << 17)
+    except TimeoutError:
+        if over.is_set():
+            break
+        continue
+    count += len(packet)
+    plain += bytes(1000) in packet
+print(count, plain)
+"""
+
+
+def observed(place: Place) -> tuple[int, int]:
+    """Measure links, whose messages are nothing but zeros; return the bytes seen on the bridge, and the packets with a plain message."""
+    assert isinstance(place.hosts, NetHosts)
+    enter = ["nsenter", "-t", str(place.hosts.process.pid), "-U", "-n", "--preserve-credentials"]
+    with subprocess.Popen([*enter, sys.executable, "-c", _OBSERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None and watch.stdout.readline() == "ready\n"
+        place.real.run(measure_rank_links, [((1, 1 << 17, 1 << 20), 1)] * 2)
+        count, plain = map(int, watch.communicate()[0].split())
+    return count, plain
+
+
+def test_an_observer_sees_no_plain_tensor_unless_the_kit_says_plain(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(place.hosts, NetHosts):
+        pytest.skip(WHY_NOT or "this system allows no network namespaces")
+    count, plain = observed(place)
+    assert count > 4 << 20 and plain == 0
+    monkeypatch.setattr(place.real, "_certificate", b"")  # as without TLS
+    count, plain = observed(place)
+    assert count > 4 << 20 and plain > 100
+
+
+def test_devices_and_links_are_measured(place: Place) -> None:
+    hosts = place.real.run(measure_rank_host, [0.05] * 2)
+    assert all(host.gemm_flops_per_s > 1e8 and host.cores >= 1 for host in hosts)
+    links = place.real.run(measure_rank_links, [((1, 1 << 16), 1)] * 2)
+    assert [(samples[0].source, samples[0].destination) for own in links for samples in own] == [(0, 1), (1, 0)]
+    assert place.real.health(0) and place.real.notes
