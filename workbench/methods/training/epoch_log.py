@@ -107,7 +107,8 @@ def _parts(slot: Tensor, num_values: int) -> tuple[Tensor, Tensor]:
 
 def _checksum(values: Tensor) -> int:
     # A checksum detects pages that did not reach the disk when the machine crashed; it costs a tenth of a CRC.
-    return int(values.view(torch.int32).sum(dtype=torch.int64))
+    # A sum in another dtype converts all its input at once: in parts, a large state needs no more memory.
+    return sum(int(part.sum(dtype=torch.int64)) for part in values.view(torch.int32).split(1 << 20))
 
 
 class EpochLog:
