@@ -112,16 +112,11 @@ def test_outcomes_are_kept_and_found_again(data, tmp_path):
 def test_options_change_the_training(data, embedded):
     changes = [
         {}, {"averaging": 0.9}, {"initialization": "pruned"}, {"initialization": "distilled"}, {"backbone": "int8"},
-        {"score_every": 2}, {"taps": "float32"},
+        {"score_every": 2},
     ]  # fmt: skip
     outcomes = list(run_all([small("parallel_adapters", **one) for one in changes], None, data, silent).values())
     assert len({outcome.test_outputs for outcome in outcomes}) == len(changes) - 1  # scoring more often changes nothing else
     assert [step for step, _ in outcomes[5].curve] == [2, 4, 5, 6, 8, 10] and outcomes[5].losses == outcomes[0].losses
-
-
-def test_the_backbones_own_dropout_is_an_option(data):
-    without, with_it = run_all([small("lora", backbone_dropout=on) for on in (False, True)], None, data, silent).values()
-    assert without.losses != with_it.losses
 
 
 def test_wrong_settings_are_refused(data):

@@ -9,19 +9,19 @@ from load_spikes import load_spike_simulated
 
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.serial import from_json, to_json
+from workbench.methods.galaxy_plus.planning import prices_of
 from workbench.methods.galaxy_plus.serving.experiments import LoadSpike
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
 from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Item, Result, Settings, find_item, items_of
 from workbench.reproduce.galaxy_plus import counted, environments, scaling, speedups, straggler
-from workbench.reproduce.galaxy_plus.scaling import sequence_s, timeline
 from workbench.reproduce.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
 from workbench.reproduce.galaxy_plus.testbed import GB, TABLE_V, cluster, load_constants, profile
-from workbench.reproduce.result import lookup, paper_folder, paper_values
+from workbench.reproduce.result import paper_folder, paper_values, printed
 
 CONSTANTS = load_constants()
 SENSITIVITY = Item.sensitivity
-PAPER = {labels: value for labels, value in lookup(paper_values("galaxy_plus", "table5")).items() if labels[2] in speedups.QUANTITIES}
+PAPER = {labels: value for labels, value in printed("galaxy_plus", "table5").items() if labels[2] in speedups.QUANTITIES}
 COMPUTED = [item for item in items_of("galaxy_plus") if item.source != "executed"]
 
 
@@ -66,13 +66,13 @@ def test_the_registry_has_every_table_and_figure_with_numbers():
 @pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("galaxy_plus").glob("*.csv")))
 def test_the_papers_values_have_unit_and_place(table):
     values = paper_values("galaxy_plus", table)
-    assert len(lookup(values)) == len(values) > 0, "two values have the same labels"
+    assert len({tuple(one.labels.values()) for one in values}) == len(values) > 0, "two values have the same labels"
     assert all(value.source for value in values)
 
 
 def test_table_v_was_read_whole():
     assert len(PAPER) == 6 * 2 * 5
-    layers = lookup(paper_values("galaxy_plus", "table5"))
+    layers = printed("galaxy_plus", "table5")
     for model in TABLE_V:
         for environment in ("Env. A", "Env. B"):
             first, second = str(PAPER[model, environment, "HMP configuration"]).strip("[]").split(",")
@@ -135,13 +135,13 @@ def test_impossible_configurations_are_found_with_their_sums():
 def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
     for model, environment in (("DistilBert", "Env. B"), ("Bert-L", "Env. A")):
         on, costs = cluster(CONSTANTS, environment), profile(CONSTANTS, model, environment)
-        lengths = stack_lengths(costs, CONSTANTS.length(model))
+        priced = prices_of(costs, on, stack_lengths(costs, CONSTANTS.length(model)), scaling.NO_MESSAGE_S)
         plan = run_system(CONSTANTS, model, environment, OURS).plan
         mixed = replace(plan, schemes=(2, 2, *(1,) * (costs.num_layers - 2)))
         pipeline = run_system(CONSTANTS, model, environment, EDGESHARD).plan
         for each in (plan, mixed, pipeline, run_system(CONSTANTS, model, environment, MEGATRON).plan):
-            whole = timeline(each, costs, on, lengths).makespan_s
-            assert sequence_s(each, costs, on, lengths) == pytest.approx(whole, rel=2e-3), (model, each.paradigm, each.schemes)
+            whole = priced.timeline(each, memory=False).makespan_s
+            assert priced(each) == pytest.approx(whole, rel=1e-5), (model, each.paradigm, each.schemes)
 
 
 def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
@@ -243,8 +243,8 @@ def test_environments_are_the_catalogues():
             assert (device.memory_bytes, device.flops_per_s) == (known.memory_bytes, known.flops_per_s)
             assert device.link.bytes_per_s <= known.link.bytes_per_s
     memory = {device.name: device.memory_bytes / GB for device in cluster(CONSTANTS, "Env. B").devices}
-    printed = {labels[0]: value for labels, value in lookup(paper_values("galaxy_plus", "table4")).items() if labels[1] == "memory budget"}
-    assert (memory["rpi-l-0"], memory["rpi-m"], memory["rpi-s"]) == tuple(printed[name] for name in ("RPi-L", "RPi-M", "RPi-S"))
+    told = {labels[0]: value for labels, value in printed("galaxy_plus", "table4").items() if labels[1] == "memory budget"}
+    assert (memory["rpi-l-0"], memory["rpi-m"], memory["rpi-s"]) == tuple(told[name] for name in ("RPi-L", "RPi-M", "RPi-S"))
 
 
 def test_a_model_that_fits_nowhere_is_answered_with_what_is_missing():

@@ -6,7 +6,7 @@ from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.reproduce import OOM, Check, Comparison, Item, Result, Settings, Table, find_item, items_of
 from workbench.reproduce.items import canonical
-from workbench.reproduce.result import lookup, paper_values
+from workbench.reproduce.result import paper_values, printed
 from workbench.reproduce.writing import comparison_table, number_text, write
 
 TABLES = sorted(path.stem for path in (data_folder() / "papers" / "pac_plus").glob("*.csv"))
@@ -47,17 +47,17 @@ def test_an_unknown_item_or_paper_is_answered_with_the_list():
 def test_the_papers_values_load_with_unit_and_place(table):
     values = paper_values("pac_plus", table)
     assert values
-    assert len(lookup(values)) == len(values), "two values have the same labels"
+    assert len({tuple(one.labels.values()) for one in values}) == len(values), "two values have the same labels"
     for value in values:
         assert value.source
         assert isinstance(value.value, float) or value.value == OOM or value.value.startswith("[")
 
 
 def test_table_5_has_all_its_cells_and_table_6_its_own_means():
-    cells = lookup(paper_values("pac_plus", "table5"))
+    cells = printed("pac_plus", "table5")
     assert len(cells) == 10 * 12
     assert sum(value == OOM for value in cells.values()) == 60
-    scores = lookup(paper_values("pac_plus", "table6"))
+    scores = printed("pac_plus", "table6")
     for model in ("T5-Base", "BART-Large", "T5-Large"):
         for task in ("MRPC", "STS-B", "SST-2", "QNLI"):
             mean = sum(scores[technique, model, task] for technique in ("full", "adapters", "lora")) / 3

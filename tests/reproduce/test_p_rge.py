@@ -16,7 +16,7 @@ from workbench.reproduce import Item, Result, Settings, find_item, items_of
 from workbench.reproduce.items import median_deviation
 from workbench.reproduce.p_rge import memory, steps, tasks
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, TINY, load_constants
-from workbench.reproduce.result import lookup, paper_folder, paper_values
+from workbench.reproduce.result import paper_folder, paper_values, printed
 
 CONSTANTS = load_constants()
 COMPUTED = [item for item in items_of("p_rge") if item.source != "executed"]
@@ -64,12 +64,14 @@ def test_the_registry_has_every_table_and_figure_that_was_asked_for():
 @pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("p_rge").glob("*.csv")))
 def test_the_papers_values_were_read_whole_with_unit_and_place(table):
     values = paper_values("p_rge", table)
-    assert len(lookup(values)) == len(values) == CELLS[table], "a cell is missing, or two have the same labels"
+    assert len({tuple(one.labels.values()) for one in values}) == len(values) == CELLS[table], (
+        "a cell is missing, or two have the same labels"
+    )
     assert all(value.source for value in values)
 
 
 def test_printed_speedups_agree_with_printed_times():
-    cells = lookup(paper_values("p_rge", "table4"))
+    cells = printed("p_rge", "table4")
     for (model, method, length, batch), value in cells.items():
         if method == "speedup":
             assert value == pytest.approx(cells[model, "MeZO (LoRA-FA)", length, batch] / cells[model, "P-RGE", length, batch], abs=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json
 from workbench.reproduce import Result, Settings, find_item
 from workbench.reproduce.p_rge import executed, executed_training
-from workbench.reproduce.p_rge.executed_training import Runner, Trial, TrialFolder
+from workbench.reproduce.p_rge.executed_training import Runner, Trial
 from workbench.reproduce.p_rge.testbed import TINY
-from workbench.reproduce.result import lookup, paper_values
+from workbench.reproduce.result import printed
 
 SMALL = Trial(
     model="tiny-llama-2", method="P-RGE", queries=2, batch_size=2, steps=6, score_every=2, learning_rate=1e-2, samples=(24, 12, 12),
@@ -31,7 +32,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("method", ["P-RGE", "MeZO"])
 def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(method, tmp_path, monkeypatch):
     trial = replace(SMALL, method=method)
-    whole, cut = TrialFolder(tmp_path / "whole"), TrialFolder(tmp_path / "cut")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
     expected = Runner(whole, silent).outcome(trial)
     made = executed_training.training_batch
 
@@ -44,8 +45,8 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
         patch.setattr(executed_training, "training_batch", dies_at_4)
         with pytest.raises(Killed):
             Runner(cut, silent).outcome(trial)
-    assert not cut.path(trial).exists()
-    path = cut.steps_path(trial)
+    assert not trial.path(cut).exists()
+    path = trial.steps_path(cut)
     assert len(path.read_text().splitlines()) == 1 + 4
     with path.open("a", encoding="utf-8") as file:
         file.write("[4,0.01,[12")  # torn by the crash
@@ -54,7 +55,7 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
     found = Runner(cut, silent).outcome(trial)
     assert steps == [4, 5]
     assert (found.curve, found.test_score) == (expected.curve, expected.test_score)
-    assert path.read_bytes() == whole.steps_path(trial).read_bytes()
+    assert path.read_bytes() == trial.steps_path(whole).read_bytes()
     # A longer training goes on from a shorter one's steps; an outcome that is there is not run again.
     steps.clear()
     runner = Runner(cut, silent)
@@ -63,20 +64,21 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
     assert steps == [6]
     assert longer.curve[:-1] == found.curve
     # A search finds a score that is on a longer training's way, and trains only as far as it has to; nothing of it is tested.
-    monkeypatch.setattr(executed_training, "run_trial", lambda *given: pytest.fail("tested"))
+    monkeypatch.setattr(Runner, "_run", lambda *given: pytest.fail("tested"))
     assert runner.validation_score(replace(trial, steps=4)) == dict(found.curve)[4]
     assert steps == [6]
     other = replace(trial, seed=1, steps=2)
     assert runner.validation_score(other) == runner.validation_score(other)
     assert steps == [6, 0, 1]
-    assert not cut.path(other).exists()
+    assert not other.path(cut).exists()
 
 
 def test_trainings_are_told_apart_and_bad_ones_refused():
-    assert SMALL.run_digest == replace(SMALL, steps=9, score_every=5).run_digest != replace(SMALL, seed=1).run_digest
-    assert len({SMALL.digest, replace(SMALL, steps=9).digest, replace(SMALL, learning_rate=1e-3).digest}) == 3
+    here, longer = Path(), replace(SMALL, steps=9)
+    assert SMALL.steps_path(here) == replace(longer, score_every=5).steps_path(here) != replace(SMALL, seed=1).steps_path(here)
+    assert len({one.path(here) for one in (SMALL, longer, replace(SMALL, learning_rate=1e-3))}) == 3
     among = replace(SMALL, loss="label_words")
-    assert len({one.run_digest for one in (SMALL, among)}) == len({one.curve_digest for one in (SMALL, among)}) == 2
+    assert SMALL.steps_path(here) != among.steps_path(here) and SMALL.curve_path(here) != among.curve_path(here)
     with pytest.raises(ConfigError, match="Known are zero-shot"):
         replace(SMALL, method="magic")
     with pytest.raises(ConfigError, match="-1 steps"):
@@ -122,8 +124,8 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     made = two.run(settings)
     assert set(made.series) == {name for name, one in full.items() if one.steps}
     by_name = {one.labels[0]: one for one in made.comparisons}
-    printed = lookup(paper_values("p_rge", "table2"))
-    assert by_name[q4].paper == printed[TINY, q4, "SST-2"]
+    told = printed("p_rge", "table2")
+    assert by_name[q4].paper == told[TINY, q4, "SST-2"]
     rates = {row[0]: row[4] for row in made.tables[0].rows if row[3]}
     assert set(rates.values()) <= set(executed.RATES["P-RGE", "lora_fa"])
     assert two.draw(from_json(to_json(made), Result))
@@ -138,7 +140,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     monkeypatch.setattr(executed, "reference_rows", lambda settings: {name: rows[name] for name in kept})
     references = beside_it.run(settings)
     by_name = {one.labels[0]: one for one in references.comparisons}
-    assert by_name[vocabulary].paper == printed[TINY, q4, "SST-2"]
+    assert by_name[vocabulary].paper == told[TINY, q4, "SST-2"]
     assert by_name[fewer].paper is None
     assert by_name["FO-Adam (LoRA-FA)"].paper == 94.2
     seeds = {row[0]: len(str(row[-1]).split(", ")) for row in references.tables[0].rows}

@@ -13,13 +13,13 @@ from workbench.core.serial import from_json
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
 from workbench.reproduce.p_rge import executed
-from workbench.reproduce.p_rge.executed_training import Trial, TrialFolder
+from workbench.reproduce.p_rge.executed_training import Trial
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.prompts import evaluate, load_prompt_task
 
 FOLDER = Path(__file__).parents[2] / "data" / "results" / "p_rge"
 TABLE, LONG = (from_json((FOLDER / f"{name}.json").read_bytes(), Result) for name in ("table2", "table2-long"))
-KEPT = TrialFolder(FOLDER / "trials")
+KEPT = FOLDER / "trials"
 
 
 def trials(result: Result) -> list[Trial]:
@@ -40,7 +40,7 @@ def trials(result: Result) -> list[Trial]:
 def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
     files: dict[Path, Trial] = {}
     for one in (*trials(TABLE), *trials(LONG)):  # a longer one goes on from a shorter one's steps
-        path = KEPT.steps_path(one)
+        path = one.steps_path(KEPT)
         files[path] = max(files.get(path, one), one, key=lambda trial: trial.steps)
     assert set(files) == set((FOLDER / "trials" / "steps").iterdir())
     for path, one in files.items():
@@ -85,7 +85,7 @@ def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp
     one = next(one for one in trials(result) if one.queries == queries and one.seed == 1)
     assert {field.name for field in fields(Trial)} == set(one.run_header)
     copy = tmp_path / "steps.jsonl"
-    copy.write_bytes(KEPT.steps_path(one).read_bytes())
+    copy.write_bytes(one.steps_path(KEPT).read_bytes())
     model = load_causal_model(one.model, TrainableConfig(rank=one.rank, alpha=one.alpha, seed=one.seed))
     with LogFile(copy, one.run_header) as log:
         replay(model.trainables, log.steps)

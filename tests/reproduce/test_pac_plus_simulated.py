@@ -13,12 +13,12 @@ from workbench.reproduce.pac_plus import durations, epochs, grouping
 from workbench.reproduce.pac_plus.durations import contradictions
 from workbench.reproduce.pac_plus.steps import step
 from workbench.reproduce.pac_plus.testbed import MODELS, environment_b, load_constants, nanos, profile
-from workbench.reproduce.result import lookup, paper_values
+from workbench.reproduce.result import printed
 
 CONSTANTS = load_constants()
 SENSITIVITY = Item.sensitivity
 COUNTED = [item for item in items_of("pac_plus") if item.source != "executed" and item.name != "fig12"]
-PAPER = {name: lookup(paper_values("pac_plus", name)) for name in ("table1", "table5", "fig13", "fig17", "fig18")}
+PAPER = {name: printed("pac_plus", name) for name in ("table1", "table5", "fig13", "fig17", "fig18")}
 
 
 @pytest.fixture(scope="module")

@@ -95,10 +95,6 @@ class Result:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def _silent(line: str) -> None:
-    """Ignore a progress line."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings of executed reproductions; simulated ones ignore them.
@@ -111,7 +107,7 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2)
     quick: bool = False
     workdir: Path | None = None
-    progress: Callable[[str], None] = _silent
+    progress: Callable[[str], None] = lambda line: None
 
 
 def read_kept(path: Path, kind: type[T]) -> T | None:
@@ -174,14 +170,9 @@ def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
     )
 
 
-def lookup(values: tuple[PaperValue, ...]) -> dict[tuple[str, ...], Number]:
-    """Return the values by their labels, in the order of the file's columns."""
-    return {tuple(value.labels.values()): value.value for value in values}
-
-
 def printed(paper: str, table: str) -> dict[tuple[str, ...], Any]:
-    """Return a table's values by their labels, for arithmetic with cells that are known to be numbers."""
-    return dict(lookup(paper_values(paper, table)))
+    """Return a table's values by their labels, in the order of the file's columns."""
+    return {tuple(one.labels.values()): one.value for one in paper_values(paper, table)}
 
 
 def _number(text: str) -> float | str:

@@ -14,7 +14,7 @@ from workbench.core.profile import Profile
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, check_inference, stack_lengths
 from workbench.planners.galaxy_plus.planner import is_split, of_split
-from workbench.schedules.inference import InferenceLayout, InferencePrices, choose_tiles, inference_schedule, tile_options, tune
+from workbench.schedules.inference import MESSAGE_S, InferenceLayout, InferencePrices, choose_tiles, inference_schedule, tile_options, tune
 from workbench.simulator import simulate
 
 SHIFTS = 40
@@ -107,9 +107,10 @@ def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -
     return prices_of(profile, cluster, stack_lengths(profile, prepared.typical_length, prepared.decoder_length))
 
 
-def prices_of(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> InferencePrices:
-    """Return the cost function of a plan, by simulation of a request.  lengths: tokens in each stack."""
-    return InferencePrices(profile=profile, cluster=cluster, lengths=lengths, build=inference_schedule, simulate=simulate)
+def prices_of(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], message_s: float = MESSAGE_S) -> InferencePrices:
+    """Return the cost function of a plan, by simulation of a request.  lengths: tokens in each stack.  message_s: cost of a message."""
+    given: dict[str, Any] = {"build": inference_schedule, "simulate": simulate, "message_s": message_s}
+    return InferencePrices(profile=profile, cluster=cluster, lengths=lengths, **given)
 
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:

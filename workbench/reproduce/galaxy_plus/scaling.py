@@ -1,20 +1,18 @@
 """Weak (Fig. 14) and strong (Fig. 15) scaling of one layer on RPi-M at 1000 Mbit/s, simulated (Galaxy+, section IV-E).
 
-Also the simulated seconds of one sequence under a plan, and the basis of Table V: plans, and the same plans under our schedules.
+Also the basis of Table V: plans, and the same plans under our schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby, product
+from itertools import product
 from typing import Any
 
-from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.core.program import Program
-from workbench.core.timeline import Timeline
+from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.methods.galaxy_plus.planning import prices_of
 from workbench.planners.galaxy_plus import stack_lengths
 from workbench.plots.export import Captioned
 from workbench.profiler.inference import stack_sizes
@@ -33,8 +31,6 @@ from workbench.reproduce.galaxy_plus.testbed import (
 )
 from workbench.reproduce.items import Item, Rows
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
-from workbench.simulator import simulate
 
 SCALED = ("GPT2-L", "OPT-L")
 FOUR = (1, 2, 3, 4)
@@ -43,6 +39,8 @@ EVEN = (2, 4)
 MANY = (1, 2, 3, 4, 8, 16, 32, 64)
 SCHEDULED = "Galaxy+, as this workbench schedules it"
 SYSTEMS = (OURS, SCHEDULED, GALAXY, MEGATRON, SEQUENCE)
+NO_MESSAGE_S = 0.0
+"""In the simulator: the testbed's links have the cost of a message in their latency."""
 LAYERS = 24
 """The layer is repeated, as in the paper; embedding and head do not count."""
 Found = Mapping[tuple[str, str], Mapping[int, float]]
@@ -81,7 +79,7 @@ def layer_s(constants: Constants, model: str, system: str, count: int, length: i
     on = cluster(constants, "Env. A", constants.scaling_bandwidth_mbit_per_s, count=count, collectives=collectives)
     costs = profile(constants, model, "Env. A", count, LAYERS)
     if system == SCHEDULED:
-        return sequence_s(plan, costs, on, (length,)) / LAYERS
+        return prices_of(costs, on, (length,), NO_MESSAGE_S)(plan) / LAYERS
     return printed_s(plan, costs, on, (length,), handling(constants, on)) / LAYERS
 
 
@@ -189,67 +187,6 @@ def draw_fig14(item: Item, result: Result) -> list[Captioned]:
 draw_fig15 = draw_fig14
 
 
-KEPT = 1
-"""Layers simulated in each run of equal layers; each of the others adds a layer's marginal time."""
-
-
-def timeline(plan: InferencePlan, costs: InferenceProfile, on: Cluster, lengths: Sequence[int]) -> Timeline:
-    """Return the simulated timeline of one sequence, all layers.  The links' latency includes the cost of a message."""
-    layout = InferenceLayout.build(plan, costs.stacks, lengths)
-    prices = InferenceCosts(costs, on, layout, message_s=0.0)
-    return simulate(Program.on(on, inference_schedule(layout, on.world_size), prices))
-
-
-def sequence_s(plan: InferencePlan, costs: InferenceProfile, on: Cluster, lengths: Sequence[int]) -> float:
-    """Return the simulated seconds of one sequence.
-
-    Layers of one stack and one scheme (on one device, in a pipeline) are equal.  One layer of each such run is simulated, and every further
-    layer takes the time that a second one adds.  That is exact if every block begins in the same order on all devices; a test compares it
-    with all layers.  If messages of two blocks meet (both ways round the ring, keys and values), all layers are simulated.
-    """
-    if plan.both_ways or plan.paradigm == "sequence":
-        return timeline(plan, costs, on, lengths).makespan_s
-    runs = _runs(plan, costs)
-    counts = [len(run) for run in runs]
-    kept = [min(count, KEPT) for count in counts]
-
-    def short_s(numbers: Sequence[int]) -> float:
-        short_plan, short_costs = _shortened(plan, costs, runs, numbers)
-        return timeline(short_plan, short_costs, on, lengths).makespan_s
-
-    total = base = short_s(kept)
-    for index, count in enumerate(counts):
-        if count > KEPT:
-            more = [number + (i == index) for i, number in enumerate(kept)]
-            total += (count - KEPT) * (short_s(more) - base)
-    return total
-
-
-def _runs(plan: InferencePlan, costs: InferenceProfile) -> list[list[int]]:
-    """Return the layers, counted through all stacks, in runs of equal layers."""
-    edges = [sum(plan.layers[: position + 1]) for position in range(len(plan.layers))]
-
-    def alike(layer: int) -> tuple[int, int]:
-        if plan.layers:
-            return costs.stack_of(layer), sum(layer >= edge for edge in edges)
-        return costs.stack_of(layer), plan.schemes[layer] if plan.schemes else 1
-
-    return [list(run) for _, run in groupby(range(costs.num_layers), key=alike)]
-
-
-def _shortened(
-    plan: InferencePlan, costs: InferenceProfile, runs: Sequence[Sequence[int]], numbers: Sequence[int]
-) -> tuple[InferencePlan, InferenceProfile]:
-    left = [layer for run, number in zip(runs, numbers, strict=True) for layer in run[:number]]
-    stacks = tuple(
-        replace(shape, num_layers=sum(costs.stack_of(layer) == index for layer in left)) for index, shape in enumerate(costs.stacks)
-    )
-    edges = [sum(plan.layers[: position + 1]) for position in range(len(plan.layers))]
-    layers = tuple(sum(edge - count <= layer < edge for layer in left) for edge, count in zip(edges, plan.layers, strict=True))
-    schemes = tuple(plan.schemes[layer] for layer in left) if plan.schemes else ()
-    return replace(plan, schemes=schemes, layers=layers), replace(costs, stacks=stacks)
-
-
 def plans(constants: Constants) -> Rows:
     """Return every method's partition, devices and seconds, or the missing memory."""
     rows: list[tuple[Number, ...]] = []
@@ -272,10 +209,10 @@ def scheduled(constants: Constants) -> Rows:
         lengths = stack_lengths(costs, constants.length(model), constants.decoder_tokens)
         row: list[Number] = [model, environment]
         for system in (OURS, GALAXY, MEGATRON):
-            made = run_system(constants, model, environment, system)
-            on = cluster(constants, environment, collectives=system == MEGATRON)
+            made, columns = run_system(constants, model, environment, system), 1 + (system == OURS)
+            priced = prices_of(costs, cluster(constants, environment, collectives=system == MEGATRON), lengths, NO_MESSAGE_S)
             ways = [] if made.plan is None else [made.plan, replace(made.plan, both_ways=True)]
             row.append(OOM if made.seconds is None else made.seconds)
-            row += [sequence_s(way, costs, on, lengths) for way in ways[: 1 + (system == OURS)]] or [OOM] * (1 + (system == OURS))
+            row += [priced(way) for way in ways[:columns]] or [OOM] * columns
         rows.append(row)
     return rows

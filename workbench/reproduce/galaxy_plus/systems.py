@@ -17,20 +17,7 @@ from typing import Literal
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, proportional_parts
-from workbench.planners.galaxy_plus import (
-    InferencePlanner,
-    algorithm_1,
-    capacity,
-    check_inference,
-    con_s,
-    edgeshard,
-    galaxy,
-    megatron_lm,
-    mlp_sequence_s,
-    price_plan,
-    sequence_parallel,
-    stack_lengths,
-)
+from workbench.planners import galaxy_plus
 from workbench.reproduce.galaxy_plus.testbed import Constants, cluster, handling, profile
 from workbench.reproduce.result import OOM
 
@@ -52,7 +39,7 @@ def printed_s(
 
     Baselines, and plans without overlap, overlap nothing (planners.galaxy_plus.price_plan).
     """
-    priced = price_plan(plan, profile, cluster, length=lengths[0], decoder_length=lengths[-1])
+    priced = galaxy_plus.price_plan(plan, profile, cluster, length=lengths[0], decoder_length=lengths[-1])
     if plan.paradigm != "hybrid" or not plan.overlap:
         return priced.total_s
     total, first = priced.ends_s, 0
@@ -72,8 +59,8 @@ def printed_s(
             memory = [profile.costs[rank][stack].seconds("CKV", lengths[0], units[i]) for i, rank in enumerate(plan.ranks)]
             attention += ring.gathered("CQ", units) + max(memory) + attend(lengths[0], "CATT") + ring.scattered("COUT", units)
         split = ring.gathered("UP", columns) + ring.scattered("DOWN", columns)
-        whole = max(mlp_sequence_s(profile, plan.ranks[i], stack, ring.tokens[i]) for i in range(n))
-        connections = max(con_s(profile, plan.ranks[i], stack, ring.tokens[i]) for i in range(n))
+        whole = max(galaxy_plus.mlp_sequence_s(profile, plan.ranks[i], stack, ring.tokens[i]) for i in range(n))
+        connections = max(galaxy_plus.con_s(profile, plan.ranks[i], stack, ring.tokens[i]) for i in range(n))
         total += shape.num_layers * (attention + connections) + (shape.num_layers - second) * split + second * whole
     return total
 
@@ -130,12 +117,12 @@ class _Ring:
 
 
 OURS, GALAXY, MEGATRON, SEQUENCE, EDGESHARD = "Galaxy+", "Galaxy", "M-LM", "SP", "ES"
-PLANNERS: dict[str, InferencePlanner] = {
-    OURS: algorithm_1,
-    GALAXY: galaxy,
-    MEGATRON: megatron_lm,
-    SEQUENCE: sequence_parallel,
-    EDGESHARD: edgeshard,
+PLANNERS: dict[str, galaxy_plus.InferencePlanner] = {
+    OURS: galaxy_plus.algorithm_1,
+    GALAXY: galaxy_plus.galaxy,
+    MEGATRON: galaxy_plus.megatron_lm,
+    SEQUENCE: galaxy_plus.sequence_parallel,
+    EDGESHARD: galaxy_plus.edgeshard,
 }
 WITH_GPUS = ("Env. C", "Env. D")
 """Here overlap costs kernel launches and no processor time; it is used only where it is faster."""
@@ -183,7 +170,7 @@ def run_system(
             plan = PLANNERS[system](costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
     except PlanError as error:
         return Run(reason=str(error))
-    lengths = stack_lengths(costs, length, decoder_length)
+    lengths = galaxy_plus.stack_lengths(costs, length, decoder_length)
     handled = handling(constants, on)
     ways = [plan, replace(plan, overlap=False)] if plan.overlap and environment in WITH_GPUS else [plan]
     seconds = {way: printed_s(way, costs, on, lengths, handled) for way in ways}
@@ -200,7 +187,9 @@ def _staged(
     """
     shares = list(proportional_parts(costs.num_layers, (1,) * on.world_size))
     if not is_equal:
-        layer_s = [1 / capacity(costs, rank, stack_lengths(costs, length, decoder_length)) for rank in range(on.world_size)]
+        layer_s = [
+            1 / galaxy_plus.capacity(costs, rank, galaxy_plus.stack_lengths(costs, length, decoder_length)) for rank in range(on.world_size)
+        ]
         slowest = sorted(count * seconds for seconds in layer_s for count in range(1, costs.num_layers + 1))
         rooms = ([int(limit / seconds + 1e-9) for seconds in layer_s] for limit in slowest)
         room = next(each for each in rooms if min(each) and sum(each) >= costs.num_layers)
@@ -210,5 +199,5 @@ def _staged(
             shares[rank] += more
             left -= more
     plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=tuple(range(on.world_size)), layers=tuple(shares), length=length)
-    check_inference(plan, costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
+    galaxy_plus.check_inference(plan, costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
     return plan

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from workbench.reproduce.items import Item
-from workbench.reproduce.p_rge.executed_training import Method, Runner, Trial, TrialFolder, TrialOutcome
+from workbench.reproduce.p_rge.executed_training import Method, Runner, Trial, TrialOutcome
 from workbench.reproduce.p_rge.testbed import PAPER, TINY
 from workbench.reproduce.result import Result, Settings, printed
 
@@ -93,7 +93,7 @@ def run_searched(
             kept = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-trials-")))
         else:
             kept = settings.workdir / "trials"
-        runner = Runner(TrialFolder(kept), settings.progress)
+        runner = Runner(kept, settings.progress)
         outcomes: dict[str, list[TrialOutcome]] = {}
         for name, one in wanted.items():
             if not one.steps:

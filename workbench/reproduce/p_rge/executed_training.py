@@ -20,7 +20,6 @@ from workbench.models.zeroth_order import (
     LogFile,
     Mezo,
     Prge,
-    StepLog,
     TrainableConfig,
     ZerothOrderConfig,
     load_causal_model,
@@ -28,7 +27,7 @@ from workbench.models.zeroth_order import (
 )
 from workbench.models.zeroth_order.estimators import FirstOrder
 from workbench.reproduce.result import kept_or_made, read_kept
-from workbench.tasks.prompts import EncodedPrompts, PromptTask, encode_prompts, evaluate, load_prompt_task, training_batch
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, PromptTask, encode_prompts, evaluate, load_prompt_task, training_batch
 
 Method = Literal["zero-shot", "calibrated", "P-RGE", "MeZO", "FO-SGD", "FO-Adam"]
 FORWARD_ONLY = ("P-RGE", "MeZO")
@@ -74,29 +73,34 @@ class Trial:
         return words if self.steps else self.method
 
     @property
-    def digest(self) -> str:
-        """Return a digest that identifies the trial in a folder."""
-        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
-
-    @property
     def run_header(self) -> dict[str, Any]:
         """Return the inputs of its steps: a longer training continues a shorter one's steps."""
         settings = asdict(self) | {"steps": 0, "score_every": 0, "samples": [self.samples[0], 0, 0]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
-    @property
-    def run_digest(self) -> str:
-        """Return a digest that identifies the steps of trials in a folder."""
-        return replace(self, steps=0, score_every=1, samples=(self.samples[0], 0, 0)).digest
-
-    @property
-    def curve_digest(self) -> str:
-        """Return a digest that identifies the intermediate scores of trials in a folder: a longer training reuses a shorter one's."""
-        return replace(self, steps=0, score_every=1, samples=(*self.samples[:2], 0)).digest
-
     def is_scored(self, step: int) -> bool:
         """Return whether the validation split is scored after so many steps."""
         return step == self.steps or (0 < step < self.steps and step % self.score_every == 0)
+
+    def path(self, folder: Path) -> Path:
+        """Return the file of its outcome, named by all inputs: an interrupted table resumes."""
+        return folder / f"{self.task}-{self.method}-{self.technique}-{self.queries}-{self.seed}-{_digest(self)}.json"
+
+    def steps_path(self, folder: Path) -> Path:
+        """Return the file of a forward-only training's seeds and scalars, which a longer training continues."""
+        return self._shared_path(folder, (self.samples[0], 0, 0), "jsonl")
+
+    def curve_path(self, folder: Path) -> Path:
+        """Return the file of its intermediate scores, which a longer training reuses."""
+        return self._shared_path(folder, (*self.samples[:2], 0), "curve.json")
+
+    def _shared_path(self, folder: Path, samples: tuple[int, int, int], ending: str) -> Path:
+        digest = _digest(replace(self, steps=0, score_every=1, samples=samples))
+        return folder / "steps" / f"{self.task}-{self.method}-{self.queries}-{self.seed}-{digest}.{ending}"
+
+
+def _digest(trial: Trial) -> str:
+    return hashlib.sha256(to_json(trial).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,25 +117,6 @@ class TrialOutcome:
     test_score: float
     loss: float | None
     trained_values: int
-
-
-class TrialFolder:
-    """Outcomes and steps as files, named by all their inputs: an interrupted table resumes, even in the middle of a training."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, trial: Trial) -> Path:
-        """Return the file of a training's outcome."""
-        return self.folder / f"{trial.task}-{trial.method}-{trial.technique}-{trial.queries}-{trial.seed}-{trial.digest}.json"
-
-    def steps_path(self, trial: Trial) -> Path:
-        """Return the file of a forward-only training's seeds and scalars."""
-        return self.folder / "steps" / f"{trial.task}-{trial.method}-{trial.queries}-{trial.seed}-{trial.run_digest}.jsonl"
-
-    def curve_path(self, trial: Trial) -> Path:
-        """Return the file of a training's intermediate scores."""
-        return self.folder / "steps" / f"{trial.task}-{trial.method}-{trial.queries}-{trial.seed}-{trial.curve_digest}.curve.json"
 
 
 Progress = Callable[[str], None]
@@ -158,9 +143,7 @@ class Bench:
         counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), trial.samples, strict=True))
         task, tokenizer = load_prompt_task(trial.task, **counts), load_tokenizer(trial.model)
         train = encode_prompts(task.train, task.prompt, tokenizer, is_causal=True, max_length=trial.max_length)
-        if trial.loss == "label_words":
-            train = train.among_label_words()
-        return cls(task=task, tokenizer=tokenizer, train=train)
+        return cls(task=task, tokenizer=tokenizer, train=train.among_label_words() if trial.loss == "label_words" else train)
 
     def score(self, model: CausalModel, trial: Trial, split: Literal["validation", "test"]) -> float:
         """Return the score on a split in per cent."""
@@ -170,109 +153,108 @@ class Bench:
 
 
 class Runner:
-    """Runs trials, or finds their outcomes in a folder, where it also stores them."""
+    """Runs trials, or finds their outcomes and steps in a folder, where it also stores them."""
 
-    def __init__(self, folder: TrialFolder, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: Progress) -> None:
         self.folder, self.progress = folder, progress
         self._benches: dict[tuple[object, ...], Bench] = {}
 
     def outcome(self, trial: Trial) -> TrialOutcome:
         """Return a trial's outcome: from the folder if it exists, otherwise by running it now."""
-        outcome = kept_or_made(
-            self.folder.path(trial), TrialOutcome, lambda: run_trial(trial, self._bench(trial), self.folder, self.progress)
-        )
+        outcome = kept_or_made(trial.path(self.folder), TrialOutcome, lambda: self._run(trial))
         self.progress(f"{trial.name}: validation {outcome.validation_score:.1f}, test {outcome.test_score:.1f}")
         return outcome
 
     def validation_score(self, trial: Trial) -> float:
         """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing is tested."""
-        kept = _read_scores(self.folder.curve_path(trial))
+        kept = _read_scores(trial.curve_path(self.folder))
         if trial.steps not in kept:
-            _, curve, _ = _trained(trial, self._bench(trial), self.folder, self.progress)
-            kept = dict(curve.points)
+            kept = dict(self._trained(trial)[0].points)
         self.progress(f"{trial.name}: validation {kept[trial.steps]:.1f} after {trial.steps} steps")
         return kept[trial.steps]
 
-    def _bench(self, trial: Trial) -> Bench:
+    def _run(self, trial: Trial) -> TrialOutcome:
+        """Train, score the validation split at intervals and both splits at the end."""
+        curve, losses = self._trained(trial)
+        recent = losses[-trial.score_every :]
+        return TrialOutcome(
+            trial=trial,
+            curve=curve.points,
+            validation_score=curve.points[-1][1],
+            test_score=curve.bench.score(curve.model, trial, "test"),
+            loss=fmean(recent) if recent else None,
+            trained_values=curve.model.trainables.num_values if trial.steps else 0,
+        )
+
+    def _trained(self, trial: Trial) -> tuple[_Curve, list[float]]:
+        """Return a trained model with its scores, and the losses of the steps that were made now."""
         key = (trial.model, trial.task, trial.samples, trial.max_length, trial.loss)
         if key not in self._benches:
             self._benches[key] = Bench.load(trial)
-        return self._benches[key]
-
-
-def run_trial(trial: Trial, bench: Bench, folder: TrialFolder, progress: Progress) -> TrialOutcome:
-    """Train, score the validation split at intervals and both splits at the end."""
-    model, curve, losses = _trained(trial, bench, folder, progress)
-    recent = losses[-trial.score_every :]
-    return TrialOutcome(
-        trial=trial,
-        curve=curve.points,
-        validation_score=curve.points[-1][1],
-        test_score=bench.score(model, trial, "test"),
-        loss=fmean(recent) if recent else None,
-        trained_values=model.trainables.num_values if trial.steps else 0,
-    )
-
-
-def _trained(trial: Trial, bench: Bench, folder: TrialFolder, progress: Progress) -> tuple[CausalModel, _Curve, list[float]]:
-    technique: Any = trial.technique
-    model = load_causal_model(trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed))
-    curve = _Curve(folder.curve_path(trial), trial, bench, model, progress)
-    losses: list[float] = []
-    if trial.steps:
-        train = _forward_only if trial.method in FORWARD_ONLY else _by_backpropagation
-        train(trial, bench, model, folder, curve, losses)
-    curve.at(trial.steps)
-    return model, curve, losses
-
-
-def _forward_only(trial: Trial, bench: Bench, model: CausalModel, folder: TrialFolder, curve: _Curve, losses: list[float]) -> None:
-    config = ZerothOrderConfig(queries=trial.queries, epsilon=trial.epsilon, learning_rate=trial.learning_rate, seed=trial.seed)
-    in_place = trial.method == "MeZO"
-    estimator = Mezo(model, config) if in_place else Prge(model, config)
-    with LogFile(folder.steps_path(trial), trial.run_header) as log:
-        done: tuple[StepLog, ...] = log.steps[: trial.steps]
-        for step, one in enumerate(done):
-            curve.on_the_way(step)
-            replay(model.trainables, [one], in_place_epsilon=trial.epsilon if in_place else None)
-        for step in range(len(done), trial.steps):
-            curve.on_the_way(step)
-            made = estimator.step(training_batch(bench.train, trial.batch_size, trial.seed, step), step)
-            log.append(made.log)
-            losses.append(made.loss)
-
-
-def _by_backpropagation(trial: Trial, bench: Bench, model: CausalModel, folder: TrialFolder, curve: _Curve, losses: list[float]) -> None:
-    estimator = FirstOrder(model, "adam" if trial.method == "FO-Adam" else "sgd", trial.learning_rate)
-    for step in range(trial.steps):
-        curve.on_the_way(step)
-        losses.append(estimator.step(training_batch(bench.train, trial.batch_size, trial.seed, step)))
+        technique: Any = trial.technique
+        model = load_causal_model(trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed))
+        curve = _Curve(trial.curve_path(self.folder), trial, self._benches[key], model, self.progress)
+        losses: list[float] = []
+        if trial.steps:
+            losses = _forward_only(curve, trial.steps_path(self.folder)) if trial.method in FORWARD_ONLY else _by_backpropagation(curve)
+        curve.at(trial.steps)
+        return curve, losses
 
 
 class _Curve:
-    """Intermediate scores, stored in a file: replayed steps are not scored again."""
+    """A trial's model and its intermediate scores, stored in a file: replayed steps are not scored again."""
 
     def __init__(self, path: Path, trial: Trial, bench: Bench, model: CausalModel, progress: Progress) -> None:
-        self._path, self._trial, self._bench, self._model, self._progress = path, trial, bench, model, progress
+        self.trial, self.bench, self.model = trial, bench, model
+        self._path, self._progress = path, progress
         # Backpropagation restarts from the beginning, and may not give bit-identical results.
         self._known = _read_scores(path) if trial.method in FORWARD_ONLY else {}
 
     @property
     def points(self) -> tuple[tuple[int, float], ...]:
         """Return the trial's own (step, score), rising."""
-        return tuple(sorted((step, score) for step, score in self._known.items() if self._trial.is_scored(step)))
+        return tuple(sorted((step, score) for step, score in self._known.items() if self.trial.is_scored(step)))
+
+    def batch(self, step: int) -> PromptBatch:
+        """Return the samples of a step; score before it if that is due."""
+        self.on_the_way(step)
+        return training_batch(self.bench.train, self.trial.batch_size, self.trial.seed, step)
 
     def on_the_way(self, step: int) -> None:
         """Score if it is due, before a step."""
-        if step and self._trial.is_scored(step):
+        if step and self.trial.is_scored(step):
             self.at(step)
 
     def at(self, step: int) -> None:
         """Score after so many steps."""
         if step not in self._known:
-            self._known[step] = self._bench.score(self._model, self._trial, "validation")
+            self._known[step] = self.bench.score(self.model, self.trial, "validation")
             write_text(self._path, to_json(_Scores(points=tuple(sorted(self._known.items()))), indent=-1))
-            self._progress(f"{self._trial.name}: step {step}, validation {self._known[step]:.1f}")
+            self._progress(f"{self.trial.name}: step {step}, validation {self._known[step]:.1f}")
+
+
+def _forward_only(curve: _Curve, steps_path: Path) -> list[float]:
+    """Replay the stored steps and make the missing ones; return the losses of the latter."""
+    trial, model, losses = curve.trial, curve.model, list[float]()
+    config = ZerothOrderConfig(queries=trial.queries, epsilon=trial.epsilon, learning_rate=trial.learning_rate, seed=trial.seed)
+    in_place = trial.method == "MeZO"
+    estimator = Mezo(model, config) if in_place else Prge(model, config)
+    with LogFile(steps_path, trial.run_header) as log:
+        done = log.steps[: trial.steps]
+        for step, one in enumerate(done):
+            curve.on_the_way(step)
+            replay(model.trainables, [one], in_place_epsilon=trial.epsilon if in_place else None)
+        for step in range(len(done), trial.steps):
+            made = estimator.step(curve.batch(step), step)
+            log.append(made.log)
+            losses.append(made.loss)
+    return losses
+
+
+def _by_backpropagation(curve: _Curve) -> list[float]:
+    trial = curve.trial
+    estimator = FirstOrder(curve.model, "adam" if trial.method == "FO-Adam" else "sgd", trial.learning_rate)
+    return [estimator.step(curve.batch(step)) for step in range(trial.steps)]
 
 
 def _read_scores(path: Path) -> dict[int, float]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import check_choice
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import TapStatistics, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
@@ -45,7 +45,6 @@ BOTTLENECK = 64
 DISTILLATION_SHARE = 4
 """If a comparison uses fewer training samples, this many times as many unlabelled texts are used for distillation."""
 _SPLITS = ("train", "validation", "test")
-_TAP_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def run_all(
@@ -71,7 +70,7 @@ def task_of(training: Training, data: Path | None) -> Task:
 
 
 def _grouping(training: Training) -> tuple[Any, ...]:
-    return training.task, training.model, tuple(str(one) for one in training.samples), training.backbone, training.taps
+    return training.task, training.model, tuple(str(one) for one in training.samples), training.backbone
 
 
 class _Bench:
@@ -122,7 +121,7 @@ class _Bench:
 
         def tap() -> tuple[LayerStack, dict[str, TappedSplit], TapStatistics]:
             stack = backbone(training.model, training.backbone)
-            splits = {name: TappedSplit(stack, getattr(data, name), _TAP_TYPES[training.taps]) for name in _SPLITS}
+            splits = {name: TappedSplit(stack, getattr(data, name)) for name in _SPLITS}
             return stack, splits, statistics_of(stack, data.train)
 
         stack, splits, statistics = self._once("taps", key, tap)
@@ -133,6 +132,7 @@ class _Bench:
 
     def _initialize(self, adapter: ParallelAdapter, training: Training, stack: LayerStack) -> None:
         how: Any = training.initialization
+        check_choice("initialization", how, (*get_args(How), "torch_pruned", "distilled"))
         if how in get_args(How):
             # Weights to copy are those of the backbone before quantization.
             initialize(adapter, how, stack=stack if training.backbone == "float32" else load_stack(training.model))
@@ -140,11 +140,8 @@ class _Bench:
         initialize(adapter, "fan_in")
         if how == "torch_pruned":
             copy_torch_pruned(adapter, load_stack(training.model))
-        elif how == "distilled":
-            load_distilled(adapter, self._distilled(training, adapter.config))
         else:
-            known = ", ".join((*get_args(How), "torch_pruned", "distilled"))
-            raise ConfigError(f"The initialization '{how}' was asked for.", f"Known are {known}.", "Choose one of them.")
+            load_distilled(adapter, self._distilled(training, adapter.config))
 
     def _distilled(self, training: Training, config: ParallelAdapterConfig) -> dict[str, torch.Tensor]:
         """Return the distilled state of a shape: one for all tasks and seeds, as a server would produce it."""
@@ -190,6 +187,7 @@ def backbone(model: str, storage: str) -> LayerStack:
 
 def _attach(stack: LayerStack, technique: str) -> nn.Module:
     """Make a technique's parameters trainable and return the modules that contain them, besides the stack's."""
+    check_choice("technique", technique, ("full", "lora", "adapters", "parallel_adapters"))
     stack.requires_grad_(technique == "full")
     if technique == "lora":
         import_bitsandbytes()  # peft would import it, with console output
@@ -206,7 +204,4 @@ def _attach(stack: LayerStack, technique: str) -> nn.Module:
                 parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION
             )
         return inserted
-    elif technique != "full":
-        known = "full, lora, adapters, parallel_adapters"
-        raise ConfigError(f"The technique '{technique}' was asked for.", f"Known are {known}.", "Choose one of them.")
     return nn.Module()

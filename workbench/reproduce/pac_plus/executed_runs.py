@@ -22,9 +22,8 @@ SCORES = {"mrpc": ("accuracy", "f1"), "stsb": ("pearson", "spearman"), "sentimen
 class Training:
     """All inputs of a training's result.
 
-    technique: full, lora, adapters or parallel_adapters.  dropout: in front of the head.  backbone_dropout: whether the backbone's own
-    dropout is active if a technique trains through it.  compute: float32, or bfloat16 by autocast in the backbone.
-    backbone: storage of the frozen weights.  taps: storage of the cached activations.  samples: at most so many in train, validation, test.
+    technique: full, lora, adapters or parallel_adapters.  dropout: in front of the head.
+    backbone: storage of the frozen weights.  samples: at most so many in train, validation, test.
     averaging: decay of an exponential moving average of the weights that is scored in their place, 0 for none.
     score_every: score on validation after so many steps as well as after each epoch; 0 for epochs only.
     """
@@ -40,10 +39,7 @@ class Training:
     weight_decay: float = 0.01
     warmup_fraction: float = 0.06
     dropout: float = 0.1
-    backbone_dropout: bool = False
-    compute: str = "float32"
     backbone: str = "float32"
-    taps: str = "bfloat16"
     reduction: int = 8
     initialization: str = "fan_in"
     averaging: float = 0.0
@@ -57,7 +53,7 @@ class Training:
     @property
     def name(self) -> str:
         """Return its name for a progress line, with every setting that is not the default."""
-        named = ("reduction", "initialization", "averaging", "backbone", "taps", "compute")
+        named = ("reduction", "initialization", "averaging", "backbone")
         usual = {field.name: field.default for field in fields(self)}
         special = [f"{field} {getattr(self, field)}" for field in named if getattr(self, field) != usual[field]]
         return " ".join((self.task, self.technique, *special, f"seed {self.seed}"))

@@ -114,9 +114,7 @@ def backbone_trainee(
 
     def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
         batch = collate(splits[split], indices)
-        with torch.autocast("cpu", torch.bfloat16, enabled=training.compute == "bfloat16"):
-            hidden = stack(batch.input_ids, batch.attention_mask)[0]
-        return model(hidden.float(), batch.attention_mask), batch.labels
+        return model(stack(batch.input_ids, batch.attention_mask)[0], batch.attention_mask), batch.labels
 
     return Trainee(model, logits)
 
@@ -126,13 +124,12 @@ class _PooledBackbone(nn.Module):
         super().__init__()
         self.stack, self.inserted = stack, inserted
         self.dropout, self.head = nn.Dropout(training.dropout), nn.Linear(stack.hidden_size, num_outputs)
-        self._backbone_dropout = training.backbone_dropout
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
     def train(self, mode: bool = True) -> _PooledBackbone:
         super().train(mode)
-        self.stack.train(mode and self._backbone_dropout)
+        self.stack.eval()  # without the backbone's own dropout
         return self
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:

@@ -216,9 +216,9 @@ class InferencePrices:
             self._known[plan] = self._price(plan)
         return self._known[plan]
 
-    def timeline(self, plan: InferencePlan, *, title: str = "") -> Timeline:
-        """Return the simulation of all layers, with the bytes in use."""
-        return self._simulated(plan, self.profile.stacks, memory=True, title=title)
+    def timeline(self, plan: InferencePlan, *, title: str = "", memory: bool = True) -> Timeline:
+        """Return the simulation of all layers.  memory: with the bytes in use."""
+        return self._simulated(plan, self.profile.stacks, memory=memory, title=title)
 
     def _price(self, plan: InferencePlan) -> float:
         if plan.paradigm == "pipeline":
