@@ -178,8 +178,11 @@ def test_the_other_goes_on_without_the_lost_device_s_data(lost: str, backup_ever
     assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
 
 
-def test_faults_are_simulated(job: Job) -> None:
-    report = experiment.run(replace(job, faults="kill:alpha@step3"), two_devices(), "simulate")
+def test_faults_are_simulated_whatever_rule_has_split_the_data(job: Job) -> None:
+    """This rule suits two devices alone."""
+    job = replace(job, faults="kill:alpha@step3", options=job.options | {"data": "sizes:3,1"})
+    report = experiment.run(job, two_devices(), "simulate")
+    assert "layers 0-5 on beta" in " ".join(report.notes)
     assert "alpha is lost" in " ".join(report.notes)
 
 

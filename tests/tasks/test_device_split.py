@@ -1,6 +1,7 @@
 """Data that stay on devices: every sample on one device, shares as the rule says, the same for the same seed."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -77,6 +78,15 @@ def test_a_source_is_on_one_device_and_the_load_is_balanced():
     assert {task.train.sources[index] for index in by_source[0]}.isdisjoint({task.train.sources[index] for index in by_source[1]})
 
 
+def test_each_sample_is_on_the_device_that_its_row_names():
+    split = replace(samples(5), sources=("b", "a", "b", "a", "a"))
+    assert split_samples(split, 2, "device", 0, ("a", "b")) == ((1, 3, 4), (0, 2))
+    with pytest.raises(ConfigError, match=r"devices a, c by 'device' was asked for. A sample belongs to 'b'. Name one of these devices"):
+        split_samples(split, 2, "device", 0, ("a", "c"))
+    with pytest.raises(ConfigError, match=r"Device 2 would have no data. Give it samples, or leave it out"):
+        split_samples(split, 3, "device", 0, ("a", "b", "c"))
+
+
 def test_numbers_are_no_classes_so_dirichlet_takes_the_sources():
     split = Split(texts=("",) * 40, labels=(0.5,) * 40, sample_ids=tuple(range(40)), sources=("a", "b") * 20)
     assert sum(map(len, split_samples(split, 2, "dirichlet:5", 0))) == 40
@@ -85,7 +95,7 @@ def test_numbers_are_no_classes_so_dirichlet_takes_the_sources():
 @pytest.mark.parametrize(
     ("split", "devices", "rule", "said"),
     [
-        (samples(10), 2, "random", "Known are iid, dirichlet:CONCENTRATION, source and sizes:A,B"),
+        (samples(10), 2, "random", "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B"),
         (samples(10), 2, "dirichlet", "'dirichlet' takes 1 numbers here, not 0. Give a concentration"),
         (samples(10), 2, "dirichlet:0", "0 must be above 0. Raise the concentration"),
         (samples(10), 2, "dirichlet:-1", "-1 must be above 0"),

@@ -1,4 +1,4 @@
-"""Assign training samples to devices: IID, Dirichlet over labels, by source, or in unequal sizes (RingAda's D_u, section III).
+"""Assign training samples to devices: IID, Dirichlet over labels, by source, by device, or in unequal sizes (RingAda's D_u, section III).
 
 Dirichlet shares follow Hsu et al., "Measuring the effects of non-identical data distribution" (2019), section 3.
 """
@@ -16,18 +16,20 @@ RULES = {
     "iid": "Use fewer devices, or more samples.",
     "dirichlet": "Raise the concentration, change the seed, or use fewer devices.",
     "source": "Use at most as many devices as there are sources.",
+    "device": "Give it samples, or leave it out of the cluster.",
     "sizes": "Raise that device's number, or use more samples.",
 }
 """Advice for the error about a device without data, by the rule's name."""
 
 
-def split_samples(split: Split, num_devices: int, rule: str, seed: int) -> tuple[tuple[int, ...], ...]:
+def split_samples(split: Split, num_devices: int, rule: str, seed: int, names: Sequence[str] = ()) -> tuple[tuple[int, ...], ...]:
     """Return the indices into `split` of each device's samples, ascending.  Every sample is on exactly one device.
 
     rule: 'iid' distributes shuffled samples evenly.
     'dirichlet:0.5' draws each label's shares of the devices from a Dirichlet distribution of this concentration; a low one gives
     devices few labels each.  The labels are the classes, or the sources if the task has no classes.
     'source' keeps all samples of a source (a reviewer, product or topic) on one device, and assigns the largest sources first.
+    'device' takes the source as the name of the device that has the sample.  names: of the devices, for this rule.
     'sizes:4,2,1,1' is IID with sizes in these proportions, one number per device.
     Raises ConfigError for a rule that is unknown or does not suit the data, and for a device without data.
     """
@@ -39,6 +41,12 @@ def split_samples(split: Split, num_devices: int, rule: str, seed: int) -> tuple
     if kind == "source":
         for own in sorted(_grouped(order, _sources(split, rule)), key=len, reverse=True):
             min(owned, key=len).extend(own)
+    elif kind == "device":
+        for index, source in enumerate(_sources(split, rule)):
+            if source not in names:
+                asked = f"A split over the devices {', '.join(names)} by 'device' was asked for."
+                raise ConfigError(asked, f"A sample belongs to '{source}'.", "Name one of these devices in each row.")
+            owned[names.index(source)].append(index)
     elif kind == "dirichlet":
         for own in _grouped(order, _labels(split, rule)):
             _deal(own, _dirichlet(numbers[0], num_devices, generator), owned)
@@ -61,7 +69,7 @@ def check_rule(rule: str, num_devices: int) -> tuple[str, tuple[float, ...]]:
     if num_devices < 1:
         raise ConfigError(asked, "There must be a device.", "Add one.")
     if kind not in RULES:
-        raise ConfigError(asked, "Known are iid, dirichlet:CONCENTRATION, source and sizes:A,B,...", did_you_mean(kind, RULES))
+        raise ConfigError(asked, "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B,...", did_you_mean(kind, RULES))
     try:
         numbers = tuple(float(number) for number in given.split(",")) if given else ()
     except ValueError:

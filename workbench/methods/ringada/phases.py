@@ -18,7 +18,7 @@ from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.ringada.compute import Config, RingCompute, RingOptimizer
 from workbench.methods.ringada.handlers import RingHandlers
 from workbench.methods.ringada.prefix import PrefixCache
-from workbench.methods.ringada.prepare import RingAdaOptions
+from workbench.methods.ringada.prepare import PreparedJob, RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Round, Rounds, RoundShape, initiator_order, seen_by
 from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, RankJob, StagePhase
@@ -77,9 +77,9 @@ class RingRankJob(RankJob):
         away = [f"{len(own)} training samples of {name}" for name, own in self.owned.items() if name not in names]
         return f"Gone while it is away: {', '.join(away)}" if away else ""
 
-    def handed_on(self, job: Self) -> Self:
-        """Return the job of fewer devices: the data of an absent device is unavailable (see RankJob)."""
-        return replace(job, owned=self.owned)
+    def handed_on(self, prepared: PreparedJob) -> PreparedJob:
+        """Return the job with each device's data, those of absent ones too (see RankJob)."""
+        return replace(prepared, owned=self.owned)
 
     @property
     def start(self) -> int:

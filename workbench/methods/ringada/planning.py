@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -24,10 +24,13 @@ _MOST_SEGMENTS = 16
 """Maximum number of times at which layers may be moved: planning takes a second or two."""
 
 
-def owned_by(prepared: PreparedJob, cluster: Cluster) -> dict[str, tuple[int, ...]]:
+def owned_by(prepared: PreparedJob, cluster: Cluster) -> Mapping[str, tuple[int, ...]]:
     """Return the rows of each device's samples, D_u, by name.  Raises ConfigError for an impossible rule or a device without data."""
-    owned = split_samples(prepared.task.train, cluster.world_size, prepared.options.data, prepared.job.seed)
-    return {device.name: prepared.train.rows_of(own) for device, own in zip(cluster.devices, owned, strict=True)}
+    if prepared.owned is not None:
+        return prepared.owned
+    names = [device.name for device in cluster.devices]
+    owned = split_samples(prepared.task.train, len(names), prepared.options.data, prepared.job.seed, names)
+    return {name: prepared.train.rows_of(own) for name, own in zip(names, owned, strict=True)}
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:

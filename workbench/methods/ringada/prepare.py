@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ class RingAdaOptions:
     technique: 'serial' adapters inside the layers, of width bottleneck (m of Eq. 1), or 'parallel' ones next to them, as PAC+ has (ours):
     no gradient passes through the model then, and its layers wait for no update.  reduction: r, how much narrower these are.
     dropout: of the pooled features.
-    data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source or sizes:A,B,... (see tasks.device_split).
+    data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source, device or sizes:A,B,... (see tasks.device_split).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
     from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
@@ -63,10 +64,14 @@ class RingAdaOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTechnique):
-    """A RingAda job with everything known before planning.  adapter: of Parallel Adapters, None for serial ones."""
+    """A RingAda job with everything known before planning.  adapter: of Parallel Adapters, None for serial ones.
+
+    owned: the rows of each device's samples by name, once they are known; a device that is absent later keeps its own.
+    """
 
     options: RingAdaOptions
     adapter: ParallelAdapterConfig | None = None
+    owned: Mapping[str, tuple[int, ...]] | None = None
 
     @property
     def technique(self) -> Config:

@@ -193,11 +193,12 @@ class TrainingMethod(ProfiledMethod[P]):
 
     def _replanner(self, first: RankJob, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
         """Return a function that makes the job of some devices with their slowdown.  first: job of all.  fields: of all these jobs."""
+        prepared = first.handed_on(prepared)
 
         def job(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
             part = cluster.part(ranks)
             chosen = plan or self.plan(prepared, profile.part(ranks, factors), part)
-            return replace(first.handed_on(self.rank_job(prepared, profile.part(ranks), part, chosen)), **fields)
+            return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), **fields)
 
         return Replanned(job, partial(self.stand_in, prepared, profile, cluster))
 

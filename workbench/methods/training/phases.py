@@ -141,9 +141,9 @@ class RankJob(SessionJob, ABC):
         """Describe in words what a run lacks, besides compute, while some devices are away; '' if nothing."""
         return ""
 
-    def handed_on(self, job: Self) -> Self:
-        """Return the job of some of this one's devices with the data they cannot know themselves: by default no data."""
-        return job
+    def handed_on(self, prepared: Any) -> Any:
+        """Return a prepared job for plans of fewer devices, with the data that they cannot know themselves: by default the same."""
+        return prepared
 
     def load_backbone(self, start: int, stop: int) -> BackboneStage:
         """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time."""
