@@ -38,7 +38,6 @@ HYBRID = InferencePlan(method="galaxy_plus", paradigm="hybrid", ranks=(0,), unit
 POINT, SAID = Spread.exactly(1.0), {"title": NAME, "label": NAME, "subtitle": NAME}
 
 FIGURES: dict[str, Callable[[], Any]] = {
-    "bowl": lambda: zeroth_order.bowl(lambda x, y: x, [(0, 0)], [], gradient=(1, 0), epsilon=1, **SAID),
     "breakdown": lambda: plots.breakdown(REPORT.timelines, note=NAME),
     "cluster": lambda: plots.cluster(REPORT.cluster),
     "compared_bars": lambda: plots.compared_bars({NAME: {NAME: (1.0, 0.1)}}, title=NAME, label=NAME, x_title=NAME, unit=NAME, note=NAME),
@@ -51,23 +50,23 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "gradient_error": lambda: zeroth_order.gradient_error([zeroth_order.GradientError(NAME, 9, ((1, 1.0),))], label=NAME),
     "latencies": lambda: latencies({NAME: {125.0: POINT}}, predicted={NAME: {125.0: 1.0}}, note=NAME, **SAID),
     "layer_cut": lambda: layer_cut(HYBRID, SHAPE, [NAME], length=8),
-    "learning": lambda: zeroth_order.learning([(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, **SAID),
+    "learning": lambda: zeroth_order.learning([(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, label=NAME, subtitle=NAME),
     "memory": lambda: plots.memory(TIMELINE, note=NAME),
     "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
     "not_kept": lambda: not_kept(NAME, NAME),
     "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
     "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
     "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),
-    "request_latencies": lambda: plots.request_latencies(SERVED, title=NAME, note=NAME),
+    "request_latencies": lambda: plots.request_latencies(SERVED),
     "roofline": lambda: zeroth_order_roofline.roofline(
         {NAME: [zeroth_order_roofline.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID
     ),
-    "serving": lambda: plots.serving({NAME: SERVED, "": SERVED}, title=NAME, note=NAME),
+    "serving": lambda: plots.serving({NAME: SERVED, "": SERVED}, title=NAME),
     "slopes": lambda: zeroth_order.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
     "speedups": lambda: speedups({NAME: {125.0: POINT}}, note=NAME, **SAID),
     "stacked_bars": lambda: plots.stacked_bars([NAME], {NAME: [1.0]}, x_title=NAME, **SAID),
-    "trade": lambda: trade([TradePoint(0, 1.0, 0.5)], TradePoint(0, 1.0, 0.5), label=NAME, subtitle=NAME),
-    "traffic": lambda: zeroth_order.traffic({NAME: 10}, **SAID),
+    "trade": lambda: trade([TradePoint(0, 1.0, 0.5)], TradePoint(0, 1.0, 0.5), subtitle=NAME),
+    "traffic": lambda: zeroth_order.traffic({NAME: 10}, subtitle=NAME),
 }
 
 
@@ -75,7 +74,7 @@ def test_every_figure_is_in_the_table() -> None:
     modules = [importlib.import_module(module.name) for module in pkgutil.iter_modules(plots.__path__, "workbench.plots.")]
     public = [function for module in modules for function in vars(module).values() if inspect.isfunction(function)]
     drawing = {one.__name__ for one in public if one.__annotations__.get("return") == "go.Figure" and not one.__name__.startswith("_")}
-    assert drawing == FIGURES.keys() | {"finish"}  # which all of them end with
+    assert drawing == FIGURES.keys() | {"finish", "bowl"}  # all end with the former; the latter shows no name
 
 
 @pytest.mark.parametrize("name", FIGURES)

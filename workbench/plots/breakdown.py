@@ -12,27 +12,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.timeline import Span, Timeline
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    LEGEND_BELOW,
-    LEGEND_RANK,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    class_of,
-    empty,
-    finish,
-    mark_of,
-    rows_for,
-    shown_ranks,
-    time_unit,
-)
+from workbench.plots import style
 
-PART_COLOURS = (BLUE, ORANGE, SKY_BLUE, GREEN, PURPLE, GREY)
+PART_COLOURS = (style.BLUE, style.ORANGE, style.SKY_BLUE, style.GREEN, style.PURPLE, style.GREY)
 
 
 def stacked_bars(
@@ -50,24 +32,24 @@ def stacked_bars(
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"color": "white" if colour in (BLUE, GREEN) else "black"},
+            textfont={"color": "white" if colour in (style.BLUE, style.GREEN) else "black"},
             marker={"color": colour},
             hovertemplate=f"%{{y}}: {part} %{{x:.4g}}<extra></extra>",
             showlegend=True,
         )
     figure.update_xaxes(title=x_title, zeroline=False, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix=" ")
-    return finish(
+    return style.finish(
         figure,
         title=title,
         label=label,
         subtitle=subtitle,
         height=185 + 38 * len(names),
-        margin={"b": 95},
+        below=95,
         barmode="stack",
         bargap=0.3,
         uniformtext={"minsize": 9, "mode": "hide"},
-        legend=LEGEND_BELOW | {"traceorder": "normal"},
+        legend={"traceorder": "normal"},
     )
 
 
@@ -94,7 +76,7 @@ def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
     at = 0.0
     for time_s, begins, index in moments:
         if time_s > at:
-            name = class_of(spans[next(iter(computing))].op) if computing else "waiting for data" if moving else "idle"
+            name = style.class_of(spans[next(iter(computing))].op) if computing else "waiting for data" if moving else "idle"
             seconds[name] += time_s - at
             at = time_s
         if spans[index].op.is_communication:
@@ -113,11 +95,11 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
     title = "Where each device's time goes"
     drawn = {name: timeline for name, timeline in timelines.items() if timeline.spans}
     if not drawn:
-        return empty(title=title, label="", why="There is no timeline.", note=note)
+        return style.empty(title=title, label="", why="There is no timeline.", note=note)
     labels = sorted({timeline.label for timeline in drawn.values()})
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)
-    most = max(len(shown_ranks(timeline.world_size)) for timeline in drawn.values())
+    most = max(len(style.shown_ranks(timeline.world_size)) for timeline in drawn.values())
     figure = make_subplots(
         rows=rows,
         cols=columns,
@@ -128,10 +110,10 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
     in_legend: set[str] = set()
     for index, timeline in enumerate(drawn.values()):
         row, column = index // columns + 1, index % columns + 1
-        ranks = shown_ranks(timeline.world_size)
-        unit, mark = time_unit(timeline.makespan_s), mark_of(note) if timeline.source != "simulated" else ""
+        ranks = style.shown_ranks(timeline.world_size)
+        unit, mark = style.time_unit(timeline.makespan_s), style.mark_of(note) if timeline.source != "simulated" else ""
         seconds = time_by_class(timeline)
-        for name, colour in COLOURS.items():
+        for name, colour in style.COLOURS.items():
             if any(seconds[rank].get(name) for rank in ranks):
                 figure.add_bar(
                     orientation="h",
@@ -140,7 +122,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                     name=name,
                     legendgroup=name,
                     showlegend=name not in in_legend,
-                    legendrank=LEGEND_RANK[name],
+                    legendrank=style.LEGEND_RANK[name],
                     marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
                     customdata=[[timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s] for rank in ranks],
                     hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} (%{{customdata[1]:.0%}})<extra></extra>",
@@ -152,24 +134,25 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
             title=f"time ({unit.name}){mark}", range=[0, timeline.makespan_s * unit.factor], zeroline=False, row=row, col=column
         )
         figure.update_yaxes(
-            **rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
+            **style.rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
             tickfont={"size": 12 if len(ranks) <= 16 else 9},
             row=row,
             col=column,
         )
-    figure.update_annotations(font={"size": 13, "color": BLACK})
+    figure.update_annotations(font={"size": 13, "color": style.BLACK})
     lane = 34 if most <= 8 else 18 if most <= 32 else 12
-    return finish(
+    return style.finish(
         figure,
         title=title,
         label=" and ".join(reversed(labels)),
         subtitle="a transfer that runs while the device computes costs it nothing and is not shown",
         note=note,
         height=190 + rows * (90 + lane * most),
-        margin={"t": 120, "b": 100},
+        margin={"t": 120},
+        below=100,
         barmode="stack",
         bargap=0.25 if most <= 16 else 0.12,
-        legend=LEGEND_BELOW | {"traceorder": "normal"},
+        legend={"traceorder": "normal"},
     )
 
 

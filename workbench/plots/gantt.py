@@ -8,23 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from workbench.core.timeline import Span, Timeline
-from workbench.plots.style import (
-    COLOURS,
-    LEGEND_BELOW,
-    LEGEND_RANK,
-    MAX_DEVICES,
-    WHITE_TEXT,
-    Unit,
-    byte_unit,
-    class_of,
-    empty,
-    evenly_spaced,
-    finish,
-    mark_of,
-    not_kept,
-    number_of,
-    time_unit,
-)
+from workbench.plots import style
 
 MAX_BARS = 16_000  # about as many as a browser draws smoothly
 MIN_DEVICES = 4  # draw at least this many devices, and rather a shorter time
@@ -53,16 +37,16 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     written where they fit.  note: shown in the title, such as busy_note's; its mark then follows the times.
     """
     if timeline is None:
-        return not_kept("What each device does", note)
+        return style.not_kept("What each device does", note)
     title = timeline.title or "What each device does"
     if not timeline.spans:
-        return empty(title=title, label=timeline.label, why="Nothing was executed.", note=note)
+        return style.empty(title=title, label=timeline.label, why="Nothing was executed.", note=note)
     ranks, shown, end_s = _shown(timeline)
-    unit, mark = time_unit(end_s), mark_of(note)
+    unit, mark = style.time_unit(end_s), style.mark_of(note)
     bars = _bars(shown, ranks, unit)
-    lane_pixels = next(pixels for limit, pixels in ((8, 62), (16, 36), (32, 25), (MAX_DEVICES, 15)) if len(ranks) <= limit)
+    lane_pixels = next(pixels for limit, pixels in ((8, 62), (16, 36), (32, 25), (style.MAX_DEVICES, 15)) if len(ranks) <= limit)
     figure = go.Figure(_idle(timeline, ranks, unit))
-    for name in COLOURS:
+    for name in style.COLOURS:
         if name in bars:
             figure.add_trace(_trace(name, bars[name], end_s, lane_pixels, unit))
     figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False)
@@ -81,25 +65,25 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         subtitle += f"; the first {unit.text(end_s)} shown"
     if timeline.clock_bound_s:
         subtitle += f"; clocks agree to within {unit.text(timeline.clock_bound_s)}"
-    return finish(
+    return style.finish(
         figure,
         title=title,
         label=timeline.label,
         subtitle=subtitle,
         note=note,
         height=185 + lane_pixels * len(ranks),
-        margin={"b": 95},
+        below=95,
         barmode="overlay",
         bargap=0,
-        legend=LEGEND_BELOW | {"traceorder": "normal"},
+        legend={"traceorder": "normal"},
     )
 
 
 def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:
     """Return the ranks, spans and seconds that a browser can draw: all, or else fewer devices, or else only the beginning."""
-    limit = MAX_DEVICES
+    limit = style.MAX_DEVICES
     while True:
-        ranks = evenly_spaced(timeline.world_size, limit)
+        ranks = style.evenly_spaced(timeline.world_size, limit)
         chosen = frozenset(ranks)
         spans = sorted((span for span in timeline.spans if span.rank in chosen), key=lambda span: span.start_s)
         if len(spans) <= MAX_BARS:
@@ -109,7 +93,7 @@ def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:
         limit = max(MIN_DEVICES, min(limit - 1, limit * MAX_BARS // len(spans)))
 
 
-def _bars(spans: list[Span], ranks: tuple[int, ...], unit: Unit) -> dict[str, list[Bar]]:
+def _bars(spans: list[Span], ranks: tuple[int, ...], unit: style.Unit) -> dict[str, list[Bar]]:
     row_of = {rank: row for row, rank in enumerate(ranks)}
     streams: dict[int, list[str]] = defaultdict(list)
     for span in spans:
@@ -117,29 +101,29 @@ def _bars(spans: list[Span], ranks: tuple[int, ...], unit: Unit) -> dict[str, li
             streams[span.rank].append(span.op.stream)
     bars: dict[str, list[Bar]] = defaultdict(list)
     for span in spans:
-        name = class_of(span.op)
+        name = style.class_of(span.op)
         centre, height = {"send": SENDING, "receive": RECEIVING, "collective": NETWORK}.get(name, COMPUTE)
         if not span.op.is_communication:
             own = streams[span.rank]
             height /= len(own)
             centre += (own.index(span.op.stream) - (len(own) - 1) / 2) * height
-        label = number_of(span.op)
+        label = style.number_of(span.op)
         bars[name].append(Bar(span.start_s, span.end_s, row_of[span.rank] + centre, height, label, _hover(span, unit)))
     return bars
 
 
-def _hover(span: Span, unit: Unit) -> str:
+def _hover(span: Span, unit: style.Unit) -> str:
     words = f"<b>{span.op.label}</b> {unit.text(span.end_s - span.start_s)}, from {unit.text(span.start_s)}"
     if span.op.ranks:
         words += "<br>" + (" to " if span.op.kind in ("SEND", "RECV") else ", ").join(f"rank {rank}" for rank in span.op.ranks)
     if span.nbytes:
-        words += f"<br>{byte_unit(span.nbytes).text(span.nbytes)}"
+        words += f"<br>{style.byte_unit(span.nbytes).text(span.nbytes)}"
     if span.late_s > 0:
         words += f"<br>{unit.text(span.late_s)} late: the host was busy"
     return words
 
 
-def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: Unit) -> go.Bar:
+def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: style.Unit) -> go.Bar:
     def fits(bar: Bar) -> bool:
         wide = (bar.end_s - bar.start_s) / end_s * CHART_PIXELS
         return wide > 7 * len(bar.label) + 3 and bar.height * lane_pixels >= 12
@@ -156,15 +140,15 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: Uni
         insidetextanchor="middle",
         constraintext="none",
         textangle=0,
-        textfont={"size": 11 if lane_pixels > 30 else 10, "color": "white" if name in WHITE_TEXT else "black"},
+        textfont={"size": 11 if lane_pixels > 30 else 10, "color": "white" if name in style.WHITE_TEXT else "black"},
         hovertext=[bar.hover for bar in bars],
         hovertemplate="%{hovertext}<extra>" + name + "</extra>",
-        legendrank=LEGEND_RANK[name],
-        marker={"color": COLOURS[name], "line": {"width": 0.5 if len(bars) < 2000 else 0, "color": "white"}},
+        legendrank=style.LEGEND_RANK[name],
+        marker={"color": style.COLOURS[name], "line": {"width": 0.5 if len(bars) < 2000 else 0, "color": "white"}},
     )
 
 
-def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: Unit) -> go.Bar:
+def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: style.Unit) -> go.Bar:
     """Return the background of the compute lanes: the time under no bar is idle."""
     busy: dict[int, float] = dict.fromkeys(ranks, 0.0)
     reached: dict[int, float] = dict.fromkeys(ranks, 0.0)
@@ -179,8 +163,8 @@ def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: Unit) -> go.Bar:
         x=[whole * unit.factor] * len(ranks),
         y=[row + COMPUTE[0] for row in range(len(ranks))],
         width=[COMPUTE[1]] * len(ranks),
-        marker={"color": COLOURS["idle"], "line": {"width": 0}},
+        marker={"color": style.COLOURS["idle"], "line": {"width": 0}},
         hovertext=[f"{timeline.device_names[rank]}: idle or waiting {1 - busy[rank] / whole if whole else 0.0:.0%}" for rank in ranks],
         hovertemplate="%{hovertext}<extra></extra>",
-        legendrank=LEGEND_RANK["idle"],
+        legendrank=style.LEGEND_RANK["idle"],
     )

@@ -7,36 +7,22 @@ from plotly.subplots import make_subplots
 
 from workbench.core.cluster import Cluster
 from workbench.core.timeline import MemorySample, Timeline
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    ORANGE,
-    SKY_BLUE,
-    VERMILLION,
-    byte_unit,
-    empty,
-    finish,
-    not_kept,
-    rows_for,
-    shown_ranks,
-    time_unit,
-)
+from workbench.plots import style
 
 
 def cluster(cluster: Cluster) -> go.Figure:
     """Return bars of speed, memory budget and link rate for each device of a cluster."""
-    ranks = shown_ranks(cluster.world_size)
+    ranks = style.shown_ranks(cluster.world_size)
     devices = [cluster.devices[rank] for rank in ranks]
-    memory = byte_unit(max(device.memory_bytes for device in devices))
+    memory = style.byte_unit(max(device.memory_bytes for device in devices))
     panels = [
-        ("sustained GFLOP/s (fp32)", BLUE, [device.flops_per_s / 1e9 for device in devices]),
-        (f"memory budget ({memory.name})", ORANGE, [device.memory_bytes * memory.factor for device in devices]),
-        ("link (Mbit/s)", GREEN, [device.link.bytes_per_s * 8e-6 for device in devices]),
+        ("sustained GFLOP/s (fp32)", style.BLUE, [device.flops_per_s / 1e9 for device in devices]),
+        (f"memory budget ({memory.name})", style.ORANGE, [device.memory_bytes * memory.factor for device in devices]),
+        ("link (Mbit/s)", style.GREEN, [device.link.bytes_per_s * 8e-6 for device in devices]),
     ]
     shares = [device.host_share for device in devices if device.host_share is not None]
     if len(shares) == len(devices):
-        panels.insert(0, ("share of a core (emulated)", SKY_BLUE, shares))
+        panels.insert(0, ("share of a core (emulated)", style.SKY_BLUE, shares))
     figure = make_subplots(
         rows=1, cols=len(panels), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=[panel[0] for panel in panels]
     )
@@ -48,7 +34,7 @@ def cluster(cluster: Cluster) -> go.Figure:
             text=[f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values],
             textposition="auto",
             textangle=0,
-            insidetextfont={"color": "white" if colour in (BLUE, GREEN) else "black"},
+            insidetextfont={"color": "white" if colour in (style.BLUE, style.GREEN) else "black"},
             name=name,
             marker={"color": colour},
             showlegend=False,
@@ -58,14 +44,14 @@ def cluster(cluster: Cluster) -> go.Figure:
             col=column,
         )
         figure.update_xaxes(range=[0, max(values) * 1.12], nticks=5, zeroline=False, row=1, col=column)
-    rows = rows_for([f"{rank} {device.name}" for rank, device in zip(ranks, devices, strict=True)])
+    rows = style.rows_for([f"{rank} {device.name}" for rank, device in zip(ranks, devices, strict=True)])
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)
     figure.update_annotations(font={"size": 13})
     subtitle = cluster.description or cluster.size_words
     if cluster.world_size > len(ranks):
         subtitle += f"; {len(ranks)} of {cluster.world_size:,} devices shown"
-    return finish(
+    return style.finish(
         figure,
         title=f"Cluster '{cluster.name}'",
         label="as described, not measured",
@@ -85,16 +71,16 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     None: a timeline that the report does not have.
     """
     if timeline is None:
-        return not_kept("Memory", note)
+        return style.not_kept("Memory", note)
     title = f"Memory: {timeline.title}" if timeline.title else "Memory"
     if not any(timeline.memory):
-        return empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)
-    ranks = shown_ranks(timeline.world_size)
+        return style.empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)
+    ranks = style.shown_ranks(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
     unit, clock = (
-        byte_unit(max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.budget_bytes, 1)),
-        time_unit(timeline.makespan_s),
+        style.byte_unit(max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.budget_bytes, 1)),
+        style.time_unit(timeline.makespan_s),
     )
     figure = make_subplots(
         rows=rows,
@@ -114,7 +100,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
             x=[sample.time_s * clock.factor for sample in samples] + [timeline.makespan_s * clock.factor],
             y=[sample.nbytes * unit.factor for sample in samples] + [samples[-1].nbytes * unit.factor if samples else 0],
             mode="lines",
-            line={"shape": "hv", "color": VERMILLION if over else BLUE, "width": 1.5},
+            line={"shape": "hv", "color": style.VERMILLION if over else style.BLUE, "width": 1.5},
             fill="tozeroy",
             fillcolor="rgba(213,94,0,0.25)" if over else "rgba(86,180,233,0.35)",
             name=timeline.device_names[rank],
@@ -128,7 +114,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
                 x=[0, timeline.makespan_s * clock.factor],
                 y=[budget * unit.factor] * 2,
                 mode="lines",
-                line={"dash": "dash", "color": BLACK, "width": 1.5},
+                line={"dash": "dash", "color": style.BLACK, "width": 1.5},
                 name="budget",
                 hovertemplate=f"budget %{{y:.4g}} {unit.name}<extra></extra>",
                 showlegend=False,
@@ -148,15 +134,17 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     if timeline.world_size > len(ranks):
         lines += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
     row_pixels = 170 if columns < 4 else 115
-    return finish(figure, title=title, label=timeline.label, subtitle=lines, note=note, height=170 + row_pixels * rows, margin={"t": 115})
+    return style.finish(
+        figure, title=title, label=timeline.label, subtitle=lines, note=note, height=170 + row_pixels * rows, margin={"t": 115}
+    )
 
 
 def _heading(timeline: Timeline, rank: int) -> str:
     peak = timeline.peak_bytes(rank)
     if not timeline.budget_bytes:
-        return f"{timeline.device_names[rank]}: peak {byte_unit(peak).text(peak)}"
+        return f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)}"
     budget = timeline.budget_bytes[rank]
-    heading = f"{timeline.device_names[rank]}: peak {byte_unit(peak).text(peak)} of {byte_unit(budget).text(budget)}"
+    heading = f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)} of {style.byte_unit(budget).text(budget)}"
     return f"<b>{heading}: too much</b>" if peak > budget else heading
 
 

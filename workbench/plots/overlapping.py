@@ -14,24 +14,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.spread import Spread
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    LEGEND_BELOW,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    SYMBOLS,
-    VERMILLION,
-    empty,
-    error_bars,
-    finish,
-    time_unit,
-)
+from workbench.plots import style
 
 ALLOWED = 1.10
 """Upper limit of an overlapped block's time divided by the longer of its two parts."""
@@ -56,11 +39,11 @@ def overlap(
 ) -> go.Figure:
     """Return three bars for each cell, lines for the longer part and the sum, the ratio above the third bar.  what: the timed part."""
     if not cells:
-        return empty(title=title, label=label, why="No block was timed.", note=note)
-    unit = time_unit(max(cell.computation_s.high + cell.communication_s.high for cell in cells))
+        return style.empty(title=title, label=label, why="No block was timed.", note=note)
+    unit = style.time_unit(max(cell.computation_s.high + cell.communication_s.high for cell in cells))
     width = 0.26
     figure = go.Figure()
-    parts = (("computation alone", BLUE), ("communication alone", GREEN), ("overlapped", PURPLE))
+    parts = (("computation alone", style.BLUE), ("communication alone", style.GREEN), ("overlapped", style.PURPLE))
     for index, (name, colour) in enumerate(parts):
         spreads = [(cell.computation_s, cell.communication_s, cell.together_s)[index].scaled(unit.factor) for cell in cells]
         figure.add_bar(
@@ -69,7 +52,7 @@ def overlap(
             y=[spread.median for spread in spreads],
             width=width * 0.94,
             marker={"color": colour},
-            error_y=error_bars(spreads, color=BLACK, visible=any(spread.high > spread.low for spread in spreads)),
+            error_y=style.error_bars(spreads, color=style.BLACK, visible=any(spread.high > spread.low for spread in spreads)),
             hovertext=[f"{cell.name}: {name} {spread.median:.4g} {unit.name}" for cell, spread in zip(cells, spreads, strict=True)],
             hovertemplate="%{hovertext}<extra></extra>",
         )
@@ -80,7 +63,7 @@ def overlap(
             height = of(cell.computation_s.median, cell.communication_s.median) * unit.factor
             xs += [place - 1.5 * width, place + 1.5 * width, None]
             ys += [height, height, None]
-        figure.add_scatter(x=xs, y=ys, mode="lines", name=line, line={"color": DARK_GREY, "width": 2, "dash": dash}, hoverinfo="skip")
+        figure.add_scatter(x=xs, y=ys, mode="lines", name=line, line={"color": style.DARK_GREY, "width": 2, "dash": dash}, hoverinfo="skip")
     for place, cell in enumerate(cells):
         figure.add_annotation(
             x=place + width,
@@ -88,23 +71,22 @@ def overlap(
             yshift=10,
             text=f"{cell.ratio:.2f}",
             showarrow=False,
-            font={"size": 11.5, "color": BLACK},
+            font={"size": 11.5, "color": style.BLACK},
         )
     figure.update_xaxes(tickvals=list(range(len(cells))), ticktext=[cell.name for cell in cells], showgrid=False, zeroline=False)
     figure.update_yaxes(title=f"{what} ({unit.name})", rangemode="tozero", zeroline=False)
     within = sum(cell.ratio <= ALLOWED for cell in cells)
     said = f"above the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
-    return finish(
+    return style.finish(
         figure,
         title=title,
         label=label,
         subtitle="; ".join(filter(None, [subtitle, said])),
         note=note,
         height=440,
-        margin={"b": 95},
+        below=95,
         barmode="overlay",
         bargap=0,
-        legend=LEGEND_BELOW,
     )
 
 
@@ -116,19 +98,27 @@ class TradePoint(NamedTuple):
     fullness: float
 
 
-def trade(points: Sequence[TradePoint], mine: TradePoint, *, label: str = "simulated", subtitle: str = "") -> go.Figure:
+def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "") -> go.Figure:
     """Return latency and the fullest device's memory over the number of layers in scheme 2, with `mine` marked.
 
     points: at least one, of plans that differ only in their schemes; plans that do not fit are drawn hollow.
     """
     ordered = sorted(points)
-    unit = time_unit(max(point.seconds for point in (*ordered, mine)))
+    unit = style.time_unit(max(point.seconds for point in (*ordered, mine)))
     figure = make_subplots(specs=[[{"secondary_y": True}]])
     across = [point.layers for point in ordered]
     fits = [point.fullness <= 1 for point in ordered]
     series = (
-        ("latency", [point.seconds * unit.factor for point in ordered], mine.seconds * unit.factor, BLUE, "circle", unit.name, False),
-        ("memory of the fullest device", [100 * point.fullness for point in ordered], 100 * mine.fullness, VERMILLION, "square", "%", True),
+        ("latency", [point.seconds * unit.factor for point in ordered], mine.seconds * unit.factor, style.BLUE, "circle", unit.name, False),
+        (
+            "memory of the fullest device",
+            [100 * point.fullness for point in ordered],
+            100 * mine.fullness,
+            style.VERMILLION,
+            "square",
+            "%",
+            True,
+        ),
     )
     for name, values, own, colour, symbol, of, secondary in series:
         figure.add_scatter(
@@ -148,37 +138,37 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, label: str = "simul
             mode="markers",
             x=[mine.layers],
             y=[own],
-            marker={"size": 17, "symbol": "circle-open", "color": BLACK, "line": {"width": 2.5}},
+            marker={"size": 17, "symbol": "circle-open", "color": style.BLACK, "line": {"width": 2.5}},
             hovertemplate=f"yours: %{{y:.4g}} {of}<extra></extra>",
             secondary_y=secondary,
         )
     most = 108 * max(1.0, mine.fullness, *(point.fullness for point in ordered))
-    figure.add_hline(y=100, line={"color": VERMILLION, "width": 1.5, "dash": "dot"}, secondary_y=True)
+    figure.add_hline(y=100, line={"color": style.VERMILLION, "width": 1.5, "dash": "dot"}, secondary_y=True)
     figure.update_xaxes(title="layers in scheme 2", zeroline=False)
     figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False, secondary_y=False)
     figure.update_yaxes(
         title="of its budget (%)", range=[0, most], zeroline=False, showgrid=False, tickmode="auto", nticks=6, secondary_y=True
     )
     said = "; ".join(filter(None, [subtitle, "dotted: the budget; hollow: out of memory"]))
-    return finish(
+    return style.finish(
         figure,
         title="Scheme 2 trades memory for communication",
-        label=label,
+        label="simulated",
         subtitle=said,
         height=430,
-        margin={"b": 95, "r": 70},
-        legend=LEGEND_BELOW,
+        margin={"r": 70},
+        below=95,
     )
 
 
 COLOUR_OF = {
-    "Galaxy+": BLUE,
-    "Algorithm 1": SKY_BLUE,
-    "Galaxy": GREEN,
-    "Megatron-LM": VERMILLION,
-    "sequence parallel": PURPLE,
-    "EdgeShard": ORANGE,
-    "one device": GREY,
+    "Galaxy+": style.BLUE,
+    "Algorithm 1": style.SKY_BLUE,
+    "Galaxy": style.GREEN,
+    "Megatron-LM": style.VERMILLION,
+    "sequence parallel": style.PURPLE,
+    "EdgeShard": style.ORANGE,
+    "one device": style.GREY,
 }
 """Each system has the same colour in all figures; another name takes the next colour of the cycle."""
 
@@ -201,11 +191,11 @@ def latencies(
     values = [spread.high for points in found.values() for spread in points.values()]
     values += [seconds for points in (predicted or {}).values() for seconds in points.values()]
     if not values:
-        return empty(title=title, label=label, why="Nothing was timed.", note=note)
-    unit = time_unit(max(values))
+        return style.empty(title=title, label=label, why="Nothing was timed.", note=note)
+    unit = style.time_unit(max(values))
     figure = go.Figure()
     for index, name in enumerate(dict.fromkeys([*found, *(predicted or {})])):
-        colour, symbol = colour_of(name, index), SYMBOLS[index % len(SYMBOLS)]
+        colour, symbol = colour_of(name, index), style.SYMBOLS[index % len(style.SYMBOLS)]
         points = dict(sorted(found.get(name, {}).items()))
         if points:
             figure.add_scatter(
@@ -213,7 +203,7 @@ def latencies(
                 mode="lines+markers",
                 x=list(points),
                 y=[spread.median * unit.factor for spread in points.values()],
-                error_y=error_bars([spread.scaled(unit.factor) for spread in points.values()]),
+                error_y=style.error_bars([spread.scaled(unit.factor) for spread in points.values()]),
                 line={"color": colour, "width": 2},
                 marker={"size": 8, "symbol": symbol},
                 hovertemplate=f"<b>{name}</b><br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
@@ -231,15 +221,14 @@ def latencies(
                 hovertemplate=f"<b>{name}</b>, simulated<br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
             )
     if predicted and any(found.values()):
-        hollow = {"size": 9, "symbol": "circle-open", "color": DARK_GREY, "line": {"width": 1.5}}
-        line = {"color": DARK_GREY, "width": 1.5, "dash": "dot"}
+        hollow = {"size": 9, "symbol": "circle-open", "color": style.DARK_GREY, "line": {"width": 1.5}}
+        line = {"color": style.DARK_GREY, "width": 1.5, "dash": "dot"}
         figure.add_scatter(x=[None], y=[None], mode="lines+markers", name="simulated (hollow)", marker=hollow, line=line)
     marked = sorted({rate for points in (*found.values(), *(predicted or {}).values()) for rate in points})
     ticks = {"tickvals": marked, "ticktext": [f"{rate:,g}" for rate in marked], "minor": {"ticks": ""}}
     figure.update_xaxes(title="links (Mbit/s)", type="log", zeroline=False, **ticks)
     figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False)
-    below = {"legend": LEGEND_BELOW, "margin": {"b": 105}}
-    return finish(figure, title=title, label=label, subtitle=subtitle, note=note, height=460, **below)
+    return style.finish(figure, title=title, label=label, subtitle=subtitle, note=note, height=460, below=105)
 
 
 def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: str = "") -> go.Figure:
@@ -249,7 +238,7 @@ def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: 
     """
     marked = sorted({rate for points in found.values() for rate in points})
     if not marked:
-        return empty(title=title, label=label, why="Nothing was compared.", note=note)
+        return style.empty(title=title, label=label, why="Nothing was compared.", note=note)
     places = {rate: place for place, rate in enumerate(marked)}
     width = 0.8 / len(found)
     figure = go.Figure()
@@ -261,7 +250,9 @@ def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: 
             x=at,
             y=[spread.median for spread in shown.values()],
             width=width * 0.94,
-            error_y=error_bars([*shown.values()], color=BLACK, visible=any(spread.high > spread.low for spread in shown.values())),
+            error_y=style.error_bars(
+                [*shown.values()], color=style.BLACK, visible=any(spread.high > spread.low for spread in shown.values())
+            ),
             marker={"color": colour_of(name, index)},
             hovertext=[
                 f"{name} at {rate:,g} Mbit/s: {spread.median:.2f} times ours ({spread.low:.2f}-{spread.high:.2f})"
@@ -278,19 +269,19 @@ def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: 
                 showarrow=False,
                 bgcolor="rgba(255,255,255,0.85)",
                 borderpad=0,
-                font={"size": 10.5, "color": BLACK},
+                font={"size": 10.5, "color": style.BLACK},
             )
-    figure.add_hline(y=1.0, line={"color": BLACK, "width": 1.5})
+    figure.add_hline(y=1.0, line={"color": style.BLACK, "width": 1.5})
     figure.update_xaxes(
         title="links (Mbit/s)", tickvals=list(places.values()), ticktext=[f"{rate:,g}" for rate in places], showgrid=False, zeroline=False
     )
     figure.update_yaxes(title="latency over ours", rangemode="tozero", zeroline=False)
     spreads = any(spread.high > spread.low for points in found.values() for spread in points.values())
     said = "; ".join(filter(None, [subtitle, "bars: the middle half of the rounds" if spreads else ""]))
-    bars = {"barmode": "overlay", "bargap": 0, "legend": LEGEND_BELOW, "margin": {"b": 105}}
-    return finish(figure, title=title, label=label, subtitle=said, note=note, height=460, **bars)
+    bars = {"barmode": "overlay", "bargap": 0}
+    return style.finish(figure, title=title, label=label, subtitle=said, note=note, height=460, below=105, **bars)
 
 
 def colour_of(name: str, index: int) -> str:
     """Return a system's colour; an unknown system gets the cycle's."""
-    return COLOUR_OF.get(name, CYCLE[index % len(CYCLE)])
+    return COLOUR_OF.get(name, style.CYCLE[index % len(style.CYCLE)])

@@ -8,20 +8,7 @@ import plotly.graph_objects as go
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.plots.style import (
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    GREY,
-    LEGEND_BELOW,
-    LIGHT_GREY,
-    ORANGE,
-    SKY_BLUE,
-    VERMILLION,
-    byte_unit,
-    finish,
-    rows_for,
-)
+from workbench.plots import style
 
 ROW_PIXELS = 34
 
@@ -41,8 +28,8 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"color": "white" if CYCLE[index % len(CYCLE)] not in (ORANGE, SKY_BLUE) else "black"},
-            marker={"color": CYCLE[index % len(CYCLE)], "line": {"width": 1, "color": "white"}},
+            textfont={"color": "white" if style.CYCLE[index % len(style.CYCLE)] not in (style.ORANGE, style.SKY_BLUE) else "black"},
+            marker={"color": style.CYCLE[index % len(style.CYCLE)], "line": {"width": 1, "color": "white"}},
             hovertext=[
                 f"{cluster.devices[share.rank].name}: layers {stage.start} to {stage.stop - 1}, "
                 f"{share.samples} of {plan.micro_batch_size} samples of a micro-batch"
@@ -53,21 +40,20 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
         )
     idle = [rank for rank in range(cluster.world_size) if plan.stage_of(rank) is None]
     for rank in idle:
-        figure.add_annotation(x=0, y=rank, text=" holds nothing", showarrow=False, xanchor="left", font={"color": DARK_GREY})
+        figure.add_annotation(x=0, y=rank, text=" holds nothing", showarrow=False, xanchor="left", font={"color": style.DARK_GREY})
     for stage in plan.stages[1:]:
-        figure.add_vline(x=stage.start, line={"color": DARK_GREY, "width": 1, "dash": "dot"})
+        figure.add_vline(x=stage.start, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
     figure.update_xaxes(title="layers", range=[0, plan.num_layers], zeroline=False, dtick=max(1, plan.num_layers // 12))
     _rows(figure, cluster)
-    return finish(
+    return style.finish(
         figure,
         title=plan.where().capitalize(),
         label="",
         subtitle="inside a bar: the device's samples of each micro-batch",
         height=185 + ROW_PIXELS * cluster.world_size,
-        margin={"b": 95},
+        below=95,
         barmode="overlay",
         bargap=0,
-        legend=LEGEND_BELOW,
     )
 
 
@@ -79,10 +65,10 @@ def needs(
     needed: rank -> purpose -> bytes, the same purposes for every rank.
     """
     total = {rank: sum(parts.values()) for rank, parts in needed.items()}
-    unit = byte_unit(max([device.memory_bytes for device in cluster.devices] + list(total.values())))
+    unit = style.byte_unit(max([device.memory_bytes for device in cluster.devices] + list(total.values())))
     ranks = sorted(needed)
     figure = go.Figure()
-    for name, colour in zip(needed[ranks[0]], (BLUE, SKY_BLUE, ORANGE, GREY), strict=False):
+    for name, colour in zip(needed[ranks[0]], (style.BLUE, style.SKY_BLUE, style.ORANGE, style.GREY), strict=False):
         sizes = [needed[rank][name] for rank in ranks]
         figure.add_bar(
             name=name,
@@ -92,12 +78,12 @@ def needs(
             width=0.6,
             marker={"color": colour},
             hovertext=[
-                f"{cluster.devices[rank].name}: {name} {byte_unit(size).text(size)}" for rank, size in zip(ranks, sizes, strict=True)
+                f"{cluster.devices[rank].name}: {name} {style.byte_unit(size).text(size)}" for rank, size in zip(ranks, sizes, strict=True)
             ],
             hovertemplate="%{hovertext}<extra></extra>",
         )
     over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
-    for is_over, colour, name in ((False, "black", "budget"), (True, VERMILLION, "budget, exceeded")):
+    for is_over, colour, name in ((False, "black", "budget"), (True, style.VERMILLION, "budget, exceeded")):
         shown = [rank for rank in range(cluster.world_size) if (rank in over) is is_over]
         if shown:
             figure.add_scatter(
@@ -106,24 +92,27 @@ def needs(
                 x=[cluster.devices[rank].memory_bytes * unit.factor for rank in shown],
                 y=shown,
                 marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}},
-                hovertext=[f"{cluster.devices[rank].name}: {byte_unit(b := cluster.devices[rank].memory_bytes).text(b)}" for rank in shown],
+                hovertext=[
+                    f"{cluster.devices[rank].name}: {style.byte_unit(b := cluster.devices[rank].memory_bytes).text(b)}" for rank in shown
+                ],
                 hovertemplate="%{hovertext}<extra>budget</extra>",
             )
-    figure.update_xaxes(title=f"memory ({unit.name})", rangemode="tozero", zeroline=False, gridcolor=LIGHT_GREY)
+    figure.update_xaxes(title=f"memory ({unit.name})", rangemode="tozero", zeroline=False, gridcolor=style.LIGHT_GREY)
     _rows(figure, cluster)
-    names = ", ".join(f"{cluster.devices[rank].name} needs {byte_unit(n := total[rank]).text(n)}" for rank in over)
-    return finish(
+    names = ", ".join(f"{cluster.devices[rank].name} needs {style.byte_unit(n := total[rank]).text(n)}" for rank in over)
+    return style.finish(
         figure,
         title=title,
         label="planned",
         subtitle=f"Out of memory: {names}" if over else "every device is within its budget",
         height=185 + ROW_PIXELS * cluster.world_size,
-        margin={"b": 95},
+        below=95,
         barmode="stack",
         bargap=0,
-        legend=LEGEND_BELOW,
     )
 
 
 def _rows(figure: go.Figure, cluster: Cluster) -> None:
-    figure.update_yaxes(showgrid=False, zeroline=False, **rows_for([f"{rank} {one.name}" for rank, one in enumerate(cluster.devices)]))
+    figure.update_yaxes(
+        showgrid=False, zeroline=False, **style.rows_for([f"{rank} {one.name}" for rank, one in enumerate(cluster.devices)])
+    )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from workbench.core.report import Report, busy_note
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, LEGEND_BELOW, ORANGE, empty, finish, time_unit
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, empty, finish, time_unit
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -37,9 +37,7 @@ def compared_bars(
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
     spreads = any(deviation for points in found.values() for _, deviation in points.values())
     said = "mean, with the standard deviation over runs" if spreads else ""
-    return finish(
-        figure, title=title, label=label, subtitle=said, note=note, height=430, barmode="group", margin={"b": 105}, legend=LEGEND_BELOW
-    )
+    return finish(figure, title=title, label=label, subtitle=said, note=note, height=430, barmode="group", below=105)
 
 
 def compared_losses(curves: Mapping[str, Sequence[float]], *, title: str, label: str) -> go.Figure:
@@ -50,7 +48,7 @@ def compared_losses(curves: Mapping[str, Sequence[float]], *, title: str, label:
         figure.add_scatter(name=name, mode="lines", x=list(range(1, len(losses) + 1)), y=list(losses), line=line, showlegend=True)
     figure.update_xaxes(title="optimizer step", zeroline=False)
     figure.update_yaxes(title="loss", zeroline=False)
-    return finish(figure, title=title, label=label, subtitle="mean over runs", height=430, margin={"b": 105}, legend=LEGEND_BELOW)
+    return finish(figure, title=title, label=label, subtitle="mean over runs", height=430, below=105)
 
 
 BAND = 0.10  # the deviation that the shaded band allows

@@ -10,24 +10,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core.report import busy_note
 from workbench.core.serving import EventKind, ServingEvent, ServingReport
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    LEGEND_BELOW,
-    LIGHT_GREY,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
-    VERMILLION,
-    empty,
-    finish,
-    mark_of,
-    time_unit,
-)
+from workbench.plots import style
 
 PALE_RED = "#F6DFD6"
 MAX_STEPS = 80  # of a curve over time
@@ -38,22 +21,22 @@ CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # approximate widths of a fault's name
 RAISED = dict.fromkeys(("straggler", "lost", "recovered"), -0.26) | dict.fromkeys(("switched", "repeated", "waiting", "paused"), 0.26)
 """In rows, from top to bottom."""
 SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
-    "straggler": (ORANGE, "diamond"),
-    "lost": (VERMILLION, "x"),
-    "excluded": (VERMILLION, "triangle-down"),
-    "rebalanced": (PURPLE, "square"),
-    "kept": (GREY, "circle"),
-    "switched": (BLUE, "star"),
-    "repeated": (BLACK, "cross"),
-    "recovered": (SKY_BLUE, "circle"),
-    "readmitted": (GREEN, "triangle-up"),
-    "waiting": (DARK_GREY, "hourglass"),
-    "paused": (GREY, "hourglass"),
+    "straggler": (style.ORANGE, "diamond"),
+    "lost": (style.VERMILLION, "x"),
+    "excluded": (style.VERMILLION, "triangle-down"),
+    "rebalanced": (style.PURPLE, "square"),
+    "kept": (style.GREY, "circle"),
+    "switched": (style.BLUE, "star"),
+    "repeated": (style.BLACK, "cross"),
+    "recovered": (style.SKY_BLUE, "circle"),
+    "readmitted": (style.GREEN, "triangle-up"),
+    "waiting": (style.DARK_GREY, "hourglass"),
+    "paused": (style.GREY, "hourglass"),
 }
 """The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of later events."""
 
 
-def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str = "A stream of requests", note: str = "") -> go.Figure:
+def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str = "A stream of requests") -> go.Figure:
     """Return throughput over time, the processor use of each device for every report, and the events below.
 
     reports: one, or several of the same stream by name, such as with and without re-scheduling; injected faults are shaded.
@@ -61,9 +44,9 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
     named = {"": reports} if isinstance(reports, ServingReport) else dict(reports)
     shown = {name: report for name, report in named.items() if report.requests}
     label = " and ".join(dict.fromkeys(report.label for report in named.values()))
-    note = note or next(filter(None, map(busy_note, named.values())), "")
+    note = next(filter(None, map(busy_note, named.values())), "")
     if not shown:
-        return empty(title=title, label=label, why="No request was answered.", note=note)
+        return style.empty(title=title, label=label, why="No request was answered.", note=note)
     first = next(iter(shown.values()))
     end_s, step_s = max(report.end_s for report in shown.values()), step_of(shown.values())
     panels = [f"processors{', ' * bool(name)}{name}" for name in shown]
@@ -74,10 +57,10 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
         shared_xaxes=True,
         row_heights=heights,
         vertical_spacing=34 / sum(heights),
-        subplot_titles=[f"answers per second{mark_of(note)}", *panels, "what the portal found and did"],
+        subplot_titles=[f"answers per second{style.mark_of(note)}", *panels, "what the portal found and did"],
     )
     for annotation in figure.layout.annotations:
-        annotation.update(x=0, xanchor="left", font={"size": 12.5, "color": BLACK})
+        annotation.update(x=0, xanchor="left", font={"size": 12.5, "color": style.BLACK})
     for index, (name, report) in enumerate(shown.items()):
         _throughput(figure, name, report, index, step_s)
         _processors(figure, report, 2 + index, step_s, in_legend=index == 0)
@@ -85,7 +68,7 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
     _faults(figure, first, end_s, rows=len(heights))
     figure.update_xaxes(range=[-0.005 * end_s, end_s], zeroline=False)
     figure.update_xaxes(title="time (s)", row=len(heights), col=1)
-    return finish(
+    return style.finish(
         figure,
         title=title,
         label=label,
@@ -97,13 +80,13 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
     )
 
 
-def request_latencies(report: ServingReport, *, title: str = "Latency of every request", note: str = "") -> go.Figure:
+def request_latencies(report: ServingReport) -> go.Figure:
     """Return a point for each request, coloured by the plan that answered it, with the percentiles as lines."""
-    note = note or busy_note(report)
+    title, note = "Latency of every request", busy_note(report)
     if not report.requests:
-        return empty(title=title, label=report.label, why="No request was answered.", note=note)
+        return style.empty(title=title, label=report.label, why="No request was answered.", note=note)
     chosen = report.requests[:: max(1, len(report.requests) // MAX_POINTS)]
-    unit = time_unit(report.percentile_s(0.95))
+    unit = style.time_unit(report.percentile_s(0.95))
     figure = go.Figure()
     for index in sorted({request.plan for request in chosen}):
         mine = [request for request in chosen if request.plan == index]
@@ -115,7 +98,7 @@ def request_latencies(report: ServingReport, *, title: str = "Latency of every r
             y=[request.latency_s * unit.factor for request in mine],
             marker={
                 "size": 6,
-                "color": CYCLE[index % len(CYCLE)],
+                "color": style.CYCLE[index % len(style.CYCLE)],
                 "symbol": ["x" if request.attempts > 1 else "circle" for request in mine],
             },
             hovertext=[
@@ -128,20 +111,19 @@ def request_latencies(report: ServingReport, *, title: str = "Latency of every r
     shares = ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
     for share, _ in shares:
         value = report.percentile_s(share)
-        figure.add_hline(y=value * unit.factor, line={"color": DARK_GREY, "width": 1.2, "dash": "dot"})
+        figure.add_hline(y=value * unit.factor, line={"color": style.DARK_GREY, "width": 1.2, "dash": "dot"})
     words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}{report.mark}" for share, name in shares)
     repeated = f"; {report.num_repeated} repeated (crosses)" if report.num_repeated else ""
     figure.update_xaxes(title="arrival (s)", zeroline=False)
     figure.update_yaxes(title=f"from arrival to answer ({unit.name}){report.mark}", rangemode="tozero", zeroline=False)
-    return finish(
+    return style.finish(
         figure,
         title=title,
         label=report.label,
         subtitle=f"{words} (dotted){repeated}",
         note=note,
         height=430,
-        margin={"b": 105},
-        legend=LEGEND_BELOW,
+        below=105,
     )
 
 
@@ -159,7 +141,7 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
         mode="lines",
         x=[at for at, _ in points],
         y=[rate for _, rate in points],
-        line={"color": BLACK if index == 0 else VERMILLION, "width": 2.2, "dash": "solid" if index == 0 else "dash"},
+        line={"color": style.BLACK if index == 0 else style.VERMILLION, "width": 2.2, "dash": "solid" if index == 0 else "dash"},
         hovertemplate="%{y:.3g} answers per second at %{x:.1f} s<extra></extra>",
         legendrank=1,
         row=1,
@@ -179,7 +161,7 @@ def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: floa
             mode="lines",
             x=[at for at, _ in points],
             y=[100 * share for _, share in points],
-            line={"color": CYCLE[rank % len(CYCLE)], "width": 1.8},
+            line={"color": style.CYCLE[rank % len(style.CYCLE)], "width": 1.8},
             hovertemplate=f"{device.name}: %{{y:.0f}} % busy at %{{x:.1f}} s<extra></extra>",
             row=row,
             col=1,
@@ -231,7 +213,12 @@ def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int
         if fault.start >= end_s:
             break
         stop = end_s if fault.end is None else min(fault.end, end_s)
-        look = {"fillcolor": LIGHT_GREY if fault.kind == "slow" else PALE_RED, "opacity": 0.55, "layer": "below", "line": {"width": 0}}
+        look = {
+            "fillcolor": style.LIGHT_GREY if fault.kind == "slow" else PALE_RED,
+            "opacity": 0.55,
+            "layer": "below",
+            "line": {"width": 0},
+        }
         for number in ("", *range(2, rows + 1)):
             where = {"xref": f"x{number}", "yref": f"y{number} domain", "x0": fault.start, "x1": stop, "y0": 0, "y1": 1}
             shapes.append({"type": "rect", **look, **where})
@@ -262,7 +249,7 @@ def _words(report: ServingReport, event: ServingEvent) -> str:
 def _summary(reports: Mapping[str, ServingReport]) -> str:
     parts = []
     for name, report in reports.items():
-        unit = time_unit(report.percentile_s(0.95))
+        unit = style.time_unit(report.percentile_s(0.95))
         lost = f", {report.num_lost} lost" if report.num_lost else ", none lost"
         half, most = (f"{unit.text(report.percentile_s(share))}{report.mark}" for share in (0.5, 0.95))
         parts.append(f"{name}{': ' * bool(name)}{len(report.requests):,} answers{lost}; half within {half}, 95 % within {most}")

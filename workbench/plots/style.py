@@ -169,10 +169,13 @@ def _not_numbers(figure: go.Figure) -> dict[str, int]:
     return lost
 
 
-def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, **layout: Any) -> go.Figure:
+def finish(
+    figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, below: int = 0, **layout: Any
+) -> go.Figure:
     """Give a figure its title with the kind of its numbers, a visible note, and the common style; return it.
 
-    layout: plotly's further settings.  NaN and infinite values are not drawn: a second note says how many, and of which trace.
+    below: pixels under the axes, where the legend then is; 0: it is at the right.  layout: plotly's further settings.  NaN and infinite
+    values are not drawn: a second note says how many, and of which trace.
     """
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
@@ -194,9 +197,9 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
         height=height,
         # A bar along the right edge keeps the end of a long title visible.
         modebar={"orientation": "v", "bgcolor": "rgba(255,255,255,0)"},
-        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": 50},
+        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": below or 50},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
-        legend={"title": {"text": ""}},
+        legend={"title": {"text": ""}} | (LEGEND_BELOW if below else {}),
         hoverlabel={"namelength": -1},
     )
     figure.update_layout(**layout)

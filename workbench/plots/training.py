@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.report import Report, StepRecord, busy_note, metrics_text
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, LEGEND_BELOW, ORANGE, SKY_BLUE, empty, finish, time_unit
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, ORANGE, SKY_BLUE, empty, finish, time_unit
 
 SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
 
@@ -84,8 +84,8 @@ def curves(report: Report) -> go.Figure:
         label=report.label,
         subtitle=f"test split, epoch chosen on validation: {tested}" if tested else "",
         height=460,
-        margin={"t": 105, "b": 95},
-        legend=LEGEND_BELOW,
+        margin={"t": 105},
+        below=95,
     )
 
 
@@ -156,8 +156,8 @@ def epoch_times(report: Report) -> go.Figure:
         subtitle=_speedup(report),
         note=note,
         height=460,
-        margin={"b": 95, "t": 105},
-        legend=LEGEND_BELOW,
+        margin={"t": 105},
+        below=95,
     )
 
 

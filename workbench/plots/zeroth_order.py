@@ -9,22 +9,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    LEGEND_BELOW,
-    ORANGE,
-    SKY_BLUE,
-    SYMBOLS,
-    VERMILLION,
-    byte_unit,
-    empty,
-    finish,
-)
+from workbench.plots import style
 
 Point = tuple[float, float]
 HALF_WIDTH, HALF_HEIGHT = 5.2, 2.6
@@ -47,9 +32,6 @@ def bowl(
     *,
     gradient: Point,
     epsilon: float,
-    title: str = "What forward passes say of the slope",
-    label: str = "computed",
-    subtitle: str = "",
 ) -> go.Figure:
     """Return the bowl from above: contours, the path so far, the queries at its last point, their mean next to the exact gradient.
 
@@ -58,30 +40,32 @@ def bowl(
     x, y = path[-1]
     figure = go.Figure(_contours(loss))
     if len(path) > 1:
-        line, marker = {"color": BLACK, "width": 1.5}, {"symbol": "circle", "size": 5}
+        line, marker = {"color": style.BLACK, "width": 1.5}, {"symbol": "circle", "size": 5}
         x_path, y_path = zip(*path, strict=True)
         figure.add_scatter(name="path", mode="lines+markers", x=x_path, y=y_path, line=line, marker=marker, hoverinfo="skip")
     shown = probes[:MAX_PROBES]
     tips = [(x + side * epsilon * probe.direction[0], y + side * epsilon * probe.direction[1]) for side in (1, -1) for probe in shown]
     scale = ARROW / max(math.hypot(*gradient), 1e-9)
     parts = [(-scale * probe.slope * probe.direction[0], -scale * probe.slope * probe.direction[1]) for probe in shown]
-    figure.add_trace(_arrows("each query: −g z", (x, y), parts, SKY_BLUE, width=1.5, size=9))
+    figure.add_trace(_arrows("each query: −g z", (x, y), parts, style.SKY_BLUE, width=1.5, size=9))
     for name, symbol, colour, some in (
-        ("θ + εz", "cross", VERMILLION, tips[: len(shown)]),
-        ("θ − εz", "circle", ORANGE, tips[len(shown) :]),
+        ("θ + εz", "cross", style.VERMILLION, tips[: len(shown)]),
+        ("θ − εz", "circle", style.ORANGE, tips[len(shown) :]),
     ):
-        marker = {"symbol": symbol, "size": 8, "color": colour, "line": {"color": BLACK, "width": 0.5}}
+        marker = {"symbol": symbol, "size": 8, "color": colour, "line": {"color": style.BLACK, "width": 0.5}}
         figure.add_scatter(name=name, mode="markers", x=[at[0] for at in some], y=[at[1] for at in some], marker=marker, hoverinfo="skip")
     mean = tuple(sum(probe.slope * probe.direction[axis] for probe in probes) / max(1, len(probes)) for axis in (0, 1))
-    figure.add_trace(_arrows("their mean", (x, y), [(-scale * mean[0], -scale * mean[1])], BLUE, width=4, size=15))
-    figure.add_trace(_arrows("exact: −∇L", (x, y), [(-scale * gradient[0], -scale * gradient[1])], BLACK, width=2.5, size=13, dash="dot"))
-    here = {"symbol": "circle", "size": 11, "color": GREEN, "line": {"color": BLACK, "width": 1}}
+    figure.add_trace(_arrows("their mean", (x, y), [(-scale * mean[0], -scale * mean[1])], style.BLUE, width=4, size=15))
+    figure.add_trace(
+        _arrows("exact: −∇L", (x, y), [(-scale * gradient[0], -scale * gradient[1])], style.BLACK, width=2.5, size=13, dash="dot")
+    )
+    here = {"symbol": "circle", "size": 11, "color": style.GREEN, "line": {"color": style.BLACK, "width": 1}}
     figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, hoverinfo="skip")
     figure.update_xaxes(title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], zeroline=False, showgrid=False, constrain="domain")
     figure.update_yaxes(
         title="θ<sub>2</sub>", range=[-HALF_HEIGHT, HALF_HEIGHT], zeroline=False, showgrid=False, scaleanchor="x", constrain="domain"
     )
-    return finish(figure, title=title, label=label, subtitle=subtitle, height=600, margin={"b": 100}, legend=LEGEND_BELOW)
+    return style.finish(figure, title="What forward passes say of the slope", label="computed", height=600, below=100)
 
 
 def _contours(loss: Callable[[float, float], float]) -> go.Contour:
@@ -95,7 +79,7 @@ def _contours(loss: Callable[[float, float], float]) -> go.Contour:
         ncontours=18,
         contours={"coloring": "heatmap"},
         colorscale=[[0, "#FFFFFF"], [1, "#C9C9C9"]],
-        line={"color": GREY, "width": 0.7},
+        line={"color": style.GREY, "width": 0.7},
         showscale=False,
         hovertemplate="loss %{z:.3g}<extra></extra>",
         name="loss",
@@ -128,11 +112,11 @@ class GradientError(NamedTuple):
     points: tuple[tuple[int, float], ...]
 
 
-def gradient_error(found: Sequence[GradientError], *, label: str, subtitle: str = "") -> go.Figure:
+def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
     """Return the squared error over q: measured (symbols), and (d + 1) / q, its value if the loss is a plane (lines)."""
     figure = go.Figure()
     for index, one in enumerate(found):
-        colour = CYCLE[index % len(CYCLE)]
+        colour = style.CYCLE[index % len(style.CYCLE)]
         across = [queries for queries, _ in one.points]
         figure.add_scatter(
             name=one.name,
@@ -140,7 +124,7 @@ def gradient_error(found: Sequence[GradientError], *, label: str, subtitle: str 
             mode="markers",
             x=across,
             y=[error for _, error in one.points],
-            marker={"size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": colour},
+            marker={"size": 9, "symbol": style.SYMBOLS[index % len(style.SYMBOLS)], "color": colour},
             hovertemplate=f"{one.name}: q = %{{x}}, error %{{y:.3g}}<extra></extra>",
         )
         figure.add_scatter(
@@ -152,22 +136,20 @@ def gradient_error(found: Sequence[GradientError], *, label: str, subtitle: str 
             line={"color": colour, "width": 1.5},
             hoverinfo="skip",
         )
-    line = {"color": DARK_GREY, "width": 1.5}
+    line = {"color": style.DARK_GREY, "width": 1.5}
     figure.add_scatter(x=[None], y=[None], mode="lines", name="(d + 1) / q", line=line)
-    figure.add_hline(y=1, line={"color": DARK_GREY, "width": 1, "dash": "dot"})
+    figure.add_hline(y=1, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
     marked = sorted({queries for one in found for queries, _ in one.points})
     figure.update_xaxes(title="queries q", type="log", tickvals=marked, ticktext=[str(one) for one in marked], zeroline=False)
     figure.update_yaxes(title="squared error, of the gradient's", type="log", dtick=1, exponentformat="power", zeroline=False)
-    said = "; ".join(filter(None, [subtitle, "dotted: the error is as long as the gradient"]))
-    return finish(
+    return style.finish(
         figure,
         title="More queries, less error",
         label=label,
-        subtitle=said,
+        subtitle="dotted: the error is as long as the gradient",
         height=460,
-        margin={"b": 95},
-        legend=LEGEND_BELOW,
-        colorway=[BLUE],
+        below=95,
+        colorway=[style.BLUE],
     )
 
 
@@ -179,19 +161,19 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
     title = "The slope along each direction"
     values = [value for pairs in found.values() for value, _ in pairs]
     if not values:
-        return empty(title=title, label=label, why="There is no query.")
+        return style.empty(title=title, label=label, why="There is no query.")
     most = 1.15 * max(max(map(abs, values)), 1e-12)
     figure = go.Figure()
-    diagonal = {"color": DARK_GREY, "width": 1, "dash": "dot"}
+    diagonal = {"color": style.DARK_GREY, "width": 1, "dash": "dot"}
     figure.add_scatter(x=[-most, most], y=[-most, most], mode="lines", line=diagonal, name="alike", hoverinfo="skip")
     for index, (name, pairs) in enumerate(found.items()):
-        marker = {"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": CYCLE[index % len(CYCLE)]}
+        marker = {"size": 8, "symbol": style.SYMBOLS[index % len(style.SYMBOLS)], "color": style.CYCLE[index % len(style.CYCLE)]}
         x, y = [exact for exact, _ in pairs], [measured for _, measured in pairs]
         hover = f"{name}: exact %{{x:.3g}}, measured %{{y:.3g}}<extra></extra>"
         figure.add_scatter(name=name, mode="markers", x=x, y=y, marker=marker, hovertemplate=hover)
     figure.update_xaxes(title="exact, by a backward pass: z · ∇L", range=[-most, most], zeroline=True, zerolinecolor="#DDDDDD")
     figure.update_yaxes(title="by two forward passes: g", range=[-1.3 * most, 1.3 * most], zeroline=True, zerolinecolor="#DDDDDD")
-    return finish(figure, title=title, label=label, subtitle=subtitle, height=460, margin={"b": 95}, legend=LEGEND_BELOW, colorway=[BLUE])
+    return style.finish(figure, title=title, label=label, subtitle=subtitle, height=460, below=95, colorway=[style.BLUE])
 
 
 def angle_between(dimension: int, queries: int) -> float:
@@ -211,7 +193,6 @@ def learning(
     engine: Sequence[tuple[int, float]] = (),
     label: str,
     metric: str = "accuracy",
-    title: str = "Learning by forward passes",
     subtitle: str = "",
 ) -> go.Figure:
     """Return each step's loss with its running mean, and the validation score on a separate axis.
@@ -220,24 +201,26 @@ def learning(
     that an inference engine continues.
     """
     figure = make_subplots(specs=[[{"secondary_y": True}]])
-    faint = {"color": SKY_BLUE, "width": 1}
+    faint = {"color": style.SKY_BLUE, "width": 1}
     figure.add_scatter(x=_first(losses), y=_second(losses), name="loss of a step", mode="lines", line=faint)
-    figure.add_scatter(x=_first(losses), y=running_mean(_second(losses)), name="its mean", mode="lines", line={"color": BLUE, "width": 2.5})
+    figure.add_scatter(
+        x=_first(losses), y=running_mean(_second(losses)), name="its mean", mode="lines", line={"color": style.BLUE, "width": 2.5}
+    )
     if engine:
-        line = {"color": VERMILLION, "width": 2.5}
+        line = {"color": style.VERMILLION, "width": 2.5}
         figure.add_scatter(x=_first(engine), y=_second(engine), name="loss in the engine", mode="lines", line=line)
-    marker = {"symbol": "square", "size": 9, "color": GREEN}
+    marker = {"symbol": "square", "size": 9, "color": style.GREEN}
     figure.add_scatter(
         x=_first(scores),
         y=_second(scores),
         name=f"validation {metric}",
         mode="lines+markers",
-        line={"color": GREEN},
+        line={"color": style.GREEN},
         marker=marker,
         secondary_y=True,
     )
     for index, (name, value) in enumerate((baselines or {}).items()):
-        line = {"color": DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]}
+        line = {"color": style.DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]}
         last = max([1, *_first(losses), *_first(engine)])
         figure.add_scatter(
             x=[0, last], y=[value, value], mode="lines", name=f"{name} {value:.2f}", line=line, hoverinfo="skip", secondary_y=True
@@ -246,7 +229,7 @@ def learning(
     figure.update_xaxes(title="steps", rangemode="tozero", zeroline=False)
     figure.update_yaxes(title="loss", range=[0, 1.08 * max(shown, default=1.0)], zeroline=False, secondary_y=False)
     figure.update_yaxes(title=metric, range=[0, 1], showgrid=False, zeroline=False, tickmode="auto", nticks=6, secondary_y=True)
-    return finish(figure, title=title, label=label, subtitle=subtitle, height=450, margin={"b": 100, "r": 70}, legend=LEGEND_BELOW)
+    return style.finish(figure, title="Learning by forward passes", label=label, subtitle=subtitle, height=450, margin={"r": 70}, below=100)
 
 
 def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
@@ -254,9 +237,7 @@ def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
     return [sum(values[max(0, at + 1 - size) : at + 1]) / min(size, at + 1) for at in range(len(values))]
 
 
-def traffic(
-    nbytes: Mapping[str, float], *, label: str = "counted", title: str = "What a device receives for a step", subtitle: str = ""
-) -> go.Figure:
+def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
     """Return a bar for each way to train on several devices, on a logarithmic axis.  nbytes: above 0."""
     names, sizes = list(nbytes), list(nbytes.values())
     figure = go.Figure(
@@ -264,8 +245,8 @@ def traffic(
             x=sizes,
             y=names,
             orientation="h",
-            marker={"color": [BLUE, VERMILLION, DARK_GREY, GREEN, SKY_BLUE][: len(names)]},
-            text=[f" {byte_unit(size).text(size)}" for size in sizes],
+            marker={"color": [style.BLUE, style.VERMILLION, style.DARK_GREY, style.GREEN, style.SKY_BLUE][: len(names)]},
+            text=[f" {style.byte_unit(size).text(size)}" for size in sizes],
             textposition="outside",
             cliponaxis=False,
             hovertemplate="%{y}: %{x:,.0f} bytes<extra></extra>",
@@ -276,7 +257,7 @@ def traffic(
         type="log", title="bytes", dtick=1, exponentformat="power", zeroline=False, range=[0, len(str(int(max(sizes, default=1)))) + 1]
     )
     figure.update_yaxes(autorange="reversed")
-    return finish(figure, title=title, label=label, subtitle=subtitle, height=170 + 48 * len(names))
+    return style.finish(figure, title="What a device receives for a step", label="counted", subtitle=subtitle, height=170 + 48 * len(names))
 
 
 def _first(points: Sequence[tuple[int, float]]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.plots.style import BLACK, CYCLE, DARK_GREY, GREEN, LEGEND_BELOW, SYMBOLS, finish
+from workbench.plots.style import BLACK, CYCLE, DARK_GREY, GREEN, SYMBOLS, finish
 
 
 class Pass(NamedTuple):
@@ -79,7 +79,7 @@ def roofline(
     )
     figure.update_yaxes(title=unit, type="log", zeroline=False, exponentformat="none", dtick="D2")
     said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
-    return finish(figure, title=title, label=label, subtitle=said, height=490, margin={"b": 95, "t": 105}, legend=LEGEND_BELOW)
+    return finish(figure, title=title, label=label, subtitle=said, height=490, margin={"t": 105}, below=95)
 
 
 def _short(value: float) -> str:

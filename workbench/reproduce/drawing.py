@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.export import Captioned
-from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, LEGEND_BELOW, VERMILLION, finish
+from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, VERMILLION, finish
 from workbench.reproduce.items import Chart, matches
 from workbench.reproduce.result import Comparison, Result
 
@@ -146,10 +146,10 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
         result,
         chart,
         height=190 + chart.width * max(map(len, panels.values())),
-        margin={"t": 110, "b": 90},
+        margin={"t": 110},
+        below=90,
         barmode="group",
         bargap=0.25,
-        legend=LEGEND_BELOW,
     )
 
 
@@ -185,7 +185,7 @@ def line_panels(result: Result, panels: Mapping[str, Lines], chart: Chart) -> go
         figure.update_yaxes(tickvals=at)
     figure.update_yaxes(title=chart.y_title, col=1)
     figure.update_annotations(font={"size": 13, "color": BLACK})
-    return _finish(figure, result, chart, height=480, margin={"t": 110, "b": 110}, legend=LEGEND_BELOW)
+    return _finish(figure, result, chart, height=480, margin={"t": 110}, below=110)
 
 
 def _line(name: str, points: Sequence[tuple[float, float]], number: int, chart: Chart) -> go.Scatter:
@@ -221,8 +221,8 @@ def stacked(result: Result, bars: Mapping[str, Mapping[str, float]], chart: Char
         )
     figure.update_xaxes(title=chart.unit)
     figure.update_yaxes(autorange="reversed")
-    legend = LEGEND_BELOW | {"traceorder": "normal"}
-    return _finish(figure, result, chart, height=200 + 30 * len(bars), margin={"b": 100}, barmode="stack", bargap=0.3, legend=legend)
+    order = {"traceorder": "normal"}
+    return _finish(figure, result, chart, height=200 + 30 * len(bars), below=100, barmode="stack", bargap=0.3, legend=order)
 
 
 def _finish(figure: go.Figure, result: Result, chart: Chart, **given: Any) -> go.Figure:

@@ -31,7 +31,7 @@ from workbench.planners.confidant import (
 from workbench.planners.heads import HeadProfile, allocate_as_printed, best_allocation
 from workbench.planners.memory import readable
 from workbench.plots import gantt, needs
-from workbench.plots.style import CYCLE, LEGEND_BELOW, Unit, finish, time_unit
+from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench.reproduce.confidant.heads import EPSILONS, epsilon_name, random_profile
@@ -260,7 +260,7 @@ def _heads_figure(profile: HeadProfile, found: Mapping[str, Sequence[int]], unit
         figure.add_bar(x=names, y=times, name=name, marker={"color": colour}, text=[f"{count} heads" for count in counts])
     figure.update_yaxes(title=unit.name)
     title = "A layer's heads, computed at the same time"
-    return finish(figure, title=title, label="computed", height=400, margin={"b": 95}, legend=LEGEND_BELOW)
+    return finish(figure, title=title, label="computed", height=400, below=95)
 
 
 def _slider(name: str, told: str, value: int, least: int, most: int) -> widgets.IntSlider:

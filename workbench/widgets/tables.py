@@ -13,7 +13,7 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.report import Report, SweepPoint, all_notes
 from workbench.core.timeline import INVALID_MARK
 from workbench.planners import OrderStudy
-from workbench.plots.style import CYCLE, LEGEND_BELOW, SYMBOLS, byte_unit, finish, time_unit
+from workbench.plots.style import CYCLE, SYMBOLS, byte_unit, finish, time_unit
 from workbench.summary import summary_rows
 from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem
 from workbench.widgets.planning import Comparison
@@ -98,7 +98,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
     return Table(columns, rows, title=title, note=f"{INVALID_MARK} The host was too busy: this time means little." if is_marked else "")
 
 
-def comparison_table(compared: Sequence[Comparison], *, title: str = "What each planner makes of it (simulated)") -> Table:
+def comparison_table(compared: Sequence[Comparison]) -> Table:
     """Return each planner's plan and throughput; if a plan does not fit, which device lacks how much memory."""
     rows = [
         (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
@@ -106,7 +106,7 @@ def comparison_table(compared: Sequence[Comparison], *, title: str = "What each 
         else (one.planner, "out of memory", one.why.split(" (weights")[0], "")
         for one in compared
     ]
-    return Table(("planner", "layers", "device groups", "samples/s"), rows, title=title)
+    return Table(("planner", "layers", "device groups", "samples/s"), rows, title="What each planner makes of it (simulated)")
 
 
 def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
@@ -126,9 +126,9 @@ def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
     return Table(columns, rows, title="The best plan for each number of stages, in ms")
 
 
-def orders_table(study: OrderStudy, *, most: int = 6) -> Table:
+def orders_table(study: OrderStudy) -> Table:
     """Return the best orders of a study and the order in which the cluster lists its devices."""
-    rows = [(" - ".join(row.names), row.plan.partition(), row.plan.grouping(), f"{row.step_s * 1e3:.0f}") for row in study.rows[:most]]
+    rows = [(" - ".join(row.names), row.plan.partition(), row.plan.grouping(), f"{row.step_s * 1e3:.0f}") for row in study.rows[:6]]
     fixed = study.fixed
     listed = "nothing fits" if fixed is None else f"{fixed.step_s * 1e3:.0f} ms, {fixed.ratio - 1:.0%} more than the best"
     return Table(
@@ -185,7 +185,7 @@ def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
     return schemes, heads, tokens
 
 
-def inference_table(compared: Sequence[InferenceComparison], problem: InferenceProblem, *, title: str = "") -> Table:
+def inference_table(compared: Sequence[InferenceComparison], problem: InferenceProblem) -> Table:
     """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what is missing."""
     names = [device.name for device in problem.cluster.devices]
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
@@ -204,7 +204,7 @@ def inference_table(compared: Sequence[InferenceComparison], problem: InferenceP
     return Table(
         ("planner", "[scheme 1, scheme 2]", "ring", "heads", "tokens", "simulated", over),
         rows,
-        title=title or f"{problem.profile.model}, {problem.length} tokens on {problem.cluster.name}",
+        title=f"{problem.profile.model}, {problem.length} tokens on {problem.cluster.name}",
         note=" ".join(refused),
     )
 
@@ -269,4 +269,4 @@ def lines(
         figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
     if "y" in logarithmic:
         figure.update_yaxes(type="log", dtick=1)
-    return finish(figure, title=title, label=label, subtitle=subtitle, height=420, margin={"b": 95}, legend=LEGEND_BELOW)
+    return finish(figure, title=title, label=label, subtitle=subtitle, height=420, below=95)
