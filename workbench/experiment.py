@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupError
-from workbench.core.job import Job
+from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Report, SweepPoint, dilation_note
@@ -35,9 +35,6 @@ from workbench.tasks.own import FROM_FILES
 
 if TYPE_CHECKING:
     from workbench.runtime.ssh_devices import SshEngines
-
-Mode = Literal["simulate", "execute"]
-Fidelity = Literal["auto", "kernel", "paced"]
 
 
 def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None) -> Plan:

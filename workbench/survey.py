@@ -8,8 +8,8 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError
-from workbench.core.job import Job
-from workbench.experiment import Fidelity, Mode, over_ssh, profile
+from workbench.core.job import Fidelity, Job, Mode
+from workbench.experiment import over_ssh, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.models.loading import model_facts

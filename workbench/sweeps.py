@@ -22,11 +22,10 @@ from workbench.core.catalogue import DEFAULT_CLUSTER, load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
 from workbench.core.files import make_folder
-from workbench.core.job import Job
+from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.ranges import range_of, require_range
 from workbench.core.report import Report
 from workbench.core.serial import from_json, read_toml, shown, to_json, write_text
-from workbench.experiment import Fidelity, Mode
 from workbench.methods import load_method
 from workbench.methods.base import Event
 from workbench.notebooks import require_parameters, run_notebook

@@ -38,7 +38,7 @@ def test_a_button_runs_what_the_forms_say(button: str, mode: str) -> None:
     panel = panel_of(runner)
     getattr(panel, button).click()
     panel.wait()
-    assert runner.calls == [(Job(), CLUSTER, mode, {"fidelity": "paced", "workdir": None, "resume": False})]
+    assert runner.calls == [(Job(), CLUSTER, mode, {"fidelity": "paced", "resume": False})]
     assert "Finished in" in panel.progress.value and "4.0 times shorter" in panel.result.value
     assert not panel.run_button.disabled and panel.stop_button.disabled
 

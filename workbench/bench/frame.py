@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import msgspec
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.memory import read_memory
 from workbench.runtime.network import child_environment
 
 Progress = Callable[[str], None]
 Step = Callable[[int], object]
+T = TypeVar("T")
 
 LONG_S = 30.0
 """If a round takes longer, the number of rounds is halved."""
@@ -82,10 +86,19 @@ def child_peak_bytes(module: str, side: str, *arguments: object) -> int:
     return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
 
 
-def reset_peak() -> None:
-    """Set this process's peak memory mark to its current resident memory.  Raises ConfigError if the system cannot."""
+def peak_bytes(load: Callable[[], T], run: Callable[[T], object]) -> int:
+    """Return this process's peak resident bytes while `run` works on what `load` returned, above its memory now.
+
+    The peak of loading itself does not count.  Raises ConfigError if the system cannot reset a peak.
+    """
+    gc.collect()
+    own = read_memory().rss_bytes
+    loaded = load()
+    gc.collect()
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:
         found = "This system does not reset a process's high-water mark."
         raise ConfigError("A peak was to be measured.", found, "Run it on Linux.") from error
+    run(loaded)
+    return read_memory().peak_rss_bytes - own

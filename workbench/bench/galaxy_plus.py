@@ -7,11 +7,11 @@ have kernel fidelity if available.  Galaxy+'s own plan is tuned by simulation; t
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.bench.frame import Progress
 from workbench.bench.inference_parts import (
@@ -59,35 +59,27 @@ LABELS = {
 }
 """The baselines."""
 PARTS = ("latency", "overlap", "scaling", "planner")
+SHOWN = ("ranks", "units", "columns", "tile_tokens", "group_tokens", "merge_tokens", "both_ways")
+"""Attributes of Galaxy+'s plan in a point."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(NamedTuple):
     """The points to measure."""
 
-    models: tuple[str, ...] = MODELS
-    clusters: tuple[str, ...] = tuple(CLUSTERS)
-    mbit_per_s: tuple[int, ...] = MBIT_PER_S
-    parts: tuple[str, ...] = PARTS
+    models: tuple[str, ...]
+    clusters: tuple[str, ...]
+    mbit_per_s: tuple[int, ...]
+    parts: tuple[str, ...]
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Selection:
         """Return the points that words name; a kind without a word is measured completely.  Raises ConfigError for an unknown word."""
-        known: dict[str, Mapping[str, Any]] = {
-            "models": {name.lower(): name for name in MODELS},
-            "clusters": {name: name for name in CLUSTERS},
-            "mbit_per_s": {str(mbit): mbit for mbit in MBIT_PER_S},
-            "parts": {name: name for name in PARTS},
-        }
-        every = [word for words_of in known.values() for word in words_of]
-        for word in words:
-            if word.lower() not in every:
+        kinds: list[dict[str, Any]] = [{str(one).lower(): one for one in kind} for kind in (MODELS, CLUSTERS, MBIT_PER_S, PARTS)]
+        every, given = [word for kind in kinds for word in kind], [word.lower() for word in words]
+        for word, lower in zip(words, given, strict=True):
+            if lower not in every:
                 raise ConfigError(f"The points '{word}' were asked for.", f"There are {', '.join(every)}.", "Name some of these.")
-        chosen = {
-            kind: tuple(value for word, value in values.items() if word in {given.lower() for given in words})
-            for kind, values in known.items()
-        }
-        return cls(**{kind: values for kind, values in chosen.items() if values})
+        return cls(*(tuple(kind[word] for word in kind if word in given) or tuple(kind.values()) for kind in kinds))
 
 
 def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -176,14 +168,8 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Inf
         "predicted_s": price(ours) / DILATION,
         "predicted": {side.name: price(side.plan) / price(ours) for side in sides[1:] if side.plan is not None},
         "schemes": ours.configuration,
-        "ranks": ours.ranks,
-        "units": ours.units,
-        "columns": ours.columns,
         "tokens": ours.tokens(LENGTH) if ours.shares else (),
-        "tile_tokens": ours.tile_tokens,
-        "group_tokens": ours.group_tokens,
-        "merge_tokens": ours.merge_tokens,
-        "both_ways": ours.both_ways,
+        **{name: getattr(ours, name) for name in SHOWN},
         "gap": gap,
     }
     return point

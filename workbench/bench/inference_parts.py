@@ -24,6 +24,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.timeline import Span
+from workbench.methods.galaxy_plus.planning import prices_of
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, open_weights
@@ -33,8 +34,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.inference import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
 from workbench.runtime.engines import EngineCluster
-from workbench.schedules.inference import InferencePrices, choose_tiles, inference_schedule, tile_options, tune
-from workbench.simulator import simulate
+from workbench.schedules.inference import InferencePrices, choose_tiles, tile_options, tune
 
 LENGTH = 284
 VOCABULARY = 2000
@@ -145,14 +145,7 @@ class BenchModel:
 
     def prices(self, cluster: Cluster, length: int) -> InferencePrices:
         """Return the cost function of plans on the emulated devices."""
-        return InferencePrices(
-            profile=scaled_to(self.host, cluster),
-            cluster=cluster,
-            lengths=(length,),
-            build=inference_schedule,
-            simulate=simulate,
-            message_s=MESSAGE_S,
-        )
+        return prices_of(scaled_to(self.host, cluster), cluster, (length,), MESSAGE_S)
 
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import tempfile
 import time
@@ -14,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.bench.frame import Progress, child_peak_bytes, reset_peak
+from workbench.bench.frame import Progress, child_peak_bytes, peak_bytes
 from workbench.bench.p_rge_memory import batch_of, prompts
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.models.inference_engine.config import bindings
 from workbench.models.products import library
-from workbench.models.zeroth_order import DualForwardingModel, StepLog, TrainableConfig, load_causal_model
+from workbench.models.zeroth_order import CausalModel, DualForwardingModel, StepLog, TrainableConfig, load_causal_model
 from workbench.profiler.timing import torch_threads
-from workbench.runtime.memory import read_memory
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
 
 POINTS = (
@@ -118,21 +116,21 @@ def _child(side: str, path: Path, model: str, length: int, queries: int, batch: 
     rows = prompts(model, length, loss)
     bindings()
     load_causal_model("tiny-llama", TrainableConfig()).part_losses(batch_of(prompts("tiny-llama", length), 1))  # loads all libraries
-    gc.collect()
-    own = read_memory().rss_bytes
-    causal = load_causal_model(model, TrainableConfig()) if side == "eager" else None
-    gc.collect()
-    reset_peak()
-    trainer = EngineTrainer(path, threads=THREADS) if causal is None else None
-    eager = Eager(causal, EngineConfig(queries=queries, choices=rows.choices)) if causal is not None else None
-    for step in range(MEMORY_STEPS):
-        given = _batch(rows, batch, step)
-        if trainer is not None:
-            trainer.step(given, LEARNING_RATE)
-        if eager is not None:
+
+    def in_engine(_: None) -> None:
+        trainer = EngineTrainer(path, threads=THREADS)
+        for step in range(MEMORY_STEPS):
+            trainer.step(_batch(rows, batch, step), LEARNING_RATE)
+
+    def in_pytorch(causal: CausalModel) -> None:
+        eager = Eager(causal, EngineConfig(queries=queries, choices=rows.choices))
+        for step in range(MEMORY_STEPS):
             log = StepLog(step=step, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=LEARNING_RATE)
-            eager.step(given, log)
-    return read_memory().peak_rss_bytes - own
+            eager.step(_batch(rows, batch, step), log)
+
+    if side == "engine":
+        return peak_bytes(lambda: None, in_engine)
+    return peak_bytes(lambda: load_causal_model(model, TrainableConfig()), in_pytorch)
 
 
 def _batch(rows: EncodedPrompts, count: int, step: int) -> PromptBatch:

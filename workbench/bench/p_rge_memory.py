@@ -5,7 +5,6 @@ The figure is the peak resident memory minus the process's memory after loading 
 
 from __future__ import annotations
 
-import gc
 import sys
 from dataclasses import replace
 from itertools import chain
@@ -13,12 +12,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from workbench.bench.frame import Progress, Step, child_peak_bytes, reset_peak
+from workbench.bench.frame import Progress, Step, child_peak_bytes, peak_bytes
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import CausalModel, Copies, FirstOrder, Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.zeroth_order import MemoryRule, forward_memory
-from workbench.runtime.memory import read_memory
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts, encode_prompts, load_prompt_task
 from workbench.tasks.prompts.encoding import EncodedRow
 
@@ -80,13 +78,7 @@ def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
     torch.set_num_threads(2)
     rows = prompts(model, length)
     _run(side, load_causal_model(SMALL, TrainableConfig()), prompts(SMALL, length), 1, 1)
-    gc.collect()
-    own = read_memory().rss_bytes
-    causal = load_causal_model(model, TrainableConfig())
-    gc.collect()
-    reset_peak()  # loading a model needs more memory than running it
-    _run(side, causal, rows, queries, batch)
-    return read_memory().peak_rss_bytes - own
+    return peak_bytes(lambda: load_causal_model(model, TrainableConfig()), lambda causal: _run(side, causal, rows, queries, batch))
 
 
 def _run(side: str, causal: CausalModel, rows: EncodedPrompts, queries: int, batch: int) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Count, Name, Seed, Text, require_ranges
+
+Mode = Literal["simulate", "execute"]
+Fidelity = Literal["auto", "kernel", "paced"]
+"""How links are emulated: by the kernel, by our own pacing, or the best that works here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

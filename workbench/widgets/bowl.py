@@ -110,7 +110,7 @@ class Descent:
 
 
 def descents(
-    bowl: Bowl, queries: Sequence[int], *, passes: int, learning_rate: Callable[[int], float], epsilon: float = 0.01, repeats: int = 25
+    bowl: Bowl, queries: Sequence[int], *, passes: int, learning_rate: Callable[[int], float], repeats: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Return, for each number of queries, the loss over the number of forward passes: medians of `repeats` descents.
 
@@ -118,9 +118,8 @@ def descents(
     """
     found = {}
     for count in queries:
-        walks = [
-            Descent(bowl=bowl, queries=count, epsilon=epsilon, learning_rate=learning_rate(count), seed=seed) for seed in range(repeats)
-        ]
+        given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "learning_rate": learning_rate(count)}
+        walks = [Descent(**given, seed=seed) for seed in range(repeats)]
         points = []
         for step in range(passes // (2 * count) + 1):
             points.append((2.0 * count * step, median(bowl.height(*walk.path[-1]) for walk in walks)))
@@ -144,13 +143,11 @@ class BowlLab(Panel):
     descent: the descent so far.  When a control changes, the path stays and its last point gets new queries.
     """
 
-    def __init__(
-        self, bowl: Bowl | None = None, *, queries: int = 4, epsilon: float = 0.3, learning_rate: float = 0.3, seed: int = 0
-    ) -> None:
-        bowl = bowl or Bowl()
+    def __init__(self, bowl: Bowl, *, queries: int = 4, seed: int = 0) -> None:
+        self.descent = Descent(bowl=bowl, queries=queries, seed=seed)
         self.queries = _slider("Queries q", QUERIES, queries, "Random directions of a step; each takes two forward passes")
-        self.epsilon = _slider("Epsilon", EPSILONS, epsilon, "How far from theta the loss is asked for, in units of the noise")
-        self.learning_rate = _slider("Learning rate", RATES, learning_rate, "How far a step goes")
+        self.epsilon = _slider("Epsilon", EPSILONS, self.descent.epsilon, "How far from theta the loss is asked for, in units of the noise")
+        self.learning_rate = _slider("Learning rate", RATES, self.descent.learning_rate, "How far a step goes")
         self.stretch = _slider("Stretch", STRETCHES, bowl.stretch, "How much steeper the bowl is upwards than sideways")
         self.ripple = _slider("Ripple", RIPPLES, bowl.ripple, "Small waves on the bowl, which a wide enough epsilon averages out")
         told = "In which type a forward pass gives its loss"
@@ -162,7 +159,6 @@ class BowlLab(Panel):
             button("Other noise", "Draw other directions at this point", "random", self._other_noise),
             button("Start again", "Go back to the first point", "undo", self._start_again),
         ]
-        self.descent = Descent(bowl=bowl, queries=queries, epsilon=epsilon, learning_rate=learning_rate, seed=seed)
         self._passes = 0
         for control in self._controls:
             control.observe(lambda _: self._changed(), names="value")

@@ -101,6 +101,11 @@ def described(kind: type[Control], description: str, tooltip: str, *, width: str
     return kind(description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width=width), **settings)
 
 
+def slider(description: str, tooltip: str, value: int, least: int, most: int, *, width: str = "34em", **settings: Any) -> widgets.IntSlider:
+    """Return a slider over whole numbers."""
+    return described(widgets.IntSlider, description, tooltip, width=width, value=value, min=least, max=most, **settings)
+
+
 def number(description: str, value: float, tooltip: str) -> Any:
     """Return a field for a number; for a whole number if `value` is whole."""
     kind = widgets.IntText if isinstance(value, int) else widgets.FloatText

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.inference_engine import EngineBackend, EngineConfig, EngineTrainer, export_program, require_executorch
+from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
 from workbench.models.zeroth_order import Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.widgets.query_training import QueryTraining
@@ -67,7 +67,7 @@ class EngineRun:
         return rows + [(f"validation score, {name}", f"{score:.3f}") for name, score in self.scores]
 
 
-def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, backend: EngineBackend = "xnnpack") -> EngineRun:
+def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> EngineRun:
     """Export the current model and make `steps` more steps in ExecuTorch and in PyTorch, with the same noise and samples.
 
     The engine's trained values are set in the model for a score; afterwards the training has its former state again.
@@ -87,7 +87,6 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int, bac
         sequence_length=padded_length(training.train.lengths, PAD_TO_MULTIPLE),
         num_targets=training.train.max_targets,
         epsilon=settings.epsilon,
-        backend=backend,
         choices=training.train.choices,
     )
     exported = export_program(training.model, folder / "training.pte", config, name=settings.model)

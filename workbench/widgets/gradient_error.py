@@ -16,9 +16,9 @@ AT_ONCE = 4
 """Queries of a model in one pass; this affects only the time, and the error is what we measure."""
 
 
-def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100, seed: int = 0) -> GradientError:
+def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100) -> GradientError:
     """Return the squared error of estimates on a plane, whose slope along z is z times its gradient: means of `repeats` estimates."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     exact = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0)
     points = []
     for count in queries:
@@ -54,20 +54,18 @@ def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
     return torch.cat([piece.reshape(-1).float() for piece in pieces])
 
 
-def study_slopes(
-    model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, seed: int = 0, exact: Tensor | None = None
-) -> SlopeStudy:
+def study_slopes(model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, exact: Tensor | None = None) -> SlopeStudy:
     """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not change.
 
     exact: the gradient if it is already known, such as a float32 model's for a model that computes in fewer bits.
     """
     gradient = exact_gradient(model, batch) if exact is None else exact
-    estimator = Prge(model, ZerothOrderConfig(queries=queries, epsilon=epsilon, seed=seed))
+    estimator = Prge(model, ZerothOrderConfig(queries=queries, epsilon=epsilon))
     measured: list[float] = []
     for first in range(0, queries, AT_ONCE):
         losses = estimator.losses(batch, 0, range(first, min(first + AT_ONCE, queries))).double().view(-1, 2)
         measured += ((losses[:, 0] - losses[:, 1]) / (2 * epsilon)).tolist()
-    noise = torch.stack([model.trainables.noise(query_seed(seed, 0, query)) for query in range(queries)])
+    noise = torch.stack([model.trainables.noise(query_seed(0, 0, query)) for query in range(queries)])
     along = noise @ gradient
     slopes = torch.tensor(measured)
     # Squared errors of means are computed from inner products, so no estimate is ever built, let alone all of them.
@@ -89,7 +87,7 @@ def study_slopes(
 
 
 def epsilon_curve(
-    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int = 8, exact: Tensor | None = None
+    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int, exact: Tensor | None = None
 ) -> list[SlopeStudy]:
     """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the differences."""
     gradient = exact_gradient(model, batch) if exact is None else exact

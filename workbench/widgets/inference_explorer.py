@@ -21,7 +21,7 @@ from workbench.plots.layer_cut import held_bytes, sent_bytes
 from workbench.plots.overlapping import TradePoint, trade
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Html, button, described
+from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Html, button, slider
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem, compare_inference
 from workbench.widgets.tables import inference_table
@@ -76,7 +76,7 @@ class InferenceExplorer(Explorer):
 
 def tokens_slider(length: int, fewest: int, most: int) -> widgets.IntSlider:
     """Return a slider for the tokens of a sequence."""
-    return described(widgets.IntSlider, "Tokens", "Tokens of the sequence", width="34em", value=length, min=fewest, max=max(most, length))
+    return slider("Tokens", "Tokens of the sequence", length, fewest, max(most, length))
 
 
 class Way(NamedTuple):
@@ -133,15 +133,7 @@ class LayerCutter(Explorer):
         )
         self.length = tokens_slider(length, len(cluster.devices), 512)
         self.weights = tuple(
-            described(
-                widgets.IntSlider,
-                device.name,
-                f"{device.name}: its part of the layer, relative to the others'",
-                width="34em",
-                value=weight,
-                min=0,
-                max=MOST,
-            )
+            slider(device.name, f"{device.name}: its part of the layer, relative to the others'", weight, 0, MOST)
             for device, weight in zip(cluster.devices, first, strict=True)
         )
         controls = [self.way, self.length, *self.weights]
@@ -186,7 +178,7 @@ class SchemeEditor(Explorer):
         self._paused = True
         layers = problem.profile.num_layers
         told = "How many layers, from the first on, are in scheme 2"
-        self.count = described(widgets.IntSlider, "In scheme 2", told, width="34em", value=0, min=0, max=layers)
+        self.count = slider("In scheme 2", told, 0, 0, layers)
         self.layers = tuple(
             widgets.ToggleButton(
                 description=str(layer),

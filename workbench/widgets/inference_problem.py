@@ -11,30 +11,17 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.program import Program
 from workbench.core.spread import Spread
 from workbench.core.timeline import Timeline
 from workbench.methods import load_method
 from workbench.methods.base import ignore
-from workbench.methods.galaxy_plus.planning import as_plan, inference_of
+from workbench.methods.galaxy_plus.planning import as_plan, inference_of, prices_of
 from workbench.methods.galaxy_plus.prepare import prepare
-from workbench.planners.galaxy_plus import (
-    algorithm_1,
-    check_inference,
-    edgeshard,
-    galaxy,
-    inference_needs,
-    local,
-    megatron_lm,
-    oracle,
-    plan,
-    sequence_parallel,
-)
+from workbench.planners import galaxy_plus
 from workbench.plots import OverlapCell
 from workbench.profiler.inference import analytic_inference
-from workbench.schedules.inference import MESSAGE_S, InferenceCosts, InferenceLayout, InferencePrices, choose_tiles, inference_schedule
-from workbench.simulator import simulate
-from workbench.widgets.planning import as_described, asked, counterparts, with_bandwidth
+from workbench.schedules.inference import MESSAGE_S, InferencePrices, choose_tiles
+from workbench.widgets.planning import as_described, asked, costs_on, with_bandwidth
 
 FEW, MORE = 3, 7
 """Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last one."""
@@ -55,10 +42,7 @@ class InferenceProblem:
     prices: InferencePrices = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        prices = InferencePrices(
-            profile=self.profile, cluster=self.cluster, lengths=self.lengths, build=inference_schedule, simulate=simulate
-        )
-        object.__setattr__(self, "prices", prices)
+        object.__setattr__(self, "prices", prices_of(self.profile, self.cluster, self.lengths))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -70,11 +54,8 @@ class InferenceProblem:
 
         Raises ConfigError for a cluster of other devices.
         """
-        rows = [
-            self.profile.costs[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.costs[rank])
-            for rank, factor in counterparts(self.cluster, cluster)
-        ]
-        return replace(self, cluster=cluster, profile=replace(self.profile, costs=tuple(rows)))
+        costs = costs_on(self.cluster, cluster, self.profile.costs)
+        return replace(self, cluster=cluster, profile=replace(self.profile, costs=costs))
 
     def of_length(self, length: int) -> InferenceProblem:
         """Return the problem of a sequence of another length."""
@@ -106,7 +87,7 @@ class InferenceProblem:
                 "embedding, head, norms": need.ends_bytes + need.layer_bytes,
                 "activations": need.working_bytes,
             }
-            for rank, need in inference_needs(made, self.profile, length=self.length).items()
+            for rank, need in galaxy_plus.inference_needs(made, self.profile, length=self.length).items()
         }
 
     def fullness(self, made: InferencePlan) -> float:
@@ -117,17 +98,14 @@ class InferenceProblem:
     def refusal(self, made: InferencePlan) -> PlanError | None:
         """Return the reason why a plan does not fit, naming device and bytes; None if it fits."""
         try:
-            check_inference(made, self.profile, self.cluster, length=self.length)
+            galaxy_plus.check_inference(made, self.profile, self.cluster, length=self.length)
         except PlanError as error:
             return error
         return None
 
     def simulated(self, made: InferencePlan, *, title: str = "One sequence") -> Timeline:
         """Return the timeline of one sequence under a plan, replayed operation by operation, without memory."""
-        layout = InferenceLayout.build(made, self.profile.stacks, self.lengths)
-        schedule = inference_schedule(layout, self.cluster.world_size)
-        costs = InferenceCosts(self.profile, self.cluster, layout)
-        return simulate(Program.on(self.cluster, schedule, costs), title=title, memory=False)
+        return self.prices.timeline(made, title=title, memory=False)
 
     def seconds(self, made: InferencePlan) -> float:
         """Return the simulated latency of one sequence under a plan; of many equal layers only some are simulated."""
@@ -148,10 +126,10 @@ def runnable(problem: InferenceProblem, made: InferencePlan) -> Plan:
     return as_plan(replace(made, length=problem.length, predicted_s=problem.seconds(made)), problem.profile.stacks)
 
 
-def described_problem(model: str, cluster: Cluster, *, length: int = 284, decoder_length: int = 0) -> InferenceProblem:
+def described_problem(model: str, cluster: Cluster, *, length: int) -> InferenceProblem:
     """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
     described = as_described(cluster)
-    return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length, decoder_length=decoder_length)
+    return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length)
 
 
 def _by(planner: Callable[..., Any], **settings: Any) -> Callable[[InferenceProblem], Any]:
@@ -161,12 +139,12 @@ def _by(planner: Callable[..., Any], **settings: Any) -> Callable[[InferenceProb
 
 
 def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
-    found = _by(plan, price=problem.prices)(problem)
+    found = _by(galaxy_plus.plan, price=problem.prices)(problem)
     return choose_tiles(found, problem.prices, profile=problem.profile, cluster=problem.cluster, length=problem.length)
 
 
 def _oracle(problem: InferenceProblem) -> InferencePlan:
-    found = _by(oracle)(problem)
+    found = _by(galaxy_plus.oracle)(problem)
     if found is None:
         raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
     return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
@@ -174,13 +152,13 @@ def _oracle(problem: InferenceProblem) -> InferencePlan:
 
 PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
     "Galaxy+": _galaxy_plus,
-    "Algorithm 1": _by(algorithm_1),
+    "Algorithm 1": _by(galaxy_plus.algorithm_1),
     "oracle (Eq. 5-9)": _oracle,
-    "Galaxy": _by(galaxy),
-    "Megatron-LM": _by(megatron_lm),
-    "sequence parallel": _by(sequence_parallel),
-    "EdgeShard": _by(edgeshard),
-    "one device": _by(local),
+    "Galaxy": _by(galaxy_plus.galaxy),
+    "Megatron-LM": _by(galaxy_plus.megatron_lm),
+    "sequence parallel": _by(galaxy_plus.sequence_parallel),
+    "EdgeShard": _by(galaxy_plus.edgeshard),
+    "one device": _by(galaxy_plus.local),
 }
 """The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
 
@@ -227,10 +205,8 @@ def _layer(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, len
     for count in (FEW, MORE):
         stacks = tuple(replace(stack, num_layers=count) for stack in profile.stacks)
         made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
-        layout = InferenceLayout.build(made, stacks, lengths)
-        costs = InferenceCosts(replace(profile, stacks=stacks), cluster, layout, message_s=message_s)
-        program = Program.on(cluster, inference_schedule(layout, cluster.world_size), costs)
-        seconds.append(simulate(program, memory=False).makespan_s)
+        prices = prices_of(replace(profile, stacks=stacks), cluster, lengths, message_s)
+        seconds.append(prices.timeline(made, memory=False).makespan_s)
     return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
 
 

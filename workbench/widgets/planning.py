@@ -25,8 +25,8 @@ MAX_SIMULATIONS = 60
 """Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""
 
 
-def counterparts(profiled: Cluster, cluster: Cluster) -> list[tuple[int, float]]:
-    """Return, for each device of a cluster, its rank in the profiled cluster, and how many times slower it is now.
+def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    """Return the costs on each device of a cluster: those of the profiled device of its name, scaled if it is slower or faster now.
 
     Raises ConfigError for a device that was not profiled.
     """
@@ -38,8 +38,12 @@ def counterparts(profiled: Cluster, cluster: Cluster) -> list[tuple[int, float]]
             f"There are no layer times for {', '.join(unknown)}, only for {', '.join(before)}.",
             "Profile that cluster.",
         )
-    ranks = [before[device.name] for device in cluster.devices]
-    return [(rank, profiled.devices[rank].flops_per_s / device.flops_per_s) for rank, device in zip(ranks, cluster.devices, strict=True)]
+    found = []
+    for device in cluster.devices:
+        rank = before[device.name]
+        factor = profiled.devices[rank].flops_per_s / device.flops_per_s
+        found.append(costs[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in costs[rank]))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +66,8 @@ class PlanningProblem:
 
         Raises ConfigError for a cluster of other devices.
         """
-        rows = [
-            self.profile.layers[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in self.profile.layers[rank])
-            for rank, factor in counterparts(self.cluster, cluster)
-        ]
-        return replace(self, cluster=cluster, profile=replace(self.profile, layers=tuple(rows)))
+        layers = costs_on(self.cluster, cluster, self.profile.layers)
+        return replace(self, cluster=cluster, profile=replace(self.profile, layers=layers))
 
     def cut(self, micro_batches: int) -> PlanningProblem:
         """Return the problem with another number of micro-batches in the same mini-batch."""
@@ -230,9 +231,7 @@ def asked(problem: Any, planners: Sequence[str], value: Callable[[Any], float]) 
             yield name, None, 0.0, str(error)
 
 
-def scaling(
-    model: str, device: Device, counts: Sequence[int], planners: Sequence[str], *, micro_batches: int = 4, sequence_length: int = 128
-) -> dict[int, tuple[Comparison, ...]]:
+def scaling(model: str, device: Device, counts: Sequence[int], planners: Sequence[str]) -> dict[int, tuple[Comparison, ...]]:
     """Return the planners' results for n equal devices, for each n of counts (PAC+, section VI-G, Fig. 16-17).
 
     A micro-batch has as many samples as there are devices, so that every grouping can divide it.
@@ -240,8 +239,7 @@ def scaling(
     found = {}
     for count in counts:
         devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
-        name, told = f"{count} x {device.model or device.name}", f"{count} equal devices"
-        cluster = Cluster(name=name, devices=devices, description=told)
-        sizes = {"batch_size": count * micro_batches, "micro_batches": micro_batches, "sequence_length": sequence_length}
-        found[count] = compare(paper_problem(model, cluster, **sizes), planners)
+        cluster = Cluster(name=f"{count} x {device.model or device.name}", devices=devices, description=f"{count} equal devices")
+        problem = paper_problem(model, cluster)
+        found[count] = compare(replace(problem, batch_size=count * problem.micro_batches), planners)
     return found

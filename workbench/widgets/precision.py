@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.distillation import Distillation, distill, load_distilled
-from workbench.models.evaluation import ActivationMemory, predict
+from workbench.models.evaluation import ActivationMemory, Predictions, predict
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
@@ -53,13 +53,11 @@ class StoredBackbone:
     forward_s: float
 
 
-def stored_backbones(
-    model: str, adapter: ParallelAdapter, batches: Callable[[], Sequence[Batch]], *, storages: Sequence[str] = STORAGE_TYPES
-) -> tuple[StoredBackbone, ...]:
+def stored_backbones(model: str, adapter: ParallelAdapter, batches: Callable[[], Sequence[Batch]]) -> tuple[StoredBackbone, ...]:
     """Return the size and the effect of each storage dtype; the compute dtype is float32 for all, float16 storage included."""
     found = []
     exact: torch.Tensor | None = None
-    for storage in dict.fromkeys(("float32", *storages)):
+    for storage in STORAGE_TYPES:  # float32, which is exact, is the first
         stack = quantize(load_stack(model), QuantizationConfig(storage=storage))  # type: ignore[arg-type]
         first = batches()[0]
         with torch.inference_mode():
@@ -68,18 +66,18 @@ def stored_backbones(
         begin = time.perf_counter()
         [predicted] = predict(stack, [adapter], batches())
         seconds = time.perf_counter() - begin
-        right = [mine == theirs for mine, theirs in zip(predicted.answers("classification"), predicted.references(), strict=True)]
         error = float((last - exact).square().mean().sqrt() / exact.square().mean().sqrt())
-        score = sum(right) / len(right)
-        found.append(StoredBackbone(storage=storage, held_bytes=held_bytes(stack), tap_error=error, score=score, forward_s=seconds))
-    return tuple(one for one in found if one.storage in storages)
+        found.append(
+            StoredBackbone(storage=storage, held_bytes=held_bytes(stack), tap_error=error, score=_share_right(predicted), forward_s=seconds)
+        )
+    return tuple(found)
 
 
-def block_errors(weight: torch.Tensor, *, block_size: int, storages: Sequence[str] = BLOCKWISE) -> dict[str, tuple[float, float]]:
+def block_errors(weight: torch.Tensor, *, block_size: int) -> dict[str, tuple[float, float]]:
     """Return the root mean square and the largest error of a weight's first block after Eq. 1 and 2, for each storage dtype."""
     block = weight.detach().reshape(-1)[:block_size].float()
     errors = {}
-    for storage in storages:
+    for storage in BLOCKWISE:
         codes, constants = quantize_blocks(block, storage, block_size)
         off = dequantize_blocks(codes, constants, storage).reshape(-1)[: len(block)] - block
         errors[storage] = (float(off.square().mean().sqrt()), float(off.abs().max()))
@@ -99,7 +97,7 @@ def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple
 
 
 WAYS = ("distilled", "pruned", "fan_in", "gaussian", "zero", "all_zero")
-WARM_UP, WEIGHT_DECAY = 0.06, 0.01
+WARM_UP, LEARNING_RATE, WEIGHT_DECAY = 0.06, 2e-3, 0.01
 MIN_BATCH = 2  # distillation compares the sentences of a batch
 
 
@@ -122,9 +120,8 @@ def learning_curves(
     validation: TokenizedSplit,
     *,
     ways: Sequence[str] = WAYS,
-    epochs: int = 2,
-    batch_size: int = 32,
-    learning_rate: float = 2e-3,
+    epochs: int,
+    batch_size: int,
     every: int = 4,
 ) -> tuple[LearningCurve, ...]:
     """Return the validation score every `every` steps for each initialisation; order, dropout and rates are the same for all.
@@ -149,21 +146,20 @@ def learning_curves(
             initialize(adapter, way, stack=stack)  # type: ignore[arg-type]
         set_statistics(adapter, statistics)
         optimizer = make_optimizer(adapter, WEIGHT_DECAY)
-        scores = [(0, _score(scored, adapter))]
+        scores = [(0, _share_right(*scored.predict([adapter])))]
         for step, (batch, tapped) in enumerate(bar(list(zip(batches, taps, strict=True)), f"training from '{way}' weights")):
-            set_learning_rate(optimizer, learning_rate_at(step, len(batches), learning_rate, WARM_UP))
+            set_learning_rate(optimizer, learning_rate_at(step, len(batches), LEARNING_RATE, WARM_UP))
             logits = adapter.train().predict(tapped, batch.attention_mask, batch.sample_ids, epoch=step // steps_per_epoch)
             task_loss(logits, batch.labels, config.kind, label_std=config.label_std).backward()
             optimizer.step()
             optimizer.zero_grad()
             if (step + 1) % every == 0 or step + 1 == len(batches):
-                scores.append((step + 1, _score(scored, adapter)))
+                scores.append((step + 1, _share_right(*scored.predict([adapter]))))
         curves.append(LearningCurve(way=way, scores=tuple(scores)))
     return tuple(curves)
 
 
-def _score(scored: ActivationMemory, adapter: ParallelAdapter) -> float:
-    [predicted] = scored.predict([adapter])
+def _share_right(predicted: Predictions) -> float:
     right = [mine == theirs for mine, theirs in zip(predicted.answers("classification"), predicted.references(), strict=True)]
     return sum(right) / len(right)
 
@@ -193,17 +189,15 @@ class TechniqueCost:
         return TECHNIQUES[self.technique]
 
 
-def measure_techniques(
-    model: str, batch: Batch, config: ParallelAdapterConfig, *, techniques: Sequence[str] = tuple(TECHNIQUES), repeats: int = 3
-) -> tuple[TechniqueCost, ...]:
+def measure_techniques(model: str, batch: Batch, config: ParallelAdapterConfig, *, repeats: int = 3) -> tuple[TechniqueCost, ...]:
     """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar shows the progress.
 
     config: of the Parallel Adapters; the others get its kind, outputs and seed.
     """
-    steps = {technique: _step(technique, model, batch, config) for technique in bar(techniques, "loading")}
-    forward: dict[str, list[float]] = {technique: [] for technique in techniques}
-    backward: dict[str, list[float]] = {technique: [] for technique in techniques}
-    turns = [(turn, technique) for turn in range(repeats + 1) for technique in techniques]
+    steps = {technique: _step(technique, model, batch, config) for technique in bar(list(TECHNIQUES), "loading")}
+    forward: dict[str, list[float]] = {technique: [] for technique in TECHNIQUES}
+    backward: dict[str, list[float]] = {technique: [] for technique in TECHNIQUES}
+    turns = [(turn, technique) for turn in range(repeats + 1) for technique in TECHNIQUES]
     for turn, technique in bar(turns, "training steps"):
         begin = time.perf_counter()
         loss = steps[technique][1]()

@@ -19,7 +19,7 @@ from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import StepSize, whole
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.style import time_unit
-from workbench.widgets.controls import BIG_FIRST, button, described
+from workbench.widgets.controls import BIG_FIRST, button, slider
 from workbench.widgets.explorer import Explorer
 
 
@@ -94,7 +94,7 @@ class QueryDivider(Explorer):
         queries, size = problem.size.queries, problem.cluster.world_size
         equal = [queries // size + (rank < queries % size) for rank in range(size)]
         self.sliders = tuple(
-            described(widgets.IntSlider, device.name, f"{device.name}: queries of each step", width="30em", value=count, min=0, max=queries)
+            slider(device.name, f"{device.name}: queries of each step", count, 0, queries, width="30em")
             for device, count in zip(problem.cluster.devices, counts or equal, strict=True)
         )
         self.take_plan = button(
@@ -106,13 +106,13 @@ class QueryDivider(Explorer):
     @property
     def counts(self) -> tuple[int, ...]:
         """Return every device's queries, whether or not they add up to the step's."""
-        return tuple(slider.value for slider in self.sliders)
+        return tuple(one.value for one in self.sliders)
 
     def _take_plan(self) -> None:
         assert self.planned is not None
         with self.setting():
-            for slider, count in zip(self.sliders, self.planned, strict=True):
-                slider.value = count
+            for one, count in zip(self.sliders, self.planned, strict=True):
+                one.value = count
 
     def _divide(self, counts: tuple[int, ...]) -> None:
         problem = self.problem

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -15,10 +14,9 @@ from workbench import experiment
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault, FaultKind, FaultSchedule
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.core.job import Job
+from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.report import Report
-from workbench.experiment import Fidelity, Mode
 from workbench.methods.base import Event
 from workbench.progress import Snapshot
 from workbench.widgets.cluster_form import ClusterForm
@@ -81,13 +79,11 @@ class RunPanel(Panel):
         cluster_form: ClusterForm,
         *,
         fidelity: Fidelity = "auto",
-        workdir: Path | None = None,
         chosen_plan: Callable[[], Plan] | None = None,
         runner: Runner = experiment.run,
     ) -> None:
         self._job_form, self._cluster_form = job_form, cluster_form
-        self._settings: dict[str, Any] = {"fidelity": fidelity, "workdir": workdir}
-        self._runner, self._chosen_plan = runner, chosen_plan
+        self._fidelity, self._runner, self._chosen_plan = fidelity, runner, chosen_plan
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._finished: list[Report] = []
@@ -161,7 +157,7 @@ class RunPanel(Panel):
         return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
 
     def _how(self, plan: Plan | None, *, resume: bool) -> dict[str, Any]:
-        return self._settings | {"resume": resume} | ({} if plan is None else {"chosen_plan": plan})
+        return {"fidelity": self._fidelity, "resume": resume} | ({} if plan is None else {"chosen_plan": plan})
 
     def _work(self, job: Job, cluster: Cluster, plan: Plan | None, mode: Mode, resume: bool) -> None:
         def show(now: Snapshot) -> None:

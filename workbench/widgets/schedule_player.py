@@ -14,7 +14,7 @@ from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
 from workbench.plots.style import byte_unit, class_of, number_of, time_unit
-from workbench.widgets.controls import FigureBox, Html, Panel, button, described
+from workbench.widgets.controls import FigureBox, Html, Panel, button, described, slider
 from workbench.widgets.tables import Table
 
 TICKS = 400
@@ -94,9 +94,7 @@ class SchedulePlayer(Panel):
         self._timelines = {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
         names = list(self._timelines)
         self.choice = described(widgets.Dropdown, "Timeline", "Which timeline", width="26em", options=names)
-        self.slider = described(
-            widgets.IntSlider, "Time", "The moment that is shown", width="34em", value=0, min=0, max=TICKS, readout=False
-        )
+        self.slider = slider("Time", "The moment that is shown", 0, 0, TICKS, readout=False)
         narrow = {"layout": widgets.Layout(width="3em")}
         self.back = button("", "To where the operation before begins", "step-backward", lambda: self.step(-1), **narrow)
         self.forth = button("", "To where the next operation begins", "step-forward", lambda: self.step(1), **narrow)

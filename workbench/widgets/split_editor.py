@@ -11,7 +11,7 @@ from markupsafe import Markup
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.plots import gantt, needs, placement
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, Html, button, described
+from workbench.widgets.controls import BIG_FIRST, Html, button, described, slider
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.planning import PLANNERS, Comparison, PlanningProblem, compare
 
@@ -22,13 +22,13 @@ class PlannerExplorer(Explorer):
     problem: with the cluster at which the sliders start.  answer: the result shown, for the controls' current problem.
     """
 
-    def __init__(self, problem: PlanningProblem, *, planners: Sequence[str] = tuple(PLANNERS)) -> None:
+    def __init__(self, problem: PlanningProblem) -> None:
         self._origin = problem
         self.form = ClusterForm(problem.cluster, choice=False, overview=False, continuous=True)
         divisors = [number for number in range(1, problem.batch_size + 1) if problem.batch_size % number == 0]
         told = f"Into how many a mini-batch of {problem.batch_size} samples is cut"
         self.micro_batches = described(widgets.SelectionSlider, "Micro-batches", told, options=divisors, value=problem.micro_batches)
-        self.planner = described(widgets.Dropdown, "Planner", "Who makes the plan", options=list(planners), value=planners[0])
+        self.planner = described(widgets.Dropdown, "Planner", "Who makes the plan", options=list(PLANNERS))
         self.answer: Comparison | None = None
         self._first: Comparison | None = None
         controls = (self.micro_batches, self.planner)
@@ -89,17 +89,14 @@ class SplitEditor(Explorer):
         *,
         layers: Sequence[int] | None = None,
         groups: Sequence[Sequence[int]] | None = None,
-        planner: str = "Algorithm 1",
     ) -> None:
         self.problem = problem
-        self.planned: Plan = problem.planned(planner)
+        self.planned: Plan = problem.planned()
         self._planned_s = problem.step_s(self.planned)
         self._paused = True
         devices = problem.cluster.devices
         most = min(len(devices), problem.profile.num_layers)
-        self.num_stages = described(
-            widgets.IntSlider, "Stages", "How many stages the layers are cut into", width="21em", value=1, min=1, max=most
-        )
+        self.num_stages = slider("Stages", "How many stages the layers are cut into", 1, 1, most, width="21em")
         told = "How a group divides the samples of a micro-batch"
         self.dispatch = described(widgets.Dropdown, "Samples", told, width="21em", options=list(DISPATCH))
         self.ends = widgets.VBox()
@@ -125,7 +122,7 @@ class SplitEditor(Explorer):
     @property
     def layers(self) -> list[int]:
         """Return the number of layers of each stage."""
-        ends = [0, *(slider.value for slider in self.ends.children), self.problem.profile.num_layers]
+        ends = [0, *(end.value for end in self.ends.children), self.problem.profile.num_layers]
         return [stop - start for start, stop in itertools.pairwise(ends)]
 
     @property
@@ -166,9 +163,9 @@ class SplitEditor(Explorer):
     def _end(self, index: int, value: int) -> widgets.IntSlider:
         described_as, told = f"Stage {index} ends", f"Stage {index} has the layers before this one"
         most = self.problem.profile.num_layers - 1
-        slider = described(widgets.IntSlider, described_as, told, width="40em", value=value, min=1, max=most)
-        slider.observe(lambda change: self._moved(index, change["new"]), names="value")
-        return slider
+        made = slider(described_as, told, value, 1, most, width="40em")
+        made.observe(lambda change: self._moved(index, change["new"]), names="value")
+        return made
 
     def _moved(self, index: int, value: int) -> None:
         """Push the other ends along, so that no stage becomes empty."""

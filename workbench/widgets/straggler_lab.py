@@ -11,9 +11,8 @@ import ipywidgets as widgets
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferencePlan
-from workbench.core.job import Job
+from workbench.core.job import Fidelity, Job
 from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
-from workbench.experiment import Fidelity
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.profiles import host_profile
@@ -40,7 +39,7 @@ class StragglerLab(Explorer):
     reports: the results shown, by name.  fault, rescheduling: the controls' settings.
     """
 
-    def __init__(self, problem: InferenceProblem, *, num_requests: int = 400, rank: int = 1, factor: float = 5.0) -> None:
+    def __init__(self, problem: InferenceProblem, *, num_requests: int = 400) -> None:
         self.problem = problem
         self._planner = planner_of(problem.profile, problem.cluster, problem.lengths)
         self._times = simulated_times(problem.profile, problem.cluster, problem.lengths)
@@ -48,9 +47,9 @@ class StragglerLab(Explorer):
         whole_s = num_requests * self._typical_s
         self._num_requests, self._tick_s = num_requests, whole_s / 100
         names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
-        self.device = _choice("Device", "Which device", names, rank)
+        self.device = _choice("Device", "Which device", names, 1)
         self.kind = _choice("It", "What happens to it", KINDS.items(), "slow")
-        self.factor = _slider("Times slower", "How many times slower it computes", factor, 1.5, 20.0, 0.5)
+        self.factor = _slider("Times slower", "How many times slower it computes", 5.0, 1.5, 20.0, 0.5)
         part = "in hundredths of the undisturbed stream's time"
         self.start = _slider("From (%)", f"When it begins, {part}", 25, 0, 95, 5)
         self.duration = _slider("For (%)", f"How long it lasts, {part}", 40, 5, 200, 5)
@@ -138,12 +137,12 @@ def serve_here(
     return serve(job.model, cluster, engines, host, stream=stream, rescheduling=rescheduling, faults=faults, first_plan=plan)
 
 
-def settings_for(request_s: float, *, reaction: Any = "exclude", slow_factor: float = 1.5) -> ReschedulingSettings:
+def settings_for(request_s: float, *, reaction: Any = "exclude") -> ReschedulingSettings:
     """Return settings whose times are a few requests long: for services as fast as a laptop's or as slow as a Raspberry Pi's."""
     return ReschedulingSettings(
         reaction=reaction,
         report_every_s=4 * request_s,
-        slow_factor=slow_factor,
+        slow_factor=1.5,
         probe_every_s=10 * request_s,
         longest_probe_s=600 * request_s,
         calm_s=100 * request_s,

@@ -40,8 +40,8 @@ def check_grouping(answer: Sequence[int] | str | None, made: Comparison) -> Verd
     return Verdict(False, f"Not {mine}. {hint}")
 
 
-def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: Plan, *, by: float = 0.0) -> Verdict:
-    """Does the student's plan fit, and is its simulated step shorter than the planner's by a given share?"""
+def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: Plan) -> Verdict:
+    """Does the student's plan fit, and is its simulated step shorter than the planner's?"""
     hint = "Take editor.plan once the editor shows a split that you like."
     if answer is None:
         return Verdict(None, hint)
@@ -53,7 +53,7 @@ def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: P
     if refusals:
         return Verdict(False, str(refusals[0]))
     said = f"A step takes {mine_s * 1e3:.0f} ms with yours, {planned_s * 1e3:.0f} ms with the planner's {planned.partition()}."
-    if mine_s < planned_s * (1 - by):
+    if mine_s < planned_s:
         return Verdict(True, f"{said} You beat it.")
     return Verdict(False, f"{said} Which device is busy all the time, and which waits?")
 
@@ -94,10 +94,10 @@ def check_speedup(answer: float | None, report: Report) -> Verdict:
     return number_verdict(answer, first / cached, hint, right)
 
 
-def check_idlest(answer: str | None, report: Report, timeline: str = "first epoch, predicted") -> Verdict:
+def check_idlest(answer: str | None, report: Report) -> Verdict:
     """Which device computes for the smallest share of a first-epoch step?"""
-    shown = report.timelines[timeline]
-    hint = f"Look for the lane with the most grey in the Gantt chart '{timeline}'."
+    shown = report.timelines["first epoch, predicted"]
+    hint = "Look for the lane with the most grey in the Gantt chart 'first epoch, predicted'."
     if answer is None:
         return Verdict(None, hint)
     if answer not in shown.device_names:
