@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.handlers import Programs, SharedParameter, shared_parameters
 from workbench.methods.fine_tuning.measure import measure_layers
+from workbench.methods.ringada.measure import measure_layers as measure_ring_layers
 from workbench.methods.training.handlers import planned_epoch
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.saving import load_trained
@@ -61,6 +62,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize("measure", [measure_layers, measure_ring_layers])
+def test_a_model_of_pictures_is_measured_at_its_only_length(measure: Callable[..., tuple[LayerProfile, ...]]) -> None:
+    stack = load_stack("tiny-vit-2")
+    config = TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=2, bottleneck=4)
+    layers = measure(stack, config, max_length=17, batch_sizes=(1,), budget_s=0.01)
+    assert [layer.times["F"].sequence_lengths for layer in layers] == [(17,), (17,)]
 
 
 def job_for(data: Path, *, epochs: int = 2, **options: object) -> Job:

@@ -30,6 +30,8 @@ from workbench.runtime.engines import EngineCluster
         ("tiny-llama", ((2, 1), (0, 1), (1, 3), (3, 1)), "all", 1, 2, 1, False, False),
         ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), "steps", 5, 2, 3, False, False),
         ("tiny-bert", ((1, 1), (0, 2), (2, 1), (3, 2)), "plateau", 40, 2, 1, True, False),
+        ("tiny-distilbert", ((0, 3), (2, 1), (1, 1), (3, 1)), "rounds", 1, 2, 1, True, False),
+        ("tiny-opt", ((2, 2), (1, 2), (0, 1), (3, 1)), "steps", 6, 1, 1, False, False),
         ("tiny-gpt2", ((0, 2), (1, 2), (2, 1), (3, 1)), "gradient_norm", 40, 1, 1, False, False),
         ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 9, 2, 2, False, True),
         ("tiny-bert", ((3, 1), (1, 1), (0, 3), (2, 1)), "steps", 7, 4, 1, True, True),

@@ -18,6 +18,11 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 SEQUENCE_LENGTHS = (8, 16, 32, 64)
 
 
+def lengths_up_to(max_length: int, lengths: tuple[int, ...], *, reads_images: bool) -> tuple[int, ...]:
+    """Return the sequence lengths to measure.  reads_images: of the model, whose pictures have all the same length."""
+    return (max_length,) if reads_images else (*(length for length in lengths if length < max_length), max_length)
+
+
 def profiled_length(longest: int, most: int) -> int:
     """Return the largest sequence length to measure: the next power of two, so that one profile serves data of many lengths.
 

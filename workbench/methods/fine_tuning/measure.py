@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import Grid, LayerProfile
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute, StageContext
 from workbench.methods.training.handlers import Targets
 from workbench.models.families import LayerContext
@@ -32,12 +32,12 @@ def measure_layers(
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed (see profiler.stacks)."""
-    lengths = (*(length for length in lengths if length < max_length), max_length)
+    lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
     makers = {span: {"F": bench.forward, "B": bench.backward} for span, bench in benches.items()}
     times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s)
-    contexts = {span: bench.context_bytes() for span, bench in benches.items()}
+    contexts = {span: bench.context_bytes(lengths[-1] if stack.family.reads_images else 32) for span, bench in benches.items()}
     sizes = [_parameter_bytes(stack, config, index) for index in range(stack.num_layers)]
     # One optimizer for all layers, as in a run: many small ones would each add overhead.
     whole = benches.get(stacks.whole) or _Bench(stack, config, stacks.whole)
@@ -89,7 +89,7 @@ def measure_parts(
     for kind, compute, groups in (("H", heads, layer.num_groups), ("C", columns, layer.num_columns)):
         makers[f"{kind}F"], makers[f"{kind}B"] = calls(compute, groups)
         makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
-    lengths = (*(length for length in lengths if length < max_length), max_length)
+    lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     return time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
 
 
@@ -155,14 +155,14 @@ class _Bench:
         """Take an optimizer step."""
         self._optimizer.step()
 
-    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
+    def context_bytes(self, at: int, batch: int = 4) -> tuple[int, int]:
+        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample), at a length."""
 
         def kept(length: int) -> int:
             inputs = self._inputs(batch, length)
             return saved_by_autograd(lambda: self._compute.forward(*inputs), self._model.parameters())[1]
 
-        return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
+        return kept_bytes(kept, batch, at=at, other=2 * at, has_decoder=self._has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)

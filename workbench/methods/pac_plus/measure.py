@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import LayerProfile
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import boundary_tokens, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
@@ -35,8 +35,7 @@ def measure_layers(
     is_fast: bool = True,
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).  is_fast: see StageCompute."""
-    # All pictures have the same length.
-    lengths = (max_length,) if stack.family.reads_images else (*(length for length in lengths if length < max_length), max_length)
+    lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     tap_dtype, stacks = cache_dtype(dtype), Stacks(config.num_layers, config.num_encoder_layers)
     benches = {span: _Bench(stack, config, *span, tap_dtype, is_fast=is_fast) for span in stacks.spans}
     contexts = {span: bench.context_bytes(max_length) for span, bench in benches.items()}

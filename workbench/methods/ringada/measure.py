@@ -14,7 +14,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster, Device
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageContext
 from workbench.methods.fine_tuning.measure import crossing_bytes
 from workbench.methods.ringada.compute import Config, RingCompute, RingOptimizer
@@ -43,7 +43,7 @@ def measure_layers(
 
     caches: whether frozen layers keep their inputs.
     """
-    lengths = (*(length for length in lengths if length < max_length), max_length)
+    lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
     makers = {span: {PREFIX: bench.frozen, FORWARD: bench.forward, BACKWARD: bench.backward} for span, bench in benches.items()}
