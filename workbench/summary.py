@@ -78,9 +78,7 @@ def plan_words(chosen: InferencePlan) -> str:
 
 def _training_rows(report: Report) -> list[tuple[str, str]]:
     plan, mark = report.plan, report.mark
-    queries = sum(share.queries for share in plan.stages[0].shares)
-    cut = f"{queries} queries of {plan.micro_batch_size} samples" if queries else plan.cut
-    rows = [("Plan", f"{plan.where()}, {cut}")]
+    rows = [("Plan", f"{plan.where()}, {plan.cut}")]
     if report.metrics:
         rows.append(("Test", metrics_text(report)))
     full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.job import CLUSTER, ClusterName, Fidelity, takes_job
+from workbench.cli.job import CLUSTER, ClusterName, takes_job
 from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.errors import ConfigError
-from workbench.core.job import Job
+from workbench.core.job import Fidelity, Job
 from workbench.core.serial import shown
 
 

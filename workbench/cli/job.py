@@ -6,9 +6,9 @@ import ast
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -63,11 +63,6 @@ WorkFolder = Annotated[
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
 CLUSTER = DEFAULT_CLUSTER
-
-
-Fidelity = Literal["auto", "kernel", "paced"]
-"""How links are emulated: by the kernel, by our own pacing, or the best that works here."""
-
 OPTIONS: dict[str, Any] = {
     "method": Method,
     "model": Model,
@@ -96,7 +91,6 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
     """Return a decorator for a command whose first argument is a Job: it gets an option for each of these fields instead."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
         def filled(**given: Any) -> None:
             read = {name: given.pop(name) for name in fields}
             read["task"] = task_of(read["task"], read["data"])
@@ -107,23 +101,27 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
                 read["faults"] = "; ".join(read["faults"] or ())
             command(Job(**read), **given)
 
-        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "job"]
         kinds = {name: OPTIONS[name] for name in fields} | ({"eval_samples": EvalSamples} if "test_samples" in fields else {})
-        kinds |= {one.name: one.annotation for one in own}
-        defaults = {name: getattr(DEFAULTS, name) for name in fields} | {
-            "task": None,
-            "options": None,
-            "faults": None,
-            "eval_samples": None,
-        }
-        defaults |= {one.name: one.default for one in own}
-        filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
-        )
-        filled.__annotations__ = kinds
-        return filled
+        unset = ("task", "options", "faults", "eval_samples")
+        defaults = {name: None if name in unset else getattr(DEFAULTS, name) for name in kinds}
+        return with_options(command, filled, kinds, defaults, "job")
 
     return decorate
+
+
+def with_options(
+    command: Callable[..., None], filled: Callable[..., None], kinds: Mapping[str, Any], defaults: Mapping[str, Any], *replaced: str
+) -> Callable[..., None]:
+    """Return `filled` under the command's name, with options of these kinds in place of `replaced`, the command's own ones behind them."""
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in replaced]
+    kinds = {**kinds, **{one.name: one.annotation for one in own}}
+    defaults = {**defaults, **{one.name: one.default for one in own}}
+    made = functools.wraps(command)(filled)
+    made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
+    )
+    made.__annotations__ = kinds
+    return made
 
 
 def task_of(task: str | None, data: str | None) -> str:
@@ -132,17 +130,24 @@ def task_of(task: str | None, data: str | None) -> str:
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Return the method's settings from KEY=VALUE words; values are read as JSON where they are JSON, else as text."""
-    options: dict[str, Any] = {}
-    for word in given or ():
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"The option '{word}' was given.", "It is not KEY=VALUE.", "Write, for example, --option reduction=8.")
-        try:
-            options[key] = json.loads(value)
-        except (ValueError, RecursionError):  # also a number of thousands of digits
-            options[key] = value
-    return options
+    """Return the method's settings from KEY=VALUE words."""
+    return {key: parsed(value) for key, value in (key_and_value(word, "reduction=8") for word in given or ())}
+
+
+def key_and_value(word: str, example: str) -> tuple[str, str]:
+    """Return the parts of KEY=VALUE.  Raises ConfigError for another word."""
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"The option '{word}' was given.", "It is not KEY=VALUE.", f"Write, for example, --option {example}.")
+    return key, value
+
+
+def parsed(text: str) -> Any:
+    """Return a value that is written as JSON, or else the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also a number of thousands of digits
+        return text
 
 
 class JobCommand(TyperCommand):

@@ -6,8 +6,7 @@ from statistics import median
 
 from workbench.cli.output import print_json, print_table, say
 from workbench.core.cluster import Cluster
-from workbench.core.job import Job
-from workbench.experiment import Fidelity
+from workbench.core.job import Fidelity, Job
 from workbench.methods.base import Event
 from workbench.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
 

@@ -49,27 +49,35 @@ class Commands(TyperGroup):
         words = [*getattr(ctx, "_protected_args", ()), *ctx.args]
         try:
             return super().invoke(ctx)
-        except WorkbenchError as error:
-            report_error(error, as_json=bool(ctx.meta.get("json")))
-            raise typer.Exit(USER_ERROR) from None
-        except _UsageError as error:
-            # The parser stops at the first fault, maybe before it came to --json.
-            report_error(_usage_error(error, words), as_json="--json" in words)
-            raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             say("Interrupted.")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `workbench ... | head` is no error; the rest of the output has no reader
             sys.stdout = None
             raise typer.Exit(0) from None
-        except OSError as error:
-            if error.errno not in _SYSTEM_REFUSES:
-                raise
-            report_error(_system_error(error), as_json=bool(ctx.meta.get("json")))
+        except (WorkbenchError, _UsageError, OSError, ModuleNotFoundError) as error:
+            # The parser stops at the first fault, maybe before it came to --json.
+            as_json = "--json" in words if isinstance(error, _UsageError) else bool(ctx.meta.get("json"))
+            report_error(_in_our_words(error, words), as_json=as_json)
             raise typer.Exit(USER_ERROR) from None
-        except ModuleNotFoundError as error:
-            report_error(_missing_package(error), as_json=bool(ctx.meta.get("json")))
-            raise typer.Exit(USER_ERROR) from None
+
+
+def _in_our_words(error: Any, words: Sequence[str]) -> WorkbenchError:
+    """Return what a user did wrong or lacks; raise the error again if it is our own fault."""
+    if isinstance(error, WorkbenchError):
+        return error
+    if isinstance(error, _UsageError):
+        return _usage_error(error, words)
+    if isinstance(error, OSError):
+        if error.errno not in _SYSTEM_REFUSES:
+            raise error
+        named = f": '{error.filename}'" if error.filename else ""
+        return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", "Free some space, or choose another place.")
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "workbench"):
+        raise error
+    found = f"It needs the package '{package}', which is not installed."
+    return ConfigError("The command was called.", found, "Install everything: pip install 'edge-llm-workbench[all]'.")
 
 
 def report_error(error: WorkbenchError, *, as_json: bool) -> None:
@@ -98,20 +106,6 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         yield name, value if equals else following
-
-
-def _system_error(error: OSError) -> WorkbenchError:
-    named = f": '{error.filename}'" if error.filename else ""
-    return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", "Free some space, or choose another place.")
-
-
-def _missing_package(error: ModuleNotFoundError) -> WorkbenchError:
-    """Return that an extra is not installed; raise the error again if the module is our own."""
-    package = (error.name or "").partition(".")[0]
-    if package in ("", "workbench"):
-        raise error
-    found = f"It needs the package '{package}', which is not installed."
-    return ConfigError("The command was called.", found, "Install everything: pip install 'edge-llm-workbench[all]'.")
 
 
 def say(line: str) -> None:

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from workbench.cli.output import say
-from workbench.methods import INFERRING
 from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot, duration
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ class RunProgress:
 
     def __init__(self, job: Job, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = RunState(job, cluster, clock=clock)
-        self._infers = job.method in INFERRING
         self._clock = clock
         self._live: Any = None
         self._told_s = float("-inf")
@@ -68,7 +66,7 @@ class RunProgress:
             bars = Table.grid(padding=(0, 2))
             for epoch in now.epochs:
                 bar = ProgressBar(total=max(1, epoch.num_steps), completed=epoch.done, width=30)
-                name = "requests" if self._infers else f"epoch {epoch.epoch + 1}"
+                name = "requests" if epoch.answers else f"epoch {epoch.epoch + 1}"
                 bars.add_row(name, bar, f"{epoch.done}/{epoch.num_steps}", _epoch_words(epoch))
             parts.append(bars)
         if any(device.phase for device in now.devices):
@@ -87,20 +85,20 @@ class RunProgress:
         if event.kind != "step":
             return
         now = self.state.snapshot()
+        row = now.epochs[event.epoch]
         if event.epoch not in self._begun:
             self._begun.add(event.epoch)
             self._told_s = self._clock()
-            if not self._infers:
+            if not row.answers:
                 say(f"epoch {event.epoch + 1}: {event.num_steps} steps")
-        row = now.epochs[event.epoch]
         if row.is_finished and event.epoch not in self._finished:
             self._finished.add(event.epoch)
-            name = f"{row.num_steps} requests" if self._infers else f"epoch {event.epoch + 1}"
+            name = f"{row.num_steps} requests" if row.answers else f"epoch {event.epoch + 1}"
             say(f"{name} done{_told_loss(row.loss)}, {row.seconds:.1f} s")
         elif self._clock() - self._told_s >= PLAIN_INTERVAL_S:
             self._told_s = self._clock()
             busy = ", ".join(f"{device.name} {device.busy_share:.0%}" for device in now.devices if device.busy_share is not None)
-            where = "request" if self._infers else f"epoch {event.epoch + 1}, step"
+            where = "request" if row.answers else f"epoch {event.epoch + 1}, step"
             say(f"{where} {event.step + 1} of {event.num_steps}{_facts(now)}" + (f"; computing: {busy}" if busy else ""))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from workbench.cli.job import (
     PLANNED_FIELDS,
     SIMULATED_FIELDS,
     ClusterName,
-    Fidelity,
     ReportFile,
     WorkFolder,
     takes_job,
@@ -23,9 +22,7 @@ from workbench.cli.output import INTERRUPTED, Json, print_json, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import WriteError
 from workbench.core.files import require_writable
-from workbench.core.job import Job
-
-Mode = Literal["simulate", "execute"]
+from workbench.core.job import Fidelity, Job, Mode
 
 
 @takes_job(*PLANNED_FIELDS)

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.job import CLUSTER, ClusterName, Fidelity
+from workbench.cli.job import CLUSTER, ClusterName
 from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
-from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.job import Fidelity, Mode
+from workbench.core.serving import Reaction, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 
 DEFAULTS = ReschedulingSettings()
 SHOWN_EVERY = 500  # answers of a soak
-
-
-class Mode(StrEnum):
-    """In virtual time, or with real tensors on emulated or real devices."""
-
-    simulate = "simulate"
-    execute = "execute"
-
-
-class Reaction(StrEnum):
-    """What is done about a straggler."""
-
-    none = "none"
-    exclude = "exclude"
-    rebalance = "rebalance"
-    best = "best"
 
 
 def serve(
@@ -52,13 +36,13 @@ def serve(
         list[str] | None,
         typer.Option(metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="slow, kill or freeze a device, such as slow:beta:4@10-30s."),
     ] = None,
-    reaction: Annotated[Reaction, typer.Option(help="To a straggler: exclude is the paper's.")] = Reaction.exclude,
+    reaction: Annotated[Reaction, typer.Option(help="To a straggler: exclude is the paper's.")] = "exclude",
     slow_factor: Annotated[float, typer.Option(help="So many times slower than the others is slow.")] = DEFAULTS.slow_factor,
     window: Annotated[int, typer.Option(help="Last reports looked at.")] = DEFAULTS.window,
     repeats: Annotated[int, typer.Option(help="Slow reports among them that make a straggler.")] = DEFAULTS.repeats,
     report_every: Annotated[float, typer.Option(help="Seconds between two reports of a device.")] = DEFAULTS.report_every_s,
     probe_every: Annotated[float, typer.Option(help="Seconds between two probes of a device left out, at first.")] = DEFAULTS.probe_every_s,
-    mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = Mode.execute,
+    mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = "execute",
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
@@ -80,7 +64,7 @@ def serve(
         fidelity,
         stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
         rescheduling=ReschedulingSettings(
-            reaction=reaction.value,
+            reaction=reaction,
             slow_factor=slow_factor,
             window=window,
             repeats=repeats,
@@ -97,7 +81,7 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
     from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 
     _require_length(model, stream.length)
-    if mode is Mode.simulate:
+    if mode == "simulate":
         from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 
         profile, lengths = _profile(model, cluster, stream.length)

@@ -54,11 +54,8 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     ]
     if plan.cached is not None:
         rows.append(("cached", "all", ", ".join(f"{cluster.devices[share.rank].name}: {share.samples}" for share in plan.cached.shares)))
-    parts, head = plan.cut, "samples of each micro-batch"
-    if by_queries:
-        queries = sum(share.queries for share in plan.stages[0].shares)
-        parts, head = f"{queries} queries of {plan.micro_batch_size} samples", "queries of each step"
-    print_table(f"Plan of {plan.method}: {plan.where()}, {parts}", ("stage", "layers", head), rows)
+    head = "queries of each step" if by_queries else "samples of each micro-batch"
+    print_table(f"Plan of {plan.method}: {plan.where()}, {plan.cut}", ("stage", "layers", head), rows)
     if plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
         print(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.job import ALL_FIELDS, OPTIONS, Fidelity, task_of
+from workbench.cli.job import ALL_FIELDS, OPTIONS, key_and_value, parsed, task_of, with_options
 from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, require_writable
+from workbench.core.job import Fidelity
 
 if TYPE_CHECKING:
     from workbench.methods.base import Event
@@ -31,12 +30,10 @@ MOST_METRICS = 3
 def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that takes a grid an option for each field of a job, which takes several values."""
 
-    @functools.wraps(command)
     def filled(grid: Path | None, cluster: str | None, bandwidth: str | None, **given: Any) -> None:
         named = {name: given.pop(name) for name in (*ALL_FIELDS, "eval_samples")} | {"cluster": cluster, "bandwidth": bandwidth}
         command(grid, _listed(named), **given)
 
-    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in ("grid", "given")]
     form = "A TOML file: name = \\[values], \\[options], \\[METHOD]."
     kinds: dict[str, Any] = {"grid": Annotated[Path | None, typer.Argument(help=form)]}
     for name in ALL_FIELDS:
@@ -47,13 +44,7 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
     kinds["eval_samples"] = Annotated[str | None, typer.Option(help="Samples of the validation and of the test split. Several: A,B,C.")]
     kinds["cluster"] = Annotated[str | None, typer.Option(help="Cluster by name or .toml file. Several: A,B,C.")]
     kinds["bandwidth"] = Annotated[str | None, typer.Option(help="Mbit/s of every link. Several: A,B,C.")]
-    defaults = dict.fromkeys(kinds) | {one.name: one.default for one in own}
-    kinds |= {one.name: one.annotation for one in own}
-    filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
-    )
-    filled.__annotations__ = kinds
-    return filled
+    return with_options(command, filled, kinds, dict.fromkeys(kinds), "grid", "given")
 
 
 @_takes_lists
@@ -165,11 +156,8 @@ def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
         if value is None:
             continue
         if name == "options":
-            for word in value:
-                key, equals, text = word.partition("=")
-                if not equals or not key:
-                    raise ConfigError(f"The option '{word}' was given.", "It is not KEY=VALUE.", "Write, for example, --option rank=4,8.")
-                found[f"option.{key}"] = [_parsed(one) for one in _values(text)]
+            for key, text in (key_and_value(word, "rank=4,8") for word in value):
+                found[f"option.{key}"] = [parsed(one) for one in _values(text)]
         else:
             found[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
             if "" in found[name] and name not in WHOLE:
@@ -181,13 +169,6 @@ def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
 def _values(text: str) -> list[Any]:
     """Return a list's values; a JSON list or table is one value."""
     return [text] if text[:1] in ("[", "{", '"') else [part.strip() for part in text.split(",")]
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 @contextmanager

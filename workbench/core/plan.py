@@ -114,6 +114,8 @@ class Plan:
     @property
     def cut(self) -> str:
         """Describe how samples are divided."""
+        if queries := sum(share.queries for share in self.stages[0].shares):
+            return f"{queries} queries of {self.micro_batch_size} samples"
         at_once = f", {self.in_flight} mini-batches in flight" if self.in_flight else ""
         return f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}{at_once}"
 
