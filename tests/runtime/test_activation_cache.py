@@ -93,7 +93,7 @@ def test_packed_tokens_are_the_padded_ones_without_padding(dtype: str, buffered:
 
 
 def test_int8_takes_little_more_than_a_quarter() -> None:
-    sizes = {dtype: RecordLayout(dtype=dtype, width=384, num_taps=7).nbytes(26) for dtype in STORAGE_TYPES}
+    sizes = {dtype: RecordLayout(dtype=dtype, width=384, num_taps=7).record_bytes(26) for dtype in STORAGE_TYPES}
     assert sizes["bfloat16"] == sizes["float32"] / 2 == 7 * 26 * 384 * 2
     assert sizes["int8"] == sizes["float32"] * (1 / 4 + 1 / 64)
 

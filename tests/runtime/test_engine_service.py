@@ -34,7 +34,6 @@ def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCl
 
         service.kill(1)
         wait_for(service, {(1, "died")})
-        assert service.running == (0, 2)
         service.restart(1)
         # The others answer meanwhile, also among themselves.
         for rank in (0, 2):

@@ -82,7 +82,7 @@ def test_a_host_that_is_always_a_little_too_slow_is_late() -> None:
 def test_dilation_slows_every_operation_down_and_gives_the_host_time(stream: bool) -> None:
     fake = FakeTime()
     whole = pacer(2.0, fake, dilation=3.0)
-    device = whole.for_stream("npu") if stream else whole
+    device = whole.for_stream() if stream else whole
     for _ in range(100):
         device.run(lambda: fake.work(0.05), 0.01)
     assert fake.now_s - 100.0 == pytest.approx(100 * 2 * 3 * 0.01)

@@ -29,44 +29,28 @@ _NOT_WRITTEN = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheManifest:
+class CacheManifest(RecordLayout):
     """Describes the contents of a cache file.  fingerprint: hash of backbone, quantization, tokenizer and data.
 
-    checksums: CRC-32 of every record, None while the cache is being written.  For the other fields see RecordLayout.
+    checksums: CRC-32 of every record, None while the cache is being written.
     """
 
     fingerprint: str
     samples: tuple[int, ...]
     lengths: tuple[int, ...]
-    num_taps: int
-    width: int
-    dtype: str
-    num_target_taps: int = 0
-    target_length: int = 0
     checksums: tuple[int, ...] | None = None
-
-    @property
-    def layout(self) -> RecordLayout:
-        """Return the layout of the records."""
-        return RecordLayout(
-            dtype=self.dtype,
-            width=self.width,
-            num_taps=self.num_taps,
-            num_target_taps=self.num_target_taps,
-            target_length=self.target_length,
-        )
 
     @property
     def nbytes(self) -> int:
         """Return the size of the file in bytes."""
-        return self.layout.total_bytes(self.lengths)
+        return self.total_bytes(self.lengths)
 
 
 class ActivationCache:
     """The cached taps of a set of samples, stored in one folder."""
 
     def __init__(self, folder: Path, manifest: CacheManifest) -> None:
-        self.folder, self.manifest, self.layout = folder, manifest, manifest.layout
+        self.folder, self.manifest, self.layout = folder, manifest, manifest
         ends = list(accumulate(map(self.layout.rows, manifest.lengths)))
         self._place = {sample: place for place, sample in enumerate(manifest.samples)}
         self._starts = [0, *ends][: len(ends)]  # rows
@@ -235,7 +219,7 @@ class ActivationCache:
         for start, length in places:
             first = start * self.layout.row_bytes
             page = first // mmap.PAGESIZE * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.layout.nbytes(length))
+            self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.layout.record_bytes(length))
 
     def _map_checksums(self) -> None:
         count = len(self.manifest.samples)

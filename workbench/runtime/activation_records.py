@@ -94,13 +94,13 @@ class RecordLayout:
         """Return the number of rows in a record of `length` tokens."""
         return self.num_taps * length + self.num_target_taps * self.target_length
 
-    def nbytes(self, length: int) -> int:
+    def record_bytes(self, length: int) -> int:
         """Return the bytes of a record of `length` tokens."""
         return self.rows(length) * self.row_bytes
 
     def total_bytes(self, lengths: Iterable[int]) -> int:
         """Return the bytes of records of these lengths: s x h x l values per sample (section V-B, storage cost), plus int8's scales."""
-        return sum(map(self.nbytes, lengths))
+        return sum(map(self.record_bytes, lengths))
 
     def run(self, first: int, count: int, length: int) -> slice:
         """Return the row range of taps [first, first + count) in a record.  Target taps are numbered after the other taps."""

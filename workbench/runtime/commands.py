@@ -123,11 +123,9 @@ class Predictor(Protocol):
 
     def seconds(self, step: int) -> float:
         """Return the predicted seconds of a step."""
-        ...
 
     def busy_s(self, step: int, place: int) -> float:
         """Return the predicted compute seconds of a member in a step, with the slowdown assumed by the plan."""
-        ...
 
 
 def whole(job: Any, place: int) -> Any:
@@ -164,12 +162,10 @@ class Policy(Protocol):
     @property
     def step(self) -> int:
         """Return the number of completed steps.  It may decrease when a generation ends with a loss."""
-        ...
 
     @property
     def num_steps(self) -> int:
         """Return the number of steps in the whole run."""
-        ...
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the next generation: the remaining steps as a job for some of the ready devices.
@@ -177,27 +173,21 @@ class Policy(Protocol):
         number: of the generation, starting at 1.  factors: each device's measured slowdown relative to its profile.
         Raises PlanError if the work does not fit on the devices.
         """
-        ...
 
     def begun(self, generation: Generation) -> Generation:
         """Record that a planned generation begins, and return it with its starting state.  Not every planned generation begins."""
-        ...
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Process a member's report on a step.  Every member may report on the same step."""
-        ...
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
         """Process another event of a device, such as its progress."""
-        ...
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Decide which steps are done and which must be repeated, after all members have ended or were lost."""
-        ...
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' current speed calls for a new plan."""
-        ...
 
 
 @dataclass(kw_only=True)

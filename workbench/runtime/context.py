@@ -27,7 +27,6 @@ class Channel(Protocol):
 
     def send(self, kind: str, event: Any) -> None:
         """Send one progress event."""
-        ...
 
     def silent_peers(self) -> Sequence[int]:
         """Return the ranks known to be silent.  Empty where the parent process watches the engines and ends the job."""

@@ -92,11 +92,9 @@ class Worker(Protocol):
 
     def __enter__(self) -> Any:
         """Acquire resources."""
-        ...
 
     def __exit__(self, *exc: Any) -> None:
         """Release all resources."""
-        ...
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: Any, controls: Controls) -> tuple[c.End, Any]:
         """Run a job as a member of `process_group`.  Returns how it ended, and the part that Ended reports to the policy.
@@ -104,15 +102,12 @@ class Worker(Protocol):
         context: with the rank and size of this group.  Publishes StepDone after each step.  If another device is lost, this method
         either returns 'lost' or raises.
         """
-        ...
 
     def prepare(self, job: Any, place: int) -> None:
         """Load the data that the member at `place` needs for a job.  Runs in a separate thread during another job."""
-        ...
 
     def slowness(self, factor: float, detail: Any) -> float | None:
         """Return this device's slowdown relative to its profile, including the injected `factor`.  None if it cannot be measured."""
-        ...
 
 
 SYSTEM = Path("/sys")

@@ -23,43 +23,39 @@ class News(NamedTuple):
     content: Any = None
 
 
-class Devices(Protocol):
+class Processes(Protocol):
+    """The devices' processes."""
+
+    def kill(self, rank: int) -> None:
+        """Kill a device's process at once.  `news` reports when it has died."""
+
+    def freeze(self, rank: int) -> None:
+        """Suspend a device's process without ending it."""
+
+    def restart(self, rank: int) -> None:
+        """Restart a device's process in the background.  `news` reports when it is up."""
+
+    def cpu_s(self, rank: int) -> float:
+        """Return the processor seconds used by a device's process.  0 if unknown."""
+
+    def news(self, timeout_s: float) -> list[News]:
+        """Return the events since the last call.  Waits up to timeout_s for the first one."""
+
+
+class Devices(Processes, Protocol):
     """The interface between a coordinator and its devices: implemented by EngineDevices and virtual_devices.VirtualDevices."""
 
     def start(self, rank: int) -> None:
         """Start a device's job.  The job publishes Ready once it accepts commands."""
-        ...
 
     def command(self, rank: int, message: Any) -> None:
         """Send a command to a device's job."""
-        ...
-
-    def kill(self, rank: int) -> None:
-        """Kill a device's process.  `news` reports when it has died."""
-        ...
-
-    def freeze(self, rank: int) -> None:
-        """Suspend a device's process without ending it."""
-        ...
-
-    def restart(self, rank: int) -> None:
-        """Restart a device's process in the background.  `news` reports when it is up."""
-        ...
-
-    def cpu_s(self, rank: int) -> float:
-        """Return the processor seconds used by a device's process.  0 if unknown."""
-        ...
-
-    def news(self, timeout_s: float) -> list[News]:
-        """Return the events since the last call.  Waits up to timeout_s for the first one."""
-        ...
 
     def now_s(self) -> float:
         """Return the time of the devices' clock in seconds."""
-        ...
 
 
-class Service(Protocol):
+class Service(Processes, Protocol):
     """Runs a separate job on each engine, so that one engine may die and return while the others continue.
 
     Implemented by engine_service.EngineService and ssh_devices.SshService.  address: where a job connects to receive commands.
@@ -69,31 +65,9 @@ class Service(Protocol):
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
         """Start function(context, payload) on one engine, which must be idle."""
-        ...
 
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job.  Returns False if the rank has no job."""
-        ...
-
-    def kill(self, rank: int) -> None:
-        """Kill a rank's engine at once."""
-        ...
-
-    def freeze(self, rank: int) -> None:
-        """Suspend a rank's engine without ending it."""
-        ...
-
-    def restart(self, rank: int) -> None:
-        """Restart a rank's engine in the background."""
-        ...
-
-    def cpu_s(self, rank: int) -> float:
-        """Return the processor seconds used by a rank's engine."""
-        ...
-
-    def news(self, timeout_s: float) -> list[News]:
-        """Return the events since the last call.  Waits up to timeout_s for the first one."""
-        ...
 
 
 @runtime_checkable
@@ -104,11 +78,9 @@ class Lender(Protocol):
 
     def now_s(self) -> float:
         """Return the monotonic clock in the devices' seconds."""
-        ...
 
     def service(self) -> AbstractContextManager[Service]:
         """Lend the engines to a service."""
-        ...
 
 
 class EngineDevices:
@@ -307,11 +279,8 @@ class Fleet:
     def _come_back(self, rank: int) -> None:
         self._restarted[rank] += 1
         if self._restarted[rank] <= self._num_restarts:
-            self._restart(rank)
-
-    def _restart(self, rank: int) -> None:
-        self.awaited.add(rank)
-        self._devices.restart(rank)
+            self.awaited.add(rank)
+            self._devices.restart(rank)
 
     def inject(self, now_s: float, step: int = 0) -> list[tuple[Fault, bool]]:
         """Apply the faults that are due; return those that began (True) or ended (False).

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_session import EngineSession
-from workbench.runtime.jobs import (
-    DONE,
-    Outcome,
-    error_of,
-    frozen_device,
-    lost_device,
-    only_peers_blamed,
-    root_cause,
-    run_job,
-    silent_device,
-    unfinished,
-)
+from workbench.runtime.jobs import DONE, Outcome, error_of, only_peers_blamed, root_cause, run_job
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -82,7 +71,12 @@ class EngineRun:
             if grace_s is not None and now_s > grace_s:
                 break
             if deadline_s is not None and now_s > deadline_s and not self.failures:
-                raise unfinished([self.contexts[rank].device.name for rank in self.pending], self.name, timeout_s or 0.0)
+                names = ", ".join(repr(self.contexts[rank].device.name) for rank in self.pending)
+                raise RuntimeSetupError(
+                    f"The job {self.name} was given {timeout_s:g} s.",
+                    f"It had not ended on {names}.",
+                    "Raise timeout_s, or look for what these devices wait for.",
+                )
         if self.failures:
             self._blame_the_silent()
             raise self.failures[root_cause(self.failures, frozenset(self.died))]
@@ -151,15 +145,13 @@ class EngineRun:
             elif now_s - self._frozen_since_s.setdefault(rank, now_s) > FROZEN_S:
                 self.died.add(rank)
                 self.session.engines[rank].kill()
-                device = self.contexts[rank].device.name
-                self.failures[rank] = frozen_device(device, rank, self.name, self.last_events.get(rank), FROZEN_S)
+                self.failures[rank] = self._lost(rank, f"Its engine has been frozen for {FROZEN_S:g} s.")
 
     def _blame_the_silent(self) -> None:
         """Name the device that does not answer when all other devices only report an unresponsive peer."""
         if self.pending and not self.died and only_peers_blamed(self.failures):
             frozen = [rank for rank in self.pending if self.session.engines[rank].frozen]
-            rank = (frozen or self.pending)[0]
-            raise silent_device(self.contexts[rank].device.name, rank, self.name, self.last_events.get(rank))
+            raise self._lost((frozen or self.pending)[0], "It fell silent: its peers waited for it until the group's timeout.")
 
     def _take_last_events(self) -> None:
         """Receive the last events of the ranks, which travel over a different channel than their answers."""
@@ -189,4 +181,16 @@ class EngineRun:
             elif not alive:
                 self.died.add(rank)
                 self._take_events(0.001)  # its last events may still be queued
-                self.failures[rank] = lost_device(device.name, rank, engine.pid, self.name, self.last_events.get(rank))
+                self.failures[rank] = self._lost(rank, f"Its engine (process {engine.pid}) was killed or crashed.")
+
+    def _lost(self, rank: int, found: str) -> DeviceLostError:
+        """Return the error for a lost engine, with the last step that it reported (both numbers from 1, as in progress reports)."""
+        event = self.last_events.get(rank)
+        event = event if isinstance(event, Mapping) else {}
+        place = ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if event.get(name) is not None)
+        return DeviceLostError(
+            f"Device '{self.contexts[rank].device.name}' (rank {rank}) was running {self.name}, "
+            f"{place or 'before its first step was reported'}.",
+            found,
+            "The devices were stopped and cleaned up; run again: engines restart by themselves.",
+        )

@@ -103,11 +103,6 @@ class EngineService:
         request = pickle.dumps((context, payload))
         self._replies[rank] = client[rank].apply_async(run_job, request, pickle.dumps(function), self._session.events_address)
 
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Return the ranks whose job has neither ended nor died, as far as `news` has reported."""
-        return tuple(self._replies)
-
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job, or queue it until the job listens.  Returns False if the rank has no job."""
         if rank not in self._contexts:
@@ -117,17 +112,14 @@ class EngineService:
         return True
 
     def _send(self, rank: int) -> None:
-        waiting = self._unsent[rank]
+        waiting, listener = self._unsent[rank], listener_name(rank, self._contexts[rank].generation)
         while waiting:
             try:
-                self._commands.send_multipart([self._listener(rank), waiting[0]], zmq.DONTWAIT)
+                self._commands.send_multipart([listener, waiting[0]], zmq.DONTWAIT)
             except zmq.ZMQError:
                 return
             waiting.pop(0)
         del self._unsent[rank]
-
-    def _listener(self, rank: int) -> bytes:
-        return listener_name(rank, self._contexts[rank].generation)
 
     def news(self, timeout_s: float) -> list[News]:
         """Return the events since the last call.  Waits up to timeout_s for the first one."""

@@ -195,22 +195,30 @@ class EngineCluster:
         timeout_s: float | None,
     ) -> list[R]:
         """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
+        with self._lent() as session:
+            contexts = [self._context(rank) for rank in range(self.cluster.world_size)]
+            job = EngineRun(session, contexts, function, on_event=on_event, request_stop=self.request_stop)
+            try:
+                return job.results(payloads, timeout_s)
+            except BaseException as error:
+                try:
+                    job.abort()
+                finally:
+                    if not job.over:
+                        self.stop()
+                if isinstance(error, GroupNotFormedError) and not job.last_events:
+                    raise _NothingDone from error
+                raise
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[EngineSession]:
+        """Lend the session to one run, whose ranks meet in a new folder."""
         session = self._ready_session()
         self._generation += 1
         folder = self._rendezvous = session.folder / f"run-{self._generation}"
         folder.mkdir()
-        job = EngineRun(session, self._contexts(), function, on_event=on_event, request_stop=self.request_stop)
         try:
-            return job.results(payloads, timeout_s)
-        except BaseException as error:
-            try:
-                job.abort()
-            finally:
-                if not job.over:
-                    self.stop()
-            if isinstance(error, GroupNotFormedError) and not job.last_events:
-                raise _NothingDone from error
-            raise
+            yield session
         finally:
             self._rendezvous = None
             shutil.rmtree(folder, ignore_errors=True)
@@ -225,29 +233,20 @@ class EngineCluster:
         if not self._busy.acquire(blocking=False):
             raise RuntimeSetupError("A service was asked for.", "These engines are running a job.", "Wait for it.")
         try:
-            session = self._ready_session()
-            self._generation += 1
-            folder = self._rendezvous = session.folder / f"run-{self._generation}"
-            folder.mkdir()
-            service = EngineService(session, self._next_context)
-            is_free = False
-            try:
-                yield service
-            finally:
+            with self._lent() as session:
+                service = EngineService(session, self._next_context)
+                is_free = False
                 try:
-                    self.request_stop()
-                    is_free = service.close()
+                    yield service
                 finally:
-                    self._rendezvous = None
-                    shutil.rmtree(folder, ignore_errors=True)
-                    if not is_free:
-                        self.stop()
+                    try:
+                        self.request_stop()
+                        is_free = service.close()
+                    finally:
+                        if not is_free:
+                            self.stop()
         finally:
             self._release()
-
-    def _contexts(self) -> tuple[RankContext, ...]:
-        """Return the contexts of all ranks for the current generation."""
-        return tuple(self._context(rank) for rank in range(self.cluster.world_size))
 
     def _next_context(self, rank: int) -> RankContext:
         self._generation += 1
@@ -256,14 +255,14 @@ class EngineCluster:
     def _context(self, rank: int) -> RankContext:
         session = self._session
         assert session is not None and self._rendezvous is not None
-        ends = session.endpoints
+        ends, loopback = session.endpoints, "lo" if os.path.isdir("/sys/class/net/lo") else "lo0"
         return RankContext(
             rank=rank,
             world_size=self.cluster.world_size,
             device=self.cluster.devices[rank],
             cluster=self.cluster,
             fidelity=self.fidelity,
-            interface=ends[rank].interface if ends else _loopback(),
+            interface=ends[rank].interface if ends else loopback,
             address=ends[rank].address if ends else "127.0.0.1",
             rendezvous=str(self._rendezvous),
             generation=self._generation,
@@ -333,7 +332,3 @@ class EnginePool:
 def default_pool() -> EnginePool:
     """Return the engine pool of this process.  Its engines end with the process."""
     return EnginePool()
-
-
-def _loopback() -> str:
-    return "lo" if os.path.isdir("/sys/class/net/lo") else "lo0"

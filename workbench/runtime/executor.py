@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,6 +16,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.runtime.collectives import run_collective
+from workbench.runtime.pacing import Pacer
 from workbench.runtime.step_values import RankPart, StepValues
 from workbench.runtime.transport import Transport
 
@@ -28,21 +29,6 @@ Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
 
 The handler of a collective returns one tensor, this rank's contribution (see run_collective).
 """
-
-
-class ComputePacer(Protocol):
-    """Makes an operation take as long as it would on the emulated device."""
-
-    factor: float
-    """0: run as fast as the host can; 1: take as long as the program states."""
-
-    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> tuple[Any, float, float, float]:
-        """Return (result, start, end, late) in monotonic seconds.  begin_s: when the device could have started."""
-        ...
-
-    def for_stream(self, name: str) -> ComputePacer:
-        """Return a pacer for another stream of the same device."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,11 +56,11 @@ class Executor:
     the host); an operation's inputs are moved to it, and values cross the links through host memory.
     """
 
-    def __init__(self, rank: int, transport: Transport, pacer: ComputePacer, *, devices: Mapping[str, torch.device] | None = None) -> None:
+    def __init__(self, rank: int, transport: Transport, pacer: Pacer, *, devices: Mapping[str, torch.device] | None = None) -> None:
         self.rank, self.transport, self.pacer = rank, transport, pacer
         self._devices = dict(devices or {})
         self._host = torch.device("cpu") if devices else None
-        self._pacers: dict[str, ComputePacer] = {COMPUTE: pacer}
+        self._pacers: dict[str, Pacer] = {COMPUTE: pacer}
         self._threads: dict[str, queue.SimpleQueue] = {}
         self._free_s: dict[str, float] = {}
         self._parts: dict[int, tuple[Program, RankPart]] = {}
@@ -157,7 +143,7 @@ class Executor:
         waiting = self._threads.get(stream)
         if waiting is None:
             waiting = self._threads[stream] = queue.SimpleQueue()
-            self._pacers[stream] = self.pacer.for_stream(stream)
+            self._pacers[stream] = self.pacer.for_stream()
             threading.Thread(target=self._stream_loop, args=(stream, waiting), name=f"stream-{stream}", daemon=True).start()
         return waiting
 

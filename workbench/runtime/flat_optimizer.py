@@ -34,28 +34,22 @@ class Optimizer(Protocol):
     @property
     def num_steps(self) -> int:
         """Return the number of optimizer steps taken so far."""
-        ...
 
     @property
     def state_bytes(self) -> int:
         """Return the bytes of parameters, gradients and moments."""
-        ...
 
     def state_vectors(self) -> tuple[Tensor, ...]:
         """Return the complete optimizer state (except num_steps) as flat vectors."""
-        ...
 
     def set_num_steps(self, num_steps: int) -> None:
         """Set the step count, to continue from a saved state."""
-        ...
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return views of parameters and moments by name, in the order of state_vectors."""
-        ...
 
     def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Load parameters and moments by name, and set the step count."""
-        ...
 
 
 class FlatAdamW:

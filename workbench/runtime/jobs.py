@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.runtime.context import EventChannel, RankContext
 from workbench.runtime.memory import lift_all_budgets
 
@@ -76,52 +76,6 @@ def pickled_error(rank: int, error: BaseException) -> bytes:
 
 
 _PEERS_FAULT = 3
-
-
-def where(event: Any) -> str:
-    """Return 'epoch 1, step 7' from a rank's last dict event, or an empty text.  Both count from 1, as in progress reports."""
-    if not isinstance(event, Mapping):
-        return ""
-    return ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if event.get(name) is not None)
-
-
-def lost_device(name: str, rank: int, pid: int, job: str, last_event: Any) -> DeviceLostError:
-    """Return the error for an engine whose process ended during a job."""
-    place = where(last_event)
-    return DeviceLostError(
-        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
-        f"Its engine (process {pid}) was killed or crashed.",
-        "The other devices were stopped and cleaned up; run again: engines restart by themselves.",
-    )
-
-
-def frozen_device(name: str, rank: int, job: str, last_event: Any, seconds: float) -> DeviceLostError:
-    """Return the error for an engine that a signal stopped and nothing continued."""
-    place = where(last_event)
-    return DeviceLostError(
-        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ', before its first step was reported'}.",
-        f"Its engine has been frozen for {seconds:g} s.",
-        "The devices were stopped and cleaned up; run again: engines restart by themselves.",
-    )
-
-
-def silent_device(name: str, rank: int, job: str, last_event: Any) -> DeviceLostError:
-    """Return the error for an engine that lives but no longer answers, so that its peers gave it up."""
-    place = where(last_event)
-    return DeviceLostError(
-        f"Device '{name}' (rank {rank}) was running {job}{f', {place}' if place else ''}.",
-        "It fell silent: its peers waited for it until the group's timeout.",
-        "The devices were stopped and cleaned up; run again: engines restart by themselves.",
-    )
-
-
-def unfinished(names: list[str], job: str, timeout_s: float) -> RuntimeSetupError:
-    """Return the error for a job that did not end in time."""
-    return RuntimeSetupError(
-        f"The job {job} was given {timeout_s:g} s.",
-        f"It had not ended on {', '.join(repr(name) for name in names)}.",
-        "Raise timeout_s, or look for what these devices wait for.",
-    )
 
 
 def root_cause(failures: Mapping[int, BaseException], died: frozenset[int] = frozenset()) -> int:

@@ -91,7 +91,7 @@ class Pacer:
     def factor(self, factor: float) -> None:
         self._device._factor = factor
 
-    def for_stream(self, name: str) -> Pacer:
+    def for_stream(self) -> Pacer:
         """Return a pacer for another compute stream of the device."""
         stream = Pacer(dilation=self._dilation, clock=self._clock, sleep=self._sleep)
         stream._device = self._device

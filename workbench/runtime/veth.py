@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Link
 from workbench.runtime.processes import CLONE_NEWNET, enter, new_network_namespace, unshare
 
 INTERFACE = "eth0"
@@ -27,13 +27,6 @@ class LinkEnd(NamedTuple):
     descriptor: int
     interface: str
     address: str
-
-
-class Rate(NamedTuple):
-    """The shaping of an interface's egress."""
-
-    bytes_per_s: float
-    latency_s: float
 
 
 def address_of(rank: int) -> str:
@@ -74,26 +67,25 @@ def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> bool:
     latency = True
     names = [device.name for device in cluster.devices]
     for rank, device in enumerate(cluster.devices):
-        rate = Rate(device.link.bytes_per_s, device.link.latency_s)
         pairs = {}
         for name, link in cluster.pairs.items():
             source, destination = name.split(">")
             if source == device.name:
-                pairs[address_of(names.index(destination))] = Rate(link.bytes_per_s, link.latency_s)
+                pairs[address_of(names.index(destination))] = link
         with _netlink() as hub:
-            latency &= _shape(hub, hub.link_lookup(ifname=f"port{rank}")[0], rate, {})
+            latency &= _shape(hub, hub.link_lookup(ifname=f"port{rank}")[0], device.link, {})
         with _inside(descriptors[rank]), _netlink() as device_side:
-            latency &= _shape(device_side, device_side.link_lookup(ifname=INTERFACE)[0], rate, pairs)
+            latency &= _shape(device_side, device_side.link_lookup(ifname=INTERFACE)[0], device.link, pairs)
     return latency
 
 
-def _shape(netlink: IPRoute, index: int, rate: Rate, pairs: dict[str, Rate]) -> bool:
+def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> bool:
     """Limit an interface's egress; return whether its latency could be set too."""
     netlink.link("set", index=index, gso_max_size=_BURST_BYTES)
     with contextlib.suppress(NetlinkError):  # the first time there is nothing to delete
         netlink.tc("del", "htb", index, _ROOT)
     netlink.tc("add", "htb", index, _ROOT, default=_DEFAULT_CLASS)
-    latency = _add_class(netlink, index, _DEFAULT_CLASS, rate)
+    latency = _add_class(netlink, index, _DEFAULT_CLASS, link)
     for number, (address, own) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):
         latency &= _add_class(netlink, index, number, own)
         packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
@@ -102,14 +94,14 @@ def _shape(netlink: IPRoute, index: int, rate: Rate, pairs: dict[str, Rate]) -> 
     return latency
 
 
-def _add_class(netlink: IPRoute, index: int, number: int, rate: Rate) -> bool:
-    bits = max(1000, int(rate.bytes_per_s * 8))
+def _add_class(netlink: IPRoute, index: int, number: int, link: Link) -> bool:
+    bits = max(1000, int(link.bytes_per_s * 8))
     speed = f"{bits}bit"
     netlink.tc("add-class", "htb", index, _ROOT | number, parent=_ROOT, rate=speed, ceil=speed, burst=_BURST_BYTES, cburst=_BURST_BYTES)
-    if rate.latency_s == 0:
+    if link.latency_s == 0:
         return True
     try:
-        netlink.tc("add", "netem", index, number << 16, parent=_ROOT | number, delay=int(rate.latency_s * 1e6), limit=100_000)
+        netlink.tc("add", "netem", index, number << 16, parent=_ROOT | number, delay=int(link.latency_s * 1e6), limit=100_000)
     except NetlinkError:
         return False  # the kernel has no netem: rates are shaped, but latency is the host's
     return True

@@ -46,15 +46,12 @@ class VirtualWork(Protocol):
 
     def seconds(self, job: Any, step: int, factors: Mapping[int, float]) -> float:
         """Return the seconds of a step.  factors: each device's slowdown relative to its profile, by position among the members."""
-        ...
 
     def done(self, job: Any, place: int, step: int, factor: float) -> c.StepDone:
         """Return the event that a member publishes after a step."""
-        ...
 
     def part(self, job: Any, place: int, end: c.End, stop: int) -> Any:
         """Return a member's part of a job that it ended before step `stop`, or during that step if another device was lost."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from workbench.methods.pac_plus.initial import build_stage, make_adapter
 from workbench.methods.pac_plus.prepare import rank_taps, stage_taps, whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.pac_plus.redistribution import parts_of, taped, taped_samples
-from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep
+from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
 from workbench.methods.training.worker import run_steps
 from workbench.models.quantization import held_bytes
@@ -84,7 +85,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         samples = planned.samples[self.session.rank]
         return PacPlusHandlers(
             rank=self.session.rank,
-            batches=[collate(self.rank_job.split, samples, PAD_TO_MULTIPLE)] if samples else [],
+            batches=[collate(self.rank_job.split, samples)] if samples else [],
             total=planned.shape.samples,
             compute=self.compute,
             optimizer=self.optimizer,
@@ -102,16 +103,8 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         former, holders, is_same = self._former(folder, samples)
         if former is not None and is_same:
             return former
-        manifest = CacheManifest(
-            fingerprint=rank_job.fingerprint,
-            samples=samples,
-            lengths=tuple(lengths[sample] for sample in samples),
-            num_taps=layout.num_taps,
-            width=layout.width,
-            dtype=layout.dtype,
-            num_target_taps=layout.num_target_taps,
-            target_length=layout.target_length,
-        )
+        own_lengths = tuple(lengths[sample] for sample in samples)
+        manifest = CacheManifest(fingerprint=rank_job.fingerprint, samples=samples, lengths=own_lengths, **asdict(layout))
         whole, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
         rounds = rank_job.shard_moves(holders)
         held, tape = taped(former, whole), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -155,16 +156,8 @@ def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int
     layout = record_layout(config, dtype)
 
     def make(batch: int, length: int) -> Call:
-        manifest = CacheManifest(
-            fingerprint="profile",
-            samples=tuple(range(batch)),
-            lengths=(length,) * batch,
-            num_taps=layout.num_taps,
-            width=layout.width,
-            dtype=dtype,
-            num_target_taps=layout.num_target_taps,
-            target_length=layout.target_length,
-        )
+        samples = tuple(range(batch))
+        manifest = CacheManifest(fingerprint="profile", samples=samples, lengths=(length,) * batch, **asdict(layout))
         # The memory map outlives the file's name: nothing is left on the disk, even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
             cache = ActivationCache.create(Path(folder) / "cache", manifest)
