@@ -38,7 +38,7 @@ from workbench.methods.pac_plus.handlers import CachedBatches, PacPlusHandlers
 from workbench.methods.pac_plus.handlers import StageCompute as SideCompute
 from workbench.methods.pac_plus.initial import build_stage, make_adapter, save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.training.handlers import PAD_TO_MULTIPLE, StepHandlers, share_of
+from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack, model_facts
@@ -314,7 +314,7 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
         for table, step in zip(tables, steps, strict=True):
             table[rank] = PacPlusHandlers(
                 rank=rank,
-                batches=[collate(split, step.samples[rank], PAD_TO_MULTIPLE)] if step.samples[rank] else [],
+                batches=[collate(split, step.samples[rank])] if step.samples[rank] else [],
                 total=step.shape.samples,
                 compute=compute,
                 optimizer=optimizer,

@@ -139,7 +139,7 @@ def test_an_adapter_learns_digits():
     task, stack = load_task("digits", train_samples=256, validation_samples=10, test_samples=10), load_stack("tiny-vit")
     split = tokenize(task.train, load_tokenizer("tiny-vit"), max_length=64)
     adapter = ParallelAdapter(small_config(stack, reduction=2, num_outputs=10))
-    batches = [collate(split, list(range(at, at + 32)), 1) for at in range(0, 256, 32)]
+    batches = [collate(split, list(range(at, at + 32)), length=17) for at in range(0, 256, 32)]
     set_statistics(adapter, calibrate(stack, batches[:4]))
     losses = [loss for _, loss in train_reference(stack, adapter, lambda epoch: batches, 14, learning_rate=1e-2)]
     assert sum(losses[-8:]) < 0.4 * sum(losses[:8])

@@ -161,7 +161,7 @@ def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(
     history = [{name: one.detach().clone() for name, one in weights.items()}]
     batches = epoch_batches(split.lengths, training.batch_size, 0, 0)
     for step, indices in enumerate(batches):
-        batch = collate(split, indices, 8)
+        batch = collate(split, indices)
         for name, one in weights.items():
             one.data.copy_(history[max(0, step - delay)][name])
         logits = plain.logits(plain(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, 0)

@@ -34,9 +34,9 @@ def test_tokenize_cuts_and_keeps_labels_and_ids():
 
 
 def test_collate_pads_on_the_right_to_a_multiple():
-    batch = collate(tokenized(), [2, 0], pad_to_multiple=4)
-    assert batch.input_ids.shape == (2, 12) and batch.input_ids.dtype == torch.int64
-    assert batch.input_ids[1].tolist() == [1, 2, 3] + [99] * 9
+    batch = collate(tokenized(), [2, 0])
+    assert batch.input_ids.shape == (2, 16) and batch.input_ids.dtype == torch.int64
+    assert batch.input_ids[1].tolist() == [1, 2, 3] + [99] * 13
     assert batch.attention_mask.sum(dim=1).tolist() == [9, 3] and batch.attention_mask[1, :3].all()
     assert batch.labels.tolist() == [1, 1] and batch.labels.dtype == torch.int64
     assert batch.sample_ids.tolist() == [12, 10] and batch.indices == (2, 0) and len(batch) == 2
@@ -64,7 +64,7 @@ def test_evaluation_batches_cover_the_split_longest_first():
 
 def test_padded_length():
     assert [padded_length([length]) for length in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 24]
-    assert padded_length([3, 5], pad_to_multiple=1) == 5
+    assert padded_length([3, 5]) == 8
 
 
 class Decoding(Letters):

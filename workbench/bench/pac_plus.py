@@ -22,7 +22,6 @@ from workbench.bench.frame import Progress, ratios, turns
 from workbench.core.imports import hidden
 from workbench.fetch import asset_path
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches
-from workbench.methods.training.handlers import PAD_TO_MULTIPLE
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.calibration import TapStatistics, calibrate, set_statistics
 from workbench.models.fast_side import FastSide
@@ -237,7 +236,7 @@ def _drawn(split: TokenizedSplit, batches: Sequence[Sequence[int]]) -> list[list
     order = sorted((batch for batch in batches if len(batch) == BATCH_SIZE), key=lambda batch: max(split.lengths[at] for at in batch))
     count = ROUNDS * STEPS
     drawn = [order[(2 * at + 1) * len(order) // (2 * count)] for at in range(count)]
-    return [[collate(split, batch, PAD_TO_MULTIPLE) for batch in drawn[turn::ROUNDS]] for turn in range(ROUNDS)]
+    return [[collate(split, batch) for batch in drawn[turn::ROUNDS]] for turn in range(ROUNDS)]
 
 
 def _seconds(step: Step, batches: Sequence[Batch]) -> list[float]:

@@ -70,7 +70,6 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
         parts[name] = Split(texts=one.texts, pairs=one.pairs, labels=labels[name], sample_ids=ids, sources=one.sources)
         first_id += len(ids)
     metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy", "f1" if len(names) == 2 else "macro_f1")
-    splits: dict[str, Any] = divided(parts, data)
     return Task(
         name=kind,
         kind="regression" if kind == "regression" else "classification",
@@ -78,7 +77,7 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
         metrics=metrics,
         class_names=names,
         source=f"{Path(str(data)).name}, columns {', '.join(name for name in found if name)}",
-        **splits,
+        **divided(parts, data),
     )
 
 
@@ -270,18 +269,29 @@ def _bad_label(columns: Columns, found: str, todo: str) -> ConfigError:
     return ConfigError(f"The labels in the column '{columns.label}' were asked for.", found, todo)
 
 
-def divided(parts: dict[str, Split], data: Path | str | None) -> dict[str, Split]:
-    """Return train, validation and test split.  A missing split is a fixed random part of the training rows."""
+def divided(parts: dict[str, Split], data: Path | str | None, *, by_second_text: bool = False) -> dict[str, Any]:
+    """Return train, validation and test split.  A missing split is a fixed random part of the training rows.
+
+    by_second_text: rows with the same second text stay together.
+    """
     if "train" not in parts:
         parts["train"] = parts.pop(next(iter(parts)))
     if "test" not in parts and "validation" in parts:
         parts["test"] = parts.pop("validation")
-    order = fixed_order("own", len(parts["train"]))
+    train = parts["train"]
+    keys: Sequence[Any] = train.pairs or () if by_second_text else range(len(train))
+    known = list(dict.fromkeys(keys))
+    order = [known[index] for index in fixed_order("own", len(known))]
+
+    def part(chosen: Sequence[Any]) -> Split:
+        wanted = set(chosen)
+        return train.take([row for row, key in enumerate(keys) if key in wanted])
+
     for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)):
         if name not in parts:
-            count = max(1, round(share * len(parts["train"])))
-            parts[name], order = parts["train"].take(sorted(order[:count])), order[count:]
+            count = max(1, round(share * len(known)))
+            parts[name], order = part(order[:count]), order[count:]
     if not order:
-        rows = len(parts["train"])
-        raise ConfigError(f"The data '{data}' were asked for.", f"{rows} rows are too few to train, choose and test on.", "Give more rows.")
-    return parts | {"train": parts["train"].take(sorted(order))}
+        found = f"{len(known)} {'contexts' if by_second_text else 'rows'} are too few to train, choose and test on."
+        raise ConfigError(f"The data '{data}' were asked for.", found, "Give more rows.")
+    return parts | {"train": part(order)}

@@ -11,13 +11,14 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.serial import shown
 from workbench.tasks.embedded import load_sentiment_rating
-from workbench.tasks.own import SPLITS, TEST_SHARE, VALIDATION_SHARE, divided, read_tables
+from workbench.tasks.own import SPLITS, divided, read_tables
 from workbench.tasks.published import read_text
 from workbench.tasks.task import Span, Split, Task
 
@@ -55,7 +56,7 @@ def load_questions(folder: Path | None = None) -> Task:
     A sentence is in the same split as in 'sentiment-rating'.  folder: see load_sentiment_rating.
     """
     rated = load_sentiment_rating(folder)
-    parts = {name: list(_made(getattr(rated, name))) for name in ("train", "validation", "test")}
+    parts = {name: _asked(_made(getattr(rated, name))) for name in ("train", "validation", "test")}
     return _task("questions", parts, f"made by patterns from {rated.source}")
 
 
@@ -91,7 +92,8 @@ def load_question_answering(data: Path | str | None) -> Task:
         rows = {name: _from_official(path) for name, path in files.items()}
     else:
         rows = {name: _from_table(table, str(data)) for name, table in read_tables("question_answering", data).items()}
-    return _task("question_answering", _divided({name: list(part) for name, part in rows.items()}, data), Path(str(data)).name)
+    parts = divided({name: _asked(part) for name, part in rows.items()}, data, by_second_text=True)
+    return _task("question_answering", parts, Path(str(data)).name)
 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:
@@ -145,38 +147,23 @@ def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: 
     return Question(text.strip(), context, answers, topic)
 
 
-def _divided(parts: dict[str, list[Question]], data: Path | str | None) -> dict[str, list[Question]]:
-    if "train" not in parts:
-        parts["train"] = parts.pop(next(iter(parts)))
-    if "test" not in parts and "validation" in parts:
-        parts["test"] = parts.pop("validation")
-    contexts = list(dict.fromkeys(row.context for row in parts["train"]))
-    random.Random("own").shuffle(contexts)
-    total = len(contexts)
-    for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)):
-        if name not in parts:
-            count = max(1, round(share * total))
-            taken, contexts = set(contexts[:count]), contexts[count:]
-            parts[name] = [row for row in parts["train"] if row.context in taken]
-    kept = set(contexts)
-    if not kept:
-        raise ConfigError(f"The data '{data}' were asked for.", f"{total} contexts are too few to train, choose and test on.", "Give more.")
-    return parts | {"train": [row for row in parts["train"] if row.context in kept]}
+def _asked(questions: Iterable[Question]) -> Split:
+    rows = tuple(questions)
+    return Split(
+        texts=tuple(row.text for row in rows),
+        pairs=tuple(row.context for row in rows),
+        labels=tuple(int(bool(row.answers)) for row in rows),
+        spans=tuple(row.answers for row in rows),
+        sources=tuple(row.topic for row in rows),
+        sample_ids=tuple(range(len(rows))),
+    )
 
 
-def _task(name: str, parts: Mapping[str, Sequence[Question]], source: str) -> Task:
+def _task(name: str, parts: Mapping[str, Split], source: str) -> Task:
     splits, first_id = dict[str, Any](), 0
     for part in ("train", "validation", "test"):
-        rows = parts[part]
-        splits[part] = Split(
-            texts=tuple(row.text for row in rows),
-            pairs=tuple(row.context for row in rows),
-            labels=tuple(int(bool(row.answers)) for row in rows),
-            spans=tuple(row.answers for row in rows),
-            sources=tuple(row.topic for row in rows),
-            sample_ids=tuple(range(first_id, first_id + len(rows))),
-        )
-        first_id += len(rows)
+        splits[part] = replace(parts[part], sample_ids=tuple(range(first_id, first_id + len(parts[part]))))
+        first_id += len(parts[part])
     return Task(name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source, **splits)
 
 
@@ -199,7 +186,6 @@ def load_token_classification(data: Path | str | None, columns: str = "") -> Tas
     for split, table in tables.items():
         parts[split] = _split(table, tokens, tags, names, split, first_id)
         first_id += len(table)
-    divided_parts: dict[str, Any] = divided(parts, data)
     return Task(
         name="token_classification",
         kind="token_classification",
@@ -207,7 +193,7 @@ def load_token_classification(data: Path | str | None, columns: str = "") -> Tas
         metrics=("entity_f1", "accuracy"),
         class_names=tuple(names),
         source=f"{Path(str(data)).name}, columns {tokens}, {tags}",
-        **divided_parts,
+        **divided(parts, data),
     )
 
 

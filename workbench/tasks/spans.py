@@ -37,11 +37,9 @@ class PredictionsLike(Protocol):
 
     def answers(self, kind: str) -> Any:
         """Return classes or numbers."""
-        ...
 
     def references(self) -> Any:
         """Return the labels."""
-        ...
 
 
 class Scored(Protocol):
@@ -50,22 +48,18 @@ class Scored(Protocol):
     @property
     def kind(self) -> str:
         """See Task.kind."""
-        ...
 
     @property
     def metrics(self) -> Collection[str]:
         """See Task.metrics."""
-        ...
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """See Task.class_names."""
-        ...
 
     @property
     def may_be_none(self) -> bool:
         """See Task.may_be_none."""
-        ...
 
 
 def score(task: Scored, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
@@ -191,7 +185,6 @@ class SpanEncoder(Protocol):
 
     def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Any]:
         """Return the tokens of each text with their character ranges."""
-        ...
 
 
 class Window(NamedTuple):

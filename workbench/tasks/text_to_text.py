@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.task import Split, Task
+
+STEP = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +17,7 @@ class Wording:
     """How a task is expressed in words.
 
     prefix: before every text.  names: before the first and the second text of a pair.  words: one for each class.
-    lowest, highest, step: range of a regression's numbers, which are rounded and written as text; words is then empty.
+    lowest, highest: range of a regression's numbers, which are rounded to STEP and written as text; words is then empty.
     """
 
     prefix: str
@@ -23,7 +25,6 @@ class Wording:
     words: tuple[str, ...] = ()
     lowest: float = 0.0
     highest: float = 0.0
-    step: float = field(default=0.2)
 
 
 # GLUE as in T5's training, except for wnli, which T5 left out.
@@ -55,8 +56,8 @@ def as_text_to_text(task: Task) -> Task:
             "Choose one of them, or add an entry to workbench/tasks/text_to_text.py.",
         )
     wording = WORDINGS[task.name]
-    count = round((wording.highest - wording.lowest) / wording.step) + 1
-    words = wording.words or tuple(f"{wording.lowest + index * wording.step:.1f}" for index in range(count))
+    count = round((wording.highest - wording.lowest) / STEP) + 1
+    words = wording.words or tuple(f"{wording.lowest + index * STEP:.1f}" for index in range(count))
     parts: dict[str, Any] = {name: _reworded(getattr(task, name), wording, len(words)) for name in ("train", "validation", "test")}
     return replace(task, kind="sequence_to_sequence", num_outputs=len(words), words=words, **parts)
 
@@ -72,4 +73,4 @@ def _reworded(split: Split, wording: Wording, num_words: int) -> Split:
 
 
 def _class_of(number: float, wording: Wording, num_words: int) -> int:
-    return min(max(round((number - wording.lowest) / wording.step), 0), num_words - 1)
+    return min(max(round((number - wording.lowest) / STEP), 0), num_words - 1)

@@ -20,16 +20,13 @@ class Encoder(Protocol):
     @property
     def pad_id(self) -> int:
         """The padding token."""
-        ...
 
     @property
     def start_id(self) -> int | None:
         """The first token of a decoder's targets."""
-        ...
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Return the token ids of each text."""
-        ...
 
 
 @runtime_checkable
@@ -38,7 +35,6 @@ class ImageEncoder(Protocol):
 
     def encode_images(self, images: Sequence[bytes]) -> list[list[bytes]]:
         """Return the tokens of each image, each the values of one patch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +168,15 @@ def _encoded_words(words: Sequence[str], encoder: Encoder, max_length: int) -> t
     return encoded
 
 
-def padded_length(lengths: Sequence[int], pad_to_multiple: int = 8) -> int:
-    """Return the padded length of a batch with these lengths."""
-    return -(-max(lengths) // pad_to_multiple) * pad_to_multiple
+_MULTIPLE = 8
 
 
-def collate(split: TokenizedSplit, indices: Sequence[int], pad_to_multiple: int = 8, length: int | None = None) -> Batch:
+def padded_length(lengths: Sequence[int]) -> int:
+    """Return the padded length of a batch with these lengths, a multiple of 8."""
+    return -(-max(lengths) // _MULTIPLE) * _MULTIPLE
+
+
+def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None = None) -> Batch:
     """Return the samples at `indices` as one batch.
 
     length: None pads to the longest sample, rounded up; a number pads to it (parts of a mini-batch must agree on it).
@@ -187,7 +186,7 @@ def collate(split: TokenizedSplit, indices: Sequence[int], pad_to_multiple: int 
 
     if not indices:
         raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
-    width = padded_length([len(split.ids[index]) for index in indices], pad_to_multiple) if length is None else length
+    width = padded_length([len(split.ids[index]) for index in indices]) if length is None else length
     is_image = isinstance(split.ids[0][0], bytes)
     values = (len(split.ids[0][0]),) if is_image else ()  # type: ignore[arg-type]
     dtype = torch.uint8 if is_image else torch.int64
@@ -242,8 +241,14 @@ def _choices(split: TokenizedSplit) -> Tensor | None:
     return torch.tensor([word + (IGNORED,) * (length - len(word)) for word in split.words])
 
 
-def evaluation_batches(split: TokenizedSplit, batch_size: int = 64, pad_to_multiple: int = 8) -> Iterator[Batch]:
-    """Yield the whole split in batches of similar length, longest first, so that a memory error occurs at once or not at all."""
-    order = sorted(range(len(split)), key=lambda index: -len(split.ids[index]))
+def evaluation_batches(split: TokenizedSplit, batch_size: int = 64) -> Iterator[Batch]:
+    """Yield the whole split (see by_length)."""
+    for indices in by_length(split.lengths, batch_size):
+        yield collate(split, indices)
+
+
+def by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Yield batches of similar length, longest first, so that a memory error occurs at once or not at all."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     for at in range(0, len(order), batch_size):
-        yield collate(split, order[at : at + batch_size], pad_to_multiple)
+        yield order[at : at + batch_size]

@@ -21,7 +21,7 @@ from workbench.models.zeroth_order import Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.widgets.query_training import QueryTraining
 
-PAD_TO_MULTIPLE, STDERR = 8, 2
+STDERR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
     config = EngineConfig(
         queries=settings.queries,
         batch_size=settings.batch_size,
-        sequence_length=padded_length(training.train.lengths, PAD_TO_MULTIPLE),
+        sequence_length=padded_length(training.train.lengths),
         num_targets=training.train.max_targets,
         epsilon=settings.epsilon,
         choices=training.train.choices,

@@ -18,8 +18,8 @@ def test_a_causal_model_predicts_a_label_words_first_token_from_the_prompts_last
     encoded = encode_prompts(FILMS, FILM, Characters(), **CAUSAL)
     assert encoded.reader == "causal" and encoded.label_ids == codes("tg") and encoded.labels == (0, 1, 0)
     assert encoded.lengths == (11, 15, 17) and encoded.sample_ids == (10, 11, 12) and encoded.max_targets == 1
-    batch = collate_prompts(encoded, [1, 0], pad_to_multiple=1)
-    assert batch.input_ids.tolist() == [[*codes("so good It was ")], [*codes("bad It was "), 0, 0, 0, 0]]
+    batch = collate_prompts(encoded, [1, 0])
+    assert batch.input_ids.tolist() == [[*codes("so good It was "), 0], [*codes("bad It was "), 0, 0, 0, 0, 0]]
     assert batch.attention_mask.sum(dim=1).tolist() == [15, 11] and batch.attention_mask[1, :11].all()
     assert batch.positions.tolist() == [[14], [10]] and batch.targets.tolist() == [[ord("g")], [ord("t")]]
     assert batch.labels.tolist() == [1, 0] and batch.indices == (1, 0) and batch.target_mask.all() and batch.decoder_ids is None
@@ -32,7 +32,7 @@ def test_a_causal_model_predicts_a_label_words_first_token_from_the_prompts_last
 def test_a_causal_model_reads_all_but_the_last_token_of_a_longer_answer(prompt, samples, lead) -> None:
     """Every target stands one behind the position that predicts it."""
     encoded = encode_prompts(samples, prompt, Characters(lead=lead), **CAUSAL)
-    batch = collate_prompts(encoded, range(2), pad_to_multiple=8)
+    batch = collate_prompts(encoded, range(2))
     templates = prompt.candidates or (prompt.answer,)
     for row, sample in enumerate(samples):
         answer = codes(templates[sample.label].format_map(sample.fields))

@@ -143,12 +143,11 @@ def test_scores_that_cannot_be(prompt, samples, calibration: str, message: str) 
 
 def test_padding_is_the_mean_over_all_batches_there_can_be() -> None:
     lengths = [3, 9, 4, 4, 17, 1, 8]
-    for multiple in (1, 8):
-        for row in padding_statistics(lengths, range(1, 8), pad_to_multiple=multiple):
-            longest = [max(batch) for batch in itertools.combinations(lengths, row.batch_size)]
-            expected = sum(math.ceil(one / multiple) * multiple for one in longest) / len(longest)
-            assert row.padded_length == pytest.approx(expected)
-            assert row.share == pytest.approx(1 - sum(lengths) / 7 / expected)
+    for row in padding_statistics(lengths, range(1, 8)):
+        longest = [max(batch) for batch in itertools.combinations(lengths, row.batch_size)]
+        expected = sum(longest) / len(longest)
+        assert row.padded_length == pytest.approx(expected)
+        assert row.share == pytest.approx(1 - sum(lengths) / 7 / expected)
     shares = [row.share for row in padding_statistics(lengths, (1, 4, 7))]
     assert shares == sorted(shares) and shares[0] == pytest.approx(0.0)
     for batch_size in (0, 8):

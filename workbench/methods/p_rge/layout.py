@@ -22,8 +22,6 @@ from workbench.schedules.queries import Group
 from workbench.tasks.prompts import EncodedPrompts, step_indices
 from workbench.tasks.tokenize import padded_length
 
-PAD_TO_MULTIPLE = 8
-
 
 class Change(NamedTuple):
     """From `step` on these settings apply; `samples` were processed before it."""
@@ -64,7 +62,7 @@ def shape_of(train: EncodedPrompts, seed: int, change: Change, step: int, *, wid
     """Return the shape of a step's batch.  width: see packs_of."""
     rows = [train.rows[index] for index in samples_of(len(train), seed, change, step)]
     lengths = [len(row.ids) for row in rows]
-    padded = padded_length(lengths, PAD_TO_MULTIPLE)
+    padded = padded_length(lengths)
     packs = packs_of(lengths, padded, width)
     size = (len(rows), padded) if packs is None else (len(packs), pack_length(packs, lengths))
     return Shape(change.setting, *size, target_length=max(len(row.decoder_ids) for row in rows))

@@ -15,7 +15,7 @@ from workbench.core.plan import Plan
 from workbench.core.ranges import Positive, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.options import read_options, require_width
-from workbench.methods.p_rge.layout import PAD_TO_MULTIPLE, Change, Shape, shape_of
+from workbench.methods.p_rge.layout import Change, Shape, shape_of
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.quantization import FloatType
@@ -119,7 +119,7 @@ class PreparedJob:
         # The mean of the maximum of E independent draws.
         count = len(lengths)
         mean = sum(length * ((place + 1) ** size - place**size) / count**size for place, length in enumerate(lengths))
-        padded = padded_length([round(mean)], PAD_TO_MULTIPLE)
+        padded = padded_length([round(mean)])
         return computed_length([round(sum(lengths) / count)] * size, padded, self.packing_width)
 
     @property
@@ -138,7 +138,7 @@ class PreparedJob:
     @property
     def longest(self) -> int:
         """Return the largest padded length of a batch."""
-        return padded_length(self.train.lengths, PAD_TO_MULTIPLE)
+        return padded_length(self.train.lengths)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -20,7 +20,7 @@ from workbench.methods.ringada.handlers import RingHandlers
 from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.ringada.prepare import PreparedJob, RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Round, Rounds, RoundShape, initiator_order, seen_by
-from workbench.methods.training.handlers import PAD_TO_MULTIPLE, PlannedStep, StepShape
+from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, RankJob, StagePhase
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import ModelFacts
@@ -271,7 +271,7 @@ class RingPhase(StagePhase[RingRankJob]):
             iteration_of=[at for at, span in enumerate(spans) for _ in span],
             totals=[sum(sizes[span.start : span.stop]) for span in spans],
             first_step=planned.number * rank_job.rounds.steps_per_round,
-            batches=[collate(rank_job.split, samples, PAD_TO_MULTIPLE) for samples in planned.samples],
+            batches=[collate(rank_job.split, samples) for samples in planned.samples],
             compute=self.compute,
             optimizer=self.optimizer,
             epoch=epoch,

@@ -19,8 +19,6 @@ from workbench.schedules.pieces import StepLayout
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, padded_length
 
-PAD_TO_MULTIPLE = 8
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
@@ -53,7 +51,7 @@ class PlannedStep:
     @classmethod
     def of(cls, samples: Sequence[Sequence[int]], lengths: Sequence[int]) -> PlannedStep:
         """Return the step made of these parts.  lengths: tokens of every sample of the split."""
-        padded = tuple(padded_length([lengths[sample] for sample in part], PAD_TO_MULTIPLE) if part else 0 for part in samples)
+        padded = tuple(padded_length([lengths[sample] for sample in part]) if part else 0 for part in samples)
         return cls(samples=tuple(map(tuple, samples)), shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded))
 
 
@@ -136,9 +134,7 @@ class StepHandlers:
 def share_of(rank: int, plan: Plan, planned: PlannedStep, split: TokenizedSplit) -> dict[str, Any]:
     """Return a rank's computation in a pipeline step, as fields of StepHandlers."""
     layout = StepLayout(plan=plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths)
-    batches = [
-        collate(split, samples, PAD_TO_MULTIPLE).rows(*layout.samples(rank, number)) for number, samples in enumerate(planned.samples)
-    ]
+    batches = [collate(split, samples).rows(*layout.samples(rank, number)) for number, samples in enumerate(planned.samples)]
     return {"rank": rank, "batches": batches, "total": planned.shape.samples, "layout": layout}
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from workbench.methods.training.handlers import PAD_TO_MULTIPLE
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import task_loss
@@ -120,7 +119,7 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
     batches = [own for epoch in range(training.epochs) for own in epoch_batches(split.lengths, training.batch_size, seed, epoch)]
     losses = list[float]()
     for step, indices in enumerate(batches):
-        batch, rate = collate(split, indices, PAD_TO_MULTIPLE), learning_rate_at(step, len(batches), training.learning_rate, WARMUP)
+        batch, rate = collate(split, indices), learning_rate_at(step, len(batches), training.learning_rate, WARMUP)
         for group in optimizer.param_groups:
             group["params"][0].data.copy_(group["history"][0])
             power = max(0.0, 1 - step / (ANNEALED * len(batches))) if rule == SCALED else 0.0

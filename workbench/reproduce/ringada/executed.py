@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from workbench.methods.training.handlers import PAD_TO_MULTIPLE
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
@@ -138,7 +137,7 @@ def _train(settings: Settings, scheme: str, seed: int, steps: int, points: int) 
         for layer, adapter in model.adapters.items():
             adapter.requires_grad_(int(layer) >= stack.num_layers - trained)
         epoch, indices = next(sources[place])
-        batch = collate(train, indices, PAD_TO_MULTIPLE)
+        batch = collate(train, indices)
         logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
         loss = task_loss(logits, batch.labels, config.kind)
         loss.backward()

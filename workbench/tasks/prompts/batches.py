@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.prompts.encoding import EncodedPrompts, EncodedRow
-from workbench.tasks.tokenize import padded_length
+from workbench.tasks.tokenize import by_length, padded_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,25 +62,21 @@ def _permutation(num_samples: int, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def training_batch(
-    encoded: EncodedPrompts, batch_size: int, seed: int, step: int, *, pad_to_multiple: int = 8, length: int | None = None
-) -> PromptBatch:
+def training_batch(encoded: EncodedPrompts, batch_size: int, seed: int, step: int) -> PromptBatch:
     """Return the batch of a training step: step_indices() as tensors."""
-    indices = step_indices(len(encoded), batch_size, seed, step)
-    return collate_prompts(encoded, indices, pad_to_multiple=pad_to_multiple, length=length)
+    return collate_prompts(encoded, step_indices(len(encoded), batch_size, seed, step))
 
 
-def prompt_batches(encoded: EncodedPrompts, batch_size: int = 32, *, pad_to_multiple: int = 8) -> Iterator[PromptBatch]:
-    """Yield all rows once in batches of similar length, longest first, so that a memory error occurs at once or not at all."""
-    order = sorted(range(len(encoded)), key=lambda index: -len(encoded.rows[index].ids))
-    for at in range(0, len(order), batch_size):
-        yield collate_prompts(encoded, order[at : at + batch_size], pad_to_multiple=pad_to_multiple)
+def prompt_batches(encoded: EncodedPrompts, batch_size: int) -> Iterator[PromptBatch]:
+    """Yield all rows once (see by_length)."""
+    for indices in by_length(encoded.lengths, batch_size):
+        yield collate_prompts(encoded, indices)
 
 
-def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, pad_to_multiple: int = 8, length: int | None = None) -> PromptBatch:
+def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, length: int | None = None) -> PromptBatch:
     """Return the rows at `indices` as one batch.
 
-    length: None pads to the longest row, rounded up to pad_to_multiple (1 in the paper); a number pads to it.
+    length: None pads to the longest row, rounded up to a multiple of 8 (1 in the paper); a number pads to it.
     Raises ConfigError if `indices` is empty or a row is longer than `length`.
     """
     if not indices:
@@ -90,7 +86,7 @@ def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, pad_to_m
         tokens = len(encoded.rows[too_long[0]].ids)
         raise ConfigError(f"Padding to {length} tokens was asked for.", f"Sample {too_long[0]} has {tokens}.", "Raise the length.")
     labels = [encoded.labels[index] for index in indices]
-    return batch_of(rows, labels, encoded.pad_id, indices, pad_to_multiple=pad_to_multiple, length=length, choices=encoded.choices)
+    return batch_of(rows, labels, encoded.pad_id, indices, length=length, choices=encoded.choices)
 
 
 def batch_of(
@@ -99,14 +95,13 @@ def batch_of(
     pad_id: int,
     indices: Sequence[int],
     *,
-    pad_to_multiple: int = 8,
     length: int | None = None,
     choices: Sequence[int] = (),
 ) -> PromptBatch:
     """Convert rows to tensors.  All rows must be for the same kind of model."""
     import torch
 
-    width = padded_length([len(row.ids) for row in rows], pad_to_multiple) if length is None else length
+    width = padded_length([len(row.ids) for row in rows]) if length is None else length
     num_targets = max(len(row.targets) for row in rows)
     has_decoder = bool(rows[0].decoder_ids)
     return PromptBatch(
@@ -161,9 +156,7 @@ def target_log_likelihoods(
     import torch
 
     sums, counts = torch.empty(len(rows)), torch.empty(len(rows))
-    order = sorted(range(len(rows)), key=lambda index: -len(rows[index].ids))
-    for at in range(0, len(order), batch_size):
-        mine = order[at : at + batch_size]
+    for mine in by_length([len(row.ids) for row in rows], batch_size):
         batch = batch_of([rows[index] for index in mine], [0] * len(mine), pad_id, mine)
         with torch.inference_mode():
             logits = logits_at(batch).float()
@@ -176,25 +169,24 @@ def target_log_likelihoods(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingRow:
-    """share: expected share of padding among a random batch's tokens.  mean_length, padded_length: expected tokens per sample."""
+    """share: expected share of padding among a random batch's tokens.  padded_length: expected tokens per sample."""
 
     batch_size: int
     share: float
-    mean_length: float
     padded_length: float
 
 
-def padding_statistics(lengths: Sequence[int], batch_sizes: Iterable[int], pad_to_multiple: int = 1) -> list[PaddingRow]:
+def padding_statistics(lengths: Sequence[int], batch_sizes: Iterable[int]) -> list[PaddingRow]:
     """Return one row for each batch size E, for batches of E random samples padded to their longest.
 
     The values are exact, without sampling: the m-th shortest of n samples is the longest in C(m - 1, E - 1) of C(n, E) batches.
-    pad_to_multiple: padded lengths are rounded up to a multiple (ours: 8; the paper's: 1).  Raises ConfigError for E below 1 or above n.
+    Raises ConfigError for E below 1 or above n.
     """
     ordered = sorted(lengths)
-    return [_row(ordered, batch_size, pad_to_multiple) for batch_size in batch_sizes]
+    return [_row(ordered, batch_size) for batch_size in batch_sizes]
 
 
-def _row(ordered: Sequence[int], batch_size: int, pad_to_multiple: int) -> PaddingRow:
+def _row(ordered: Sequence[int], batch_size: int) -> PaddingRow:
     count = len(ordered)
     if not 1 <= batch_size <= count:
         raise ConfigError(
@@ -203,6 +195,6 @@ def _row(ordered: Sequence[int], batch_size: int, pad_to_multiple: int) -> Paddi
     mean = sum(ordered) / count
     expected, share = 0.0, batch_size / count  # C(n - 1, E - 1) / C(n, E), for the longest sample
     for rank in range(count, batch_size - 1, -1):
-        expected += share * (-(-ordered[rank - 1] // pad_to_multiple) * pad_to_multiple)
+        expected += share * ordered[rank - 1]
         share *= (rank - batch_size) / (rank - 1) if rank > 1 else 0.0
-    return PaddingRow(batch_size=batch_size, share=max(0.0, 1 - mean / expected), mean_length=mean, padded_length=expected)
+    return PaddingRow(batch_size=batch_size, share=max(0.0, 1 - mean / expected), padded_length=expected)

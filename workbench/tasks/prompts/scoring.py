@@ -22,6 +22,7 @@ from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.samples import PromptSample, PromptTask
 from workbench.tasks.spans import answer_f1
 from workbench.tasks.task import fixed_order
+from workbench.tasks.tokenize import by_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,6 @@ class Decoder(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text for tokens, without special ones."""
-        ...
 
 
 def generate_answers(
@@ -89,9 +89,8 @@ def generate_answers(
     fields, _ = encoder.fitted(samples, reserve=max_new_tokens if encoder.reader == "causal" else 0)
     prompts = encoder.openings(fields)
     answers = [""] * len(samples)
-    order = sorted(range(len(samples)), key=lambda index: -len(prompts[index].ids))
-    for at in range(0, len(order), batch_size):
-        for index, ids in _generated(logits_at, encoder, decoder, prompts, order[at : at + batch_size], max_new_tokens):
+    for indices in by_length([len(row.ids) for row in prompts], batch_size):
+        for index, ids in _generated(logits_at, encoder, decoder, prompts, indices, max_new_tokens):
             answers[index] = decoder.decode(ids).strip().split("\n")[0].strip()
     return answers
 

@@ -63,25 +63,17 @@ def read_source(name: str, source: Source, data: Path | str | None) -> dict[str,
 
 
 def _from_folder(name: str, source: Source, folder: Path, official: str) -> dict[str, Iterable[Placed]]:
-    for place in (
-        folder,
-        *(folder / one for one in (name, *source.folders)),
-        *(folder / "superglue" / one for one in (name, *source.folders)),
-    ):
+    for place in (folder, *(base / one for base in (folder, folder / "superglue") for one in (name, *source.folders))):
         if (place / "dataset_dict.json").is_file():
             return {split: _placed(split, table) for split, table in saved_dataset(place).items()}
-        found = {split: path for split, names in source.files.items() if (path := _first_file(place, names)) is not None}
-        if "validation" in found:
-            return {split: _from_file(path, source) for split, path in found.items()}
+        files = {split: [place / name for name in names if (place / name).is_file()] for split, names in source.files.items()}
+        if files["validation"]:
+            return {split: _from_file(found[0], source) for split, found in files.items() if found}
     raise MissingDataError(
         f"The task '{name}' was asked for from '{folder}'.",
         f"Neither it nor its {' or '.join(f'{one}/' for one in source.folders)} holds {official}, or a saved dataset.",
         "Check --data.",
     )
-
-
-def _first_file(folder: Path, names: Iterable[str]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _placed(split: str, table: Any) -> Iterator[Placed]:
