@@ -8,7 +8,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import candidates, pipeline_parallel, plan, standalone
-from workbench.profiler.analytic import TechniqueSizes, analytic_profile, layer_costs, total_flops
+from workbench.profiler.analytic import TechniqueSizes, analytic_profile, layer_costs
 from workbench.profiler.descriptions import MODELS
 
 GIB = 2**30
@@ -29,7 +29,7 @@ def totals(technique, name="T5-Large", **settings):
         "weights": 4 * (trainable + sum(cost.frozen_params for cost in costs)) / GIB,
         "gradients": 4 * trainable / GIB,
         "contexts": batch * sum(kept_bytes(cost, length) for cost in costs) / GIB,
-        "flops": total_flops(costs),
+        "flops": sum(cost.forward_flops + cost.backward_flops + cost.side_forward_flops + cost.side_backward_flops for cost in costs),
         "forward": sum(cost.forward_flops + cost.side_forward_flops for cost in costs),
         "backward": sum(cost.backward_flops + cost.side_backward_flops for cost in costs),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import PieceCost
 from workbench.profiler.descriptions import MODELS, ModelDescription
 from workbench.profiler.inference import StackSizes, analytic_costs, analytic_inference, end_bytes, scaled_to, stack_sizes
-from workbench.profiler.inference_timing import cached_inference, fit_piece, measure_inference, plain_makers
+from workbench.profiler.inference_timing import cached_inference, fit_piece, measure_inference
 
 TINY = ModelDescription(name="tiny", kind="encoder", num_layers=2, hidden=32, heads=4, feed_forward=64, vocab=50)
 TINY_LLAMA = replace(TINY, name="tiny-llama", kind="decoder", kv_heads=2, gated=True, biases=False, norm_vectors=1)
@@ -31,7 +32,7 @@ def test_the_parts_of_every_stack_are_all_its_parameters(model):
 
 def test_grouped_heads_are_one_unit_and_a_decoder_has_cross_attention():
     [llama] = stack_sizes(TINY_LLAMA)
-    assert (llama.shape.num_units, llama.heads_per_unit, llama.query_width, llama.kv_width, llama.head_width) == (2, 2, 16, 8, 8)
+    assert (llama.shape.num_units, llama.heads_per_unit, llama.query_width, llama.kv_width) == (2, 2, 16, 8)
     assert llama.unit_flops("UP") == 2 * llama.unit_flops("DOWN")
     encoder, decoder = stack_sizes("T5-Large")
     assert (encoder.shape.has_cross_attention, decoder.shape.has_cross_attention) == (False, True)
@@ -82,6 +83,12 @@ def test_a_fit_finds_the_cost_that_made_the_samples():
         fit_piece(0, "ADD", [(10, 1, 0.0)])
 
 
+def products(sizes):
+    """Return a function to time for every kind of a stack's operations: a product."""
+    kinds = (*sizes.kinds, "CONN", "ADD")
+    return {kind: lambda tokens, units: partial(torch.mm, torch.ones(tokens, 8), torch.ones(8, 8 * units)) for kind in kinds}
+
+
 def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
     stacks = stack_sizes(TINY_T5)
     made = PieceCost(fixed_s=1e-4, token_s=1e-6, unit_s=1e-6, token_unit_s=1e-7)
@@ -94,7 +101,8 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.profiler.inference_timing.time_calls", time_them)
 
     def measure():
-        return measure_inference("tiny-t5", stacks, tokens=(4, 9), budget_s=3.0, first_bytes=7)
+        makers = [products(sizes) for sizes in stacks]
+        return measure_inference("tiny-t5", stacks, makers, tokens=(4, 9), shares=(0.5, 1.0), budget_s=3.0, first_bytes=7)
 
     first, note = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
     again, _ = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
@@ -128,30 +136,12 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no host_share"):
         scaled_to(host, load_cluster("galaxy-env-d"))
     with pytest.raises(ConfigError, match="sets of calls"):
-        measure_inference("tiny-t5", stacks, [{}])
-
-
-@pytest.mark.parametrize("model", [TINY, TINY_LLAMA, TINY_T5], ids=lambda model: model.name)
-def test_plain_calls_have_the_sizes_of_the_pieces(model):
-    for sizes in stack_sizes(model):
-        calls = plain_makers(sizes)
-        widths = {
-            "QKV": sizes.query_width + 2 * sizes.kv_width,
-            "CKV": 2 * sizes.kv_width,
-            "CQ": sizes.query_width,
-            "ATT": sizes.query_width,
-            "CATT": sizes.query_width,
-            "UP": 1,
-        }
-        assert set(sizes.kinds) <= set(calls)
-        for kind, make in calls.items():
-            out = make(5, 2)()
-            assert out.shape == (5, 2 * widths[kind] if kind in widths else sizes.shape.hidden_size), kind
-            assert out.dtype == torch.float32
+        measure_inference("tiny-t5", stacks, [{}], tokens=(4, 9), shares=(0.5, 1.0), budget_s=3.0)
 
 
 def test_timing_this_host_gives_costs_above_zero():
-    found = measure_inference("tiny", stack_sizes(TINY), tokens=(4, 64), shares=(0.5, 1.0), budget_s=0.3)
+    [sizes] = stack_sizes(TINY)
+    found = measure_inference("tiny", [sizes], [products(sizes)], tokens=(4, 64), shares=(0.5, 1.0), budget_s=0.3)
     [[costs]] = found.profile.costs
     for fit in found.fits:
         assert all(sample.seconds > 0 for sample in fit.samples)

@@ -6,7 +6,8 @@ descriptions.py has the counts of a single layer.  Each device's speed turns the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
@@ -32,56 +33,43 @@ def analytic_profile(
 
     sizes: of the technique's additions (default: TechniqueSizes').  Bytes per token are those at the longest sequence length.
     """
-    described = describe(model) if isinstance(model, str) else model
+    described = describe(model)
     chosen = sizes or TechniqueSizes()
     grid = {
         (batch, length): layer_costs(described, technique, batch=batch, sequence_length=length, sizes=chosen, num_labels=num_labels)
         for batch in batch_sizes
         for length in sequence_lengths
     }
-    rows = []
-    for device in cluster.devices:
-        rows.append(
-            tuple(
-                _layer_profile(described, layer, grid, device, batch_sizes, sequence_lengths, chosen.backbone_bytes)
-                for layer in range(described.stack_layers)
-            )
+
+    def profile_of(layer: int, device: Device) -> LayerProfile:
+        longest = grid[batch_sizes[-1], sequence_lengths[-1]][layer]
+
+        def table(seconds: Callable[[int, int], float]) -> Grid:
+            cells = tuple(tuple(seconds(batch, length) for length in sequence_lengths) for batch in batch_sizes)
+            return Grid(batch_sizes=batch_sizes, sequence_lengths=sequence_lengths, seconds=cells)
+
+        def computed(flops: str) -> Grid:
+            return table(lambda batch, length: getattr(grid[batch, length][layer], flops) / device.flops_per_s)
+
+        def loaded_s(batch: int, length: int) -> float:
+            return batch * (length * longest.tap_bytes_per_token + longest.tap_bytes_per_sample) / device.storage_bytes_per_s
+
+        kinds = {"F": "forward_flops", "B": "backward_flops", "SF": "side_forward_flops", "SB": "side_backward_flops"}
+        times = {kind: computed(flops) for kind, flops in kinds.items() if getattr(longest, flops) > 0}
+        if longest.tap_bytes_per_token or longest.tap_bytes_per_sample:
+            times["LOAD"] = table(loaded_s)
+        step_s = longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s
+        times["STEP"] = table(lambda batch, length: step_s)
+        return LayerProfile(
+            name=f"{described.name} {'decoder' if described.is_decoder_layer(layer) else described.kind.split('-')[0]} layer {layer}",
+            times=times,
+            frozen_bytes=round(longest.frozen_params * chosen.backbone_bytes),
+            trainable_bytes=longest.trainable_params * FP32_BYTES,
+            **{name: getattr(longest, name) for name in LayerCost.__slots__ if "_bytes_per_" in name},
         )
-    return Profile(model=described.name, method=technique, source="analytic", layers=tuple(rows))
 
-
-def _layer_profile(
-    model: ModelDescription,
-    layer: int,
-    grid: dict[tuple[int, int], tuple[LayerCost, ...]],
-    device: Device,
-    batch_sizes: tuple[int, ...],
-    sequence_lengths: tuple[int, ...],
-    backbone_bytes: float,
-) -> LayerProfile:
-    longest = grid[batch_sizes[-1], sequence_lengths[-1]][layer]
-
-    def table(seconds: dict[tuple[int, int], float]) -> Grid:
-        cells = tuple(tuple(seconds[batch, length] for length in sequence_lengths) for batch in batch_sizes)
-        return Grid(batch_sizes=batch_sizes, sequence_lengths=sequence_lengths, seconds=cells)
-
-    times = {}
-    for kind, name in (("F", "forward_flops"), ("B", "backward_flops"), ("SF", "side_forward_flops"), ("SB", "side_backward_flops")):
-        if getattr(longest, name) > 0:
-            times[kind] = table({at: getattr(costs[layer], name) / device.flops_per_s for at, costs in grid.items()})
-    if longest.tap_bytes_per_token or longest.tap_bytes_per_sample:
-        rate = device.storage_bytes_per_s
-        sizes = {(b, n): b * (n * longest.tap_bytes_per_token + longest.tap_bytes_per_sample) for b, n in grid}
-        times["LOAD"] = table({at: nbytes / rate for at, nbytes in sizes.items()})
-    step = longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s
-    times["STEP"] = table(dict.fromkeys(grid, step))
-    return LayerProfile(
-        name=f"{model.name} {'decoder' if model.is_decoder_layer(layer) else model.kind.split('-')[0]} layer {layer}",
-        times=times,
-        frozen_bytes=round(longest.frozen_params * backbone_bytes),
-        trainable_bytes=longest.trainable_params * FP32_BYTES,
-        **{name: getattr(longest, name) for name in LayerCost.__slots__ if "_bytes_per_" in name},
-    )
+    rows = tuple(tuple(profile_of(layer, device) for layer in range(described.stack_layers)) for device in cluster.devices)
+    return Profile(model=described.name, method=technique, source="analytic", layers=rows)
 
 
 Technique = Literal["full", "lora", "adapters", "parallel_adapters"]
@@ -169,11 +157,6 @@ def layer_costs(
     return tuple(costs)
 
 
-def total_flops(costs: tuple[LayerCost, ...]) -> float:
-    """Return the FLOPs of one training step without the optimizer (PAC+ Fig. 3)."""
-    return sum(cost.forward_flops + cost.backward_flops + cost.side_forward_flops + cost.side_backward_flops for cost in costs)
-
-
 def _layer(model: ModelDescription, layer: int, technique: Technique, sequence_length: int, sizes: TechniqueSizes) -> _Sum:
     """Return a layer without embedding and head."""
     shape = LayerShape(model, layer, sequence_length)
@@ -256,16 +239,12 @@ def _narrow(model: ModelDescription, reduction: int) -> ModelDescription:
     heads = max(1, min(model.heads, hidden // 4))
     while hidden % heads:
         heads -= 1
-    return ModelDescription(
+    return replace(
+        model,
         name=f"{model.name}/{reduction}",
-        kind=model.kind,
-        num_layers=model.num_layers,
         hidden=hidden,
         heads=heads,
+        kv_heads=0,
+        head_dim=0,
         feed_forward=max(1, model.feed_forward // reduction),
-        vocab=model.vocab,
-        gated=model.gated,
-        biases=model.biases,
-        norm_vectors=model.norm_vectors,
-        target_tokens=model.target_tokens,
     )

@@ -17,16 +17,12 @@ from typing import Any, TypeVar
 
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.serial import from_builtins, to_builtins, write_text
+from workbench.fetch import cache_folder
 
 T = TypeVar("T")
 
 FORMAT = 1
 VERSIONED = ("torch", "transformers", "numpy")
-
-
-def cache_folder() -> Path:
-    """Return the folder of all caches: WORKBENCH_CACHE, else ~/.cache/edge-llm-workbench."""
-    return Path(os.environ.get("WORKBENCH_CACHE") or "~/.cache/edge-llm-workbench").expanduser()
 
 
 def measuring_threads() -> int:

@@ -8,11 +8,10 @@ BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transform
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, did_you_mean
 
 FP32_BYTES = 4
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
@@ -166,13 +165,14 @@ MODELS: dict[str, ModelDescription] = {
 }
 
 
-def describe(name: str) -> ModelDescription:
-    """Return a model's description by name.  Raises ConfigError naming the known models."""
-    if name not in MODELS:
-        close = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise ConfigError(f"The sizes of model '{name}' were asked for.", f"Known: {', '.join(MODELS)}.{hint}", "Write a ModelDescription.")
-    return MODELS[name]
+def describe(model: ModelDescription | str) -> ModelDescription:
+    """Return a model's description, also by name.  Raises ConfigError naming the known models."""
+    if isinstance(model, ModelDescription):
+        return model
+    if model not in MODELS:
+        asked, found = f"The sizes of model '{model}' were asked for.", f"Known: {', '.join(MODELS)}."
+        raise ConfigError(asked, found, did_you_mean(model, MODELS, "Write a ModelDescription."))
+    return MODELS[model]
 
 
 MASK_BYTES = 1

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -76,13 +77,13 @@ def measure_link(
                 group.send([answer], source, 0).wait()
     if rank != source:
         return ()
-    back = _median(times[0]) / 2
+    back = median(times[0]) / 2
     return tuple(
         LinkSample(
             source=source,
             destination=destination,
             nbytes=size,
-            seconds=max(_median(values) - back, 1e-9),
+            seconds=max(median(values) - back, 1e-9),
             lowest_s=max(min(values) - back, 1e-9),
         )
         for size, values in zip(sizes, times[1:], strict=True)
@@ -122,12 +123,6 @@ def fit_link(samples: Sequence[LinkSample]) -> Link:
     # The largest message sets the rate, because activations are large; small messages measure only latency.
     rate = largest.nbytes / max(largest.seconds - latency, 1e-9)
     return Link(bytes_per_s=rate, latency_s=max(0.0, latency - by_size[0].nbytes / rate))
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 GEMM_SIZE = 768

@@ -32,7 +32,7 @@ def analytic_inference(model: ModelDescription | str, cluster: Cluster, *, head:
 
     head 'language': computes the last token's logits.
     """
-    described = describe(model) if isinstance(model, str) else model
+    described = describe(model)
     first, last = end_bytes(described)
     rates |= {"first_bytes": first, "last_bytes": last, "vocabulary": described.vocab if head == "language" else 0}
     return analytic_from(described.name, stack_sizes(described), cluster, **rates)
@@ -141,11 +141,6 @@ class StackSizes:
                 "Widths and heads must be at least 1, the matrices 2 or 3.",
             )
 
-    @property
-    def head_width(self) -> int:
-        """Return the numbers of one head's query."""
-        return self.query_width // self.heads_per_unit
-
     def unit_width(self, kind: str) -> int:
         """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden size."""
         query, both = self.query_width, 2 * self.kv_width
@@ -175,14 +170,14 @@ class StackSizes:
 
 def stack_sizes(model: ModelDescription | str) -> tuple[StackSizes, ...]:
     """Return the sizes of a described model's stacks in fp32: one, or encoder and decoder."""
-    described = describe(model) if isinstance(model, str) else model
+    described = describe(model)
     first = _sizes(described, decoder=False)
     return (first, _sizes(described, decoder=True)) if described.kind == "encoder-decoder" else (first,)
 
 
 def end_bytes(model: ModelDescription | str) -> tuple[int, int]:
     """Return the bytes of embedding and head in fp32; an output matrix tied to the embedding counts once, in the embedding."""
-    described = describe(model) if isinstance(model, str) else model
+    described = describe(model)
     return FP32_BYTES * described.embedding_params, FP32_BYTES * described.head_params
 
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import nnls
-from torch import Tensor
-from torch.nn import functional
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, PieceCost, StackCosts
@@ -31,7 +29,6 @@ SHARES = (0.125, 0.25, 0.5, 1.0)
 """Shares of a layer's units and columns in the grid."""
 PAIRED = ("ATT", "CATT")
 UNCUT = ("CONN", "ADD", "EMB", "ENTER", "HEAD")
-_VOCABULARY = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +67,22 @@ class MeasuredInference:
 def measure_inference(
     name: str,
     stacks: Sequence[StackSizes],
-    makers: Sequence[Makers] | None = None,
+    makers: Sequence[Makers],
     *,
-    tokens: Sequence[int] = TOKENS,
-    shares: Sequence[float] = SHARES,
-    budget_s: float = 30.0,
+    tokens: Sequence[int],
+    shares: Sequence[float],
+    budget_s: float,
     first_bytes: int = 0,
     last_bytes: int = 0,
 ) -> MeasuredInference:
     """Return the costs of each stack's operations on one core of this host.
 
-    makers: the functions to time, by stack; default: plain products of the same sizes.  Only the given kinds are timed.  tokens, shares:
-    the grid; at least one head.
+    makers: the functions to time, by stack.  tokens, shares: the grid; at least one head.
     """
-    calls: Sequence[Makers] = [plain_makers(sizes) for sizes in stacks] if makers is None else makers
-    if len(calls) != len(stacks) or not stacks:
-        raise ConfigError(f"Measuring '{name}' was asked for.", f"{len(stacks)} stacks, {len(calls)} sets of calls.", "Give one for each.")
+    if len(makers) != len(stacks) or not stacks:
+        raise ConfigError(f"Measuring '{name}' was asked for.", f"{len(stacks)} stacks, {len(makers)} sets of calls.", "Give one for each.")
     cells: dict[tuple[int, str, int, int], Call] = {}
-    for index, (sizes, made) in enumerate(zip(stacks, calls, strict=True)):
+    for index, (sizes, made) in enumerate(zip(stacks, makers, strict=True)):
         for kind, make in made.items():
             for units in _units(sizes, kind, shares):
                 for count in tokens:
@@ -95,7 +90,7 @@ def measure_inference(
     with torch.inference_mode():
         timings = time_calls(cells, budget_s=budget_s)
     fits = []
-    for index, made in enumerate(calls):
+    for index, made in enumerate(makers):
         for kind in made:
             found = [
                 (count * count if kind in PAIRED else count, units, timings[index, kind, count, units])
@@ -141,51 +136,6 @@ def fit_piece(stack: int, kind: str, found: Sequence[tuple[int, int, float]]) ->
         PieceSample(tokens=tokens, units=units, seconds=seconds, fitted_s=cost.seconds(tokens, units)) for tokens, units, seconds in found
     )
     return PieceFit(stack=stack, kind=kind, cost=cost, samples=samples)
-
-
-def plain_makers(sizes: StackSizes) -> dict[str, Callable[[int, int], Call]]:
-    """Return functions for plain products, attention and norms of a stack's sizes, without the other operations of its model family."""
-    shape = sizes.shape
-    hidden = shape.hidden_size
-
-    def product(kind: str) -> Callable[[int, int], Call]:
-        def make(tokens: int, units: int) -> Call:
-            width = units * sizes.unit_width(kind)
-            inward = kind in ("OUT", "COUT", "DOWN")
-            weight = torch.randn(hidden, width) if inward else torch.randn(width, hidden)
-            given = torch.randn(tokens, width if inward else hidden)
-            if kind != "UP":
-                return lambda: functional.linear(given, weight)
-            if sizes.matrices == 2:
-                return lambda: functional.gelu(functional.linear(given, weight))
-            return lambda: _gated(given, weight)
-
-        return make
-
-    def attend(tokens: int, units: int) -> Call:
-        heads = units * sizes.heads_per_unit
-        query, key, value = (torch.randn(1, heads, tokens, sizes.head_width) for _ in range(3))
-        return lambda: functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(tokens, -1)
-
-    def connect(tokens: int, units: int) -> Call:
-        total, residual, weight = torch.randn(tokens, hidden), torch.randn(tokens, hidden), torch.randn(hidden)
-        return lambda: functional.layer_norm(total + weight + residual, (hidden,), weight, weight)
-
-    def add(tokens: int, units: int) -> Call:
-        own, arrived = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
-        return lambda: own.add_(arrived)
-
-    def embed(tokens: int, units: int) -> Call:
-        table, ids, weight = torch.randn(_VOCABULARY, hidden), torch.randint(_VOCABULARY, (tokens,)), torch.randn(hidden)
-        return lambda: functional.layer_norm(functional.embedding(ids, table), (hidden,), weight, weight)
-
-    cut = {kind: attend if kind in PAIRED else product(kind) for kind in sizes.kinds}
-    return cut | {"CONN": connect, "ADD": add, "EMB": embed, "ENTER": connect, "HEAD": connect}
-
-
-def _gated(given: Tensor, weight: Tensor) -> Tensor:
-    gate, up = functional.linear(given, weight).chunk(2, dim=-1)
-    return functional.silu(gate) * up
 
 
 def _units(sizes: StackSizes, kind: str, shares: Sequence[float]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid
+from workbench.core.spread import Spread
 from workbench.profiler.cache import measuring_threads
 
 K = TypeVar("K", bound=Hashable)
@@ -31,7 +32,6 @@ Call = Callable[[], Any] | tuple[Callable[[], Any], Callable[[Any], Any]]
 """A function to time, or (prepare, run), of which only run(prepare()) is timed."""
 
 TINY_VARIABLE = "WORKBENCH_TINY"
-QUANTILE = 0.25
 SHORTEST_S = 2e-4
 MOST_LOOPS = 64
 
@@ -70,7 +70,7 @@ def time_calls(
             keys = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
             for key in keys:
                 samples[key].append(_measure(calls[key], loops[key], clock))
-    return {key: _quantile(values) for key, values in samples.items()}
+    return {key: Spread.of(values).low for key, values in samples.items()}
 
 
 def time_grids(
@@ -158,13 +158,6 @@ def _warm_up(call: Call, clock: Callable[[], float]) -> int:
     _measure(call, 1, clock)
     once = _measure(call, 1, clock)
     return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))
-
-
-def _quantile(values: list[float]) -> float:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    low = math.floor(QUANTILE * last)
-    return ordered[low] + (QUANTILE * last - low) * (ordered[min(low + 1, last)] - ordered[low])
 
 
 Maker = Callable[[int, int], Call]
