@@ -42,13 +42,11 @@ def small_config(stack, **changes) -> ParallelAdapterConfig:
     return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, **settings)
 
 
-def layers_parameters(facts) -> tuple[int, ...]:
-    """Return the parameters of every layer by a model's facts."""
-    encoder = facts.num_layers if facts.num_encoder_layers is None else facts.num_encoder_layers
-    return (facts.layer_parameters,) * encoder + (facts.decoder_layer_parameters,) * (facts.num_layers - encoder)
-
-
-def num_parameters(facts) -> int:
-    """Return the parameters of a whole stack by its facts."""
-    ends = (facts.embedding_parameters, facts.encoder_final_parameters, facts.decoder_embedding_parameters, facts.final_parameters)
-    return sum(ends) + sum(layers_parameters(facts))
+def check_embeddings(facts, stack) -> None:
+    """Compare a model's facts with its weights before each stack; shared weights count with the first."""
+    first, second = (
+        {id(one): one.numel() for module in modules if module is not None for one in module.parameters()}
+        for modules in ((stack.embedding, stack.position_bias), (stack.decoder_embedding, stack.decoder_position_bias))
+    )
+    own = sum(count for key, count in second.items() if key not in first)
+    assert (facts.embedding_parameters, facts.decoder_embedding_parameters) == (sum(first.values()), own)

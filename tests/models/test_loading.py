@@ -9,7 +9,7 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_facts
 
-from .helpers import batch_for, layers_parameters, num_parameters
+from .helpers import batch_for, check_embeddings
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -17,18 +17,14 @@ def test_facts_agree_with_the_weights(family):
     name = f"tiny-{family}-4"
     facts, stack = model_facts(name), load_stack(name)
     assert (facts.num_layers, facts.hidden_size, facts.num_heads, facts.feed_forward_size) == (4, 32, 4, 64)
-    assert layers_parameters(facts) == tuple(
-        sum(parameter.numel() for path, parameter in layer.named_parameters() if "relative_attention_bias" not in path)
-        for layer in stack.layers
-    )
-    assert num_parameters(facts) == sum(parameter.numel() for parameter in stack.parameters())
+    check_embeddings(facts, stack)
     assert facts.is_causal == stack.is_causal == (family in ("gpt2", "llama", "opt"))
     assert facts.is_gated == (family == "llama")
     assert facts.num_encoder_layers == stack.num_encoder_layers == (2 if family in ("t5", "bart") else None)
     if family == "vit":
-        assert facts.tokens_per_image == facts.max_length == 17 and facts.vocabulary_size == 0
+        assert facts.max_length == 17 and facts.vocabulary_size == 0
     else:
-        assert facts.vocabulary_size == load_tokenizer(name).backend.get_vocab_size() and facts.tokens_per_image is None
+        assert facts.vocabulary_size == load_tokenizer(name).backend.get_vocab_size()
 
 
 def test_tiny_models_are_seeded_and_leave_the_random_state_alone():

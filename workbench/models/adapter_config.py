@@ -7,6 +7,17 @@ from typing import Literal
 
 from workbench.core.errors import ConfigError
 
+
+def check_labels(kind: str, mean: float, deviation: float) -> None:
+    """Raise ConfigError for an impossible mean and standard deviation of training labels."""
+    if not deviation > 0 or (kind != "regression" and (mean, deviation) != (0.0, 1.0)):
+        raise ConfigError(
+            f"Labels of mean {mean:g} and deviation {deviation:g} were asked for in {kind}.",
+            "The deviation must be above 0, and only a regression's labels are numbers.",
+            "Leave both out.",
+        )
+
+
 Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification"]
 
 
@@ -50,12 +61,7 @@ class ParallelAdapterConfig:
             raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
         if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
             raise ConfigError(f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs.")
-        if not self.label_std > 0 or (self.kind != "regression" and (self.label_mean, self.label_std) != (0.0, 1.0)):
-            raise ConfigError(
-                f"Labels of mean {self.label_mean:g} and deviation {self.label_std:g} were asked for in {self.kind}.",
-                "The deviation must be above 0, and only a regression's labels are numbers.",
-                "Leave both out.",
-            )
+        check_labels(self.kind, self.label_mean, self.label_std)
         self._check_decoder()
 
     def _check_decoder(self) -> None:

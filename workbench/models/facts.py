@@ -19,12 +19,10 @@ class ModelFacts:
     """A model's shape.
 
     num_layers: of both stacks in an encoder-decoder.  num_encoder_layers: of its encoder, None for a single stack.
-    layer_parameters: of one layer (all are alike), in an encoder-decoder of the encoder; decoder_layer_parameters: of a decoder layer.
-    embedding_parameters, final_parameters: before and after the layers; in an encoder-decoder the encoder_final_parameters and
-    decoder_embedding_parameters are between the two stacks.  Shared word embeddings are counted once, with the first stack;
-    T5's position tables count as embedding.
+    embedding_parameters: before the layers; decoder_embedding_parameters: between an encoder-decoder's two stacks.  Shared word embeddings
+    are counted once, with the first stack; T5's position tables count as embedding.
     num_key_value_heads: fewer than num_heads with grouped-query attention.  is_gated: two up projections (Llama's SwiGLU).
-    tokens_per_image: None for text models.  shares_words: whether an encoder-decoder's two stacks share one word embedding.
+    shares_words: whether an encoder-decoder's two stacks share one word embedding.
     """
 
     name: str
@@ -38,26 +36,20 @@ class ModelFacts:
     max_length: int
     is_causal: bool
     is_gated: bool
-    layer_parameters: int
     embedding_parameters: int
-    final_parameters: int
     num_encoder_layers: int | None = None
-    decoder_layer_parameters: int = 0
     decoder_embedding_parameters: int = 0
-    encoder_final_parameters: int = 0
-    tokens_per_image: int | None = None
     shares_words: bool = False
 
 
 def facts_of(name: str, model: Any) -> ModelFacts:
     """Return the facts of a Hugging Face base model, which may be on the meta device."""
     config, stack = model.config, LayerStack(model)
-    embedding = _count((stack.embedding, stack.position_bias))
-    border = stack.num_layers if stack.num_encoder_layers is None else stack.num_encoder_layers
     paths = stack.layer_paths(0)
     # GPT-2's Conv1D stores (in, out), Linear stores (out, in): the side that differs from d is the feed-forward size.
     up: Any = stack.layers[0].get_submodule(paths["up"])
-    tokens = _tokens_per_image(model) if stack.family.reads_images else None
+    images: Any = model.get_submodule("embeddings") if stack.family.reads_images else None
+    longest = getattr(config, "max_position_embeddings", None) if images is None else images.position_embeddings.shape[1]
     return ModelFacts(
         name=name,
         family=config.model_type,
@@ -67,17 +59,12 @@ def facts_of(name: str, model: Any) -> ModelFacts:
         num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         feed_forward_size=up.weight.numel() // config.hidden_size,
         vocabulary_size=getattr(config, "vocab_size", 0),
-        max_length=tokens or getattr(config, "max_position_embeddings", None) or UNLIMITED_LENGTH,
+        max_length=longest or UNLIMITED_LENGTH,
         is_causal=stack.is_causal,
         is_gated="gate" in paths,
-        layer_parameters=_count((stack.layers[0],), without=stack.position_bias),
-        embedding_parameters=embedding,
-        final_parameters=_count((stack.final,)),
+        embedding_parameters=_count((stack.embedding, stack.position_bias)),
         num_encoder_layers=stack.num_encoder_layers,
-        decoder_layer_parameters=_count((stack.layers[border],), without=stack.decoder_position_bias) if border < stack.num_layers else 0,
         decoder_embedding_parameters=_count((stack.decoder_embedding, stack.decoder_position_bias), without=stack.embedding),
-        encoder_final_parameters=_count((stack.encoder_final,)),
-        tokens_per_image=tokens,
         shares_words=stack.shares_words,
     )
 
@@ -86,7 +73,3 @@ def _count(modules: Iterable[nn.Module | None], *, without: nn.Module | None = N
     left_out = set() if without is None else {id(parameter) for parameter in without.parameters()}
     found = {id(parameter): parameter.numel() for module in modules if module is not None for parameter in module.parameters()}
     return sum(count for key, count in found.items() if key not in left_out)
-
-
-def _tokens_per_image(model: Any) -> int:
-    return model.get_submodule("embeddings").position_embeddings.shape[1]

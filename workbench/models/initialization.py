@@ -144,6 +144,9 @@ def scale(full: int, kept: int) -> float:
     return (full / kept) ** 0.5
 
 
+HEAD_DEVIATION = 0.02
+"""Standard deviation of a head's initial weights, small so that the first loss is near ln(classes)."""
+
 How = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned"]
 
 BRANCH_ENDS = (".attention_output.", ".cross.output.", ".contract.")
@@ -179,8 +182,7 @@ def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predic
     else:
         deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
         if name.startswith("last.output") or (predicts_words and name.startswith("last.up")):
-            # A small head: first predictions near the prior and first loss near ln(classes), or predictions near the backbone's own words.
-            deviation = 0.02
+            deviation = HEAD_DEVIATION  # with words: predictions near the backbone's own
         parameter.copy_(torch.randn(parameter.shape, generator=seeded_generator(seed, name)) * deviation)
 
 

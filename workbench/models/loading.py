@@ -82,11 +82,10 @@ def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> L
     Raises ConfigError for a model without a decoder.
     """
     config = model_config(name)
-    family = family_of(config.model_type)
-    if family.decoder is None:
+    if family_of(config.model_type).decoder is None:
         raise no_head(name)
     tensors = stored_weights(name)
-    head = None if tensors is None else read_head(config, family, tensors, dtype)
+    head = None if tensors is None else read_head(config, tensors, dtype)
     head = head or load_stack(name, dtype).language_model_head
     assert head is not None
     return head

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from workbench.core.errors import WriteError
 from workbench.core.files import whole_file
 from workbench.core.serial import shown
-from workbench.models.families import Family
+from workbench.models.families import Family, family_of, words_of
 from workbench.models.products import LanguageModelHead, head_scale
 from workbench.models.stack import BackboneStage, LayerStack
 
@@ -247,13 +247,19 @@ def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def read_head(config: Any, family: Family, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:
-    """Return an encoder-decoder's language model head, read from the files.  None if its weights are not there under known names."""
-    assert family.decoder is not None
-    tied = ["shared.weight", *(f"{part.embedding['words']}.weight" for part in (family.decoder, family))]
-    names = ["lm_head.weight", *tied, *(f"model.{name}" for name in tied)]
+def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:
+    """Return a language model head, read from the files.  None if its weights are not there under known names.
+
+    A separate head in the files is used even if the configuration ties it, as in transformers.
+    """
+    family = family_of(config.model_type)
+    parts = (family,) if family.decoder is None else (family.decoder, family)
+    tied = [*(["shared.weight"] if family.decoder else []), *(f"{words_of(part.embedding)}.weight" for part in parts)]
+    names = ["lm_head.weight"]
+    if family.decoder is not None or config.tie_word_embeddings:
+        names += [f"{prefix}{name}" for prefix in ("", "model.", "transformer.") for name in tied]
     stored = next((tensors[name] for name in names if name in tensors), None)
-    if stored is None or stored.shape != (config.vocab_size, config.d_model):
+    if stored is None or stored.shape != (config.vocab_size, config.hidden_size):
         return None
     bias = tensors["final_logits_bias"].read(dtype).flatten() if "final_logits_bias" in tensors else None
     return LanguageModelHead(stored.read(dtype), bias=bias, scale=head_scale(config))

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError, check_choice
+from workbench.models.adapter_config import check_labels
 from workbench.models.calibration import BatchLike
 from workbench.models.evaluation import Predictions
-from workbench.models.initialization import seeded_generator
+from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
 
 Technique = Literal["full", "lora", "adapters", "serial"]
-HEAD_DEVIATION = 0.02
-"""Standard deviation of the head's initial weights, small so that the first loss is near ln(classes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +67,7 @@ class TechniqueConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)} was asked for.", "It must be in [0, 1).", "Change it.")
         if not self.lora_alpha > 0:
             raise ConfigError(f"lora_alpha = {self.lora_alpha} was asked for.", "LoRA would change nothing.", "Raise it above 0.")
-        if not self.label_std > 0 or (self.kind != "regression" and (self.label_mean, self.label_std) != (0.0, 1.0)):
-            raise ConfigError(
-                f"Labels of mean {self.label_mean:g} and deviation {self.label_std:g} were asked for in {self.kind}.",
-                "The deviation must be above 0, and only a regression has either.",
-                "Change them.",
-            )
+        check_labels(self.kind, self.label_mean, self.label_std)
 
 
 class TaskHead(nn.Module):

@@ -8,16 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.initialization import seeded_generator
+from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import projections
 from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage
 from workbench.models.zeroth_order.adapted import DoraLinear, LoraFaLinear, LoraLinear, PartModule, PooledHead, VeraLinear
 from workbench.models.zeroth_order.config import TrainableConfig
 from workbench.models.zeroth_order.trainables import HEAD, Binding, Trainables, flatten
-
-HEAD_DEVIATION = 0.02
-"""Standard deviation of the head's initial weights, small so that the first loss is near ln(classes)."""
 
 _NAMES = {"lora_fa": "LoRA-FA", "lora": "LoRA", "dora": "DoRA", "vera": "VeRA"}
 

@@ -18,18 +18,10 @@ from torch import Tensor, nn
 from workbench.core.allocator import keep_freed_memory
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.models.families import family_of, words_of
-from workbench.models.loading import (
-    load_language_model_head,
-    load_model,
-    load_stage,
-    load_tokenizer,
-    model_config,
-    model_from_config,
-    stored_weights,
-)
+from workbench.models.families import family_of
+from workbench.models.loading import load_model, load_stage, load_tokenizer, model_config, model_from_config, stored_weights
 from workbench.models.lora import ROLES, save_lora
-from workbench.models.partial_loading import parameters_on_meta, save_tensors
+from workbench.models.partial_loading import parameters_on_meta, read_head, save_tensors
 from workbench.models.products import LanguageModelHead, head_of
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import FloatType, QuantizationConfig
@@ -88,7 +80,8 @@ def load_causal_stage(
 
     Its trainable values, their noise and the frozen matrices equal those of the same layers in the whole model.
     """
-    skeleton = _skeleton(name)
+    with parameters_on_meta():
+        skeleton = LayerStack(model_from_config(model_config(name)))
     stage = load_stage(name, start, stop, dtype, after_layer=None if quantization is None else lambda layer: quantize(layer, quantization))
     head = _stage_head(name, dtype) if stop == skeleton.num_layers else None
     model = _made(stage, head, config, quantization)
@@ -119,30 +112,15 @@ def _made(stage: Any, head: nn.Module | None, config: TrainableConfig, quantizat
     return CausalModel(stage, None if head is None else frozen[1], config)
 
 
-def _skeleton(name: str) -> LayerStack:
-    """Return a model's stack without memory for its weights."""
-    with parameters_on_meta():
-        return LayerStack(model_from_config(model_config(name)))
-
-
 def _stage_head(name: str, dtype: torch.dtype) -> nn.Module | None:
     """Return a model's language model head, read without the other weights where its files allow it."""
     config = model_config(name)
     family = family_of(config.model_type)
-    if family.decoder is not None:
-        return load_language_model_head(name, dtype)
-    if not family.is_causal:
+    if family.decoder is None and not family.is_causal:
         return None
     tensors = stored_weights(name)
-    words = words_of(family.embedding)
-    # A separate head in the files is used even if the configuration ties it, as in transformers.
-    names = ["lm_head.weight"]
-    if config.tie_word_embeddings:
-        names += [f"{words}.weight", f"model.{words}.weight", f"transformer.{words}.weight"]
-    found = next((tensors[own] for own in names if own in tensors), None) if tensors else None
-    if found is None or found.shape != (config.vocab_size, config.hidden_size):
-        return load_backbone(name, dtype)[1]
-    return LanguageModelHead(found.read(dtype))
+    head = None if tensors is None else read_head(config, tensors, dtype)
+    return head or load_backbone(name, dtype)[1]
 
 
 TRAINED = "trained.safetensors"

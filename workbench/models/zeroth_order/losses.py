@@ -51,7 +51,6 @@ class Head(Protocol):
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) for hidden states (..., d)."""
-        ...
 
 
 def word_losses(
