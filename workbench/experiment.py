@@ -127,15 +127,7 @@ def run(
 
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
-        prepared = _prepared(
-            method,
-            job,
-            cluster,
-            notify,
-            warms_up=mode == "execute" and engines is None,
-            has_faults=engines is None or isinstance(engines, Lender),
-            is_real=engines is not None,
-        )
+        prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines)
         costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
         decided = chosen_plan or method.plan(prepared, costs, cluster)
@@ -219,12 +211,12 @@ def _prepared(
     notify: Callable[[Event], None],
     *,
     warms_up: bool = False,
-    has_faults: bool = True,
-    is_real: bool = False,
+    engines: Engines | None = None,
 ) -> Any:
     """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or for impossible faults.
 
     warms_up: import the engines' libraries in another process meanwhile; both finish before anything is measured.
+    engines: of real devices.
     """
     with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
     if with_jax and job.method not in WITH_JAX:
@@ -234,10 +226,10 @@ def _prepared(
     if parse_faults(job.faults, cluster) and job.method in INFERRING:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
-    if is_real and any(fault.kind == "slow" for fault in parse_faults(job.faults, cluster)):
+    if engines is not None and any(fault.kind == "slow" for fault in parse_faults(job.faults, cluster)):
         asked = f"The faults '{job.faults}' were asked for."
         raise ConfigError(asked, "A real device cannot be slowed down from here.", "Kill, freeze or let one leave; or emulate the cluster.")
-    if job.faults and not has_faults:
+    if job.faults and engines is not None and not isinstance(engines, Lender):
         raise ConfigError(
             f"The faults '{job.faults}' were asked for.",
             "They are injected into emulated devices, and real ones over SSH.",

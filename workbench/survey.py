@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity, Job, Mode
+from workbench.core.serial import to_builtins
 from workbench.experiment import over_ssh, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
@@ -234,12 +235,6 @@ def alike(survey: LayerSurvey) -> list[tuple[int, int, list[LayerRow]]]:
 def as_builtins(rows: Sequence[LinkRow]) -> list[dict[str, Any]]:
     """Return the links as JSON-ready dictionaries, with flat rates and latencies."""
     return [
-        {
-            "source": row.source,
-            "destination": row.destination,
-            "described": asdict(row.described),
-            "measured": asdict(row.measured),
-            "samples": [asdict(sample) | {"bytes_per_s": sample.bytes_per_s} for sample in row.samples],
-        }
+        to_builtins(row) | {"samples": [to_builtins(sample) | {"bytes_per_s": sample.bytes_per_s} for sample in row.samples]}
         for row in rows
     ]

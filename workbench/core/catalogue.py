@@ -196,7 +196,6 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
     owner = f"Device '{shown(table['name'])}'" if isinstance(table.get("name"), str) else f"Device {number}"
     source.require_known(table, _DEVICE_KEYS, owner)
     name = source.text(table, "name", owner)
-    model = ""
     entry: dict[str, Any] = {}
     if "model" in table:
         model = source.text(table, "model", owner)
@@ -209,37 +208,22 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
         Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None))
         for one in source.tables(whole.get("processor", []), "[[device.processor]]")
     )
-    share = None if "host_share" not in whole else source.number(whole, "host_share", owner, None)
-    address = None if "address" not in whole else source.text(whole, "address", owner)
-    port = whole.get("port")
-    if port is not None:
+    required = ("gflops", "memory_mb")
+    fields: dict[str, Any] = {
+        name: source.number(whole, key, owner, None)
+        for key, (kind, name, _) in _NUMBERS.items()
+        if kind is Device and (key in whole or key in required)
+    }
+    fields |= {key: source.text(whole, key, owner) for key in ("address", "key", "python", "framework", "model") if key in whole}
+    if (port := whole.get("port")) is not None:
         try:
             require_range(port, range_of(Device, "port"), owner, "port")
         except ConfigError as error:
             raise source.error(error.asked, error.found, error.todo, line_of="port") from None
+    fields["leave_if_throttled"] = source.flag(whole, "leave_if_throttled", owner)
     try:
-        return Device(
-            name=name,
-            flops_per_s=source.number(whole, "gflops", owner, None),
-            memory_bytes=round(source.number(whole, "memory_mb", owner, None)),
-            link=_link(whole, source, owner),
-            host_share=share,
-            address=address,
-            port=port,
-            key=source.text(whole, "key", owner) if "key" in whole else "",
-            python=source.text(whole, "python", owner) if "python" in whole else "",
-            processors=processors,
-            watts_busy=source.number(whole, "watts_busy", owner, 0.0),
-            watts_idle=source.number(whole, "watts_idle", owner, 0.0),
-            joules_per_byte=source.number(whole, "microjoule_per_byte", owner, 0.0),
-            storage_bytes_per_s=source.number(whole, "storage_mb_per_s", owner, 90.0),
-            battery=source.number(whole, "battery", owner, 1.0),
-            battery_wh=source.number(whole, "battery_wh", owner, 0.0),
-            leave_below=source.number(whole, "leave_below", owner, 0.0),
-            leave_if_throttled=source.flag(whole, "leave_if_throttled", owner),
-            framework=source.text({"framework": "torch"} | whole, "framework", owner),  # type: ignore[arg-type]  # checked by Device
-            model=model,
-        )
+        fields["memory_bytes"] = round(fields["memory_bytes"])
+        return Device(**fields, name=name, link=_link(whole, source, owner), port=port, processors=processors)
     except ConfigError as error:
         raise source.wrap(error) from error
 

@@ -43,15 +43,12 @@ class Costs(Protocol):
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of a compute operation on a rank, of a transfer (asked for its SEND), or of a collective."""
-        ...
 
     def spec(self, value: Value) -> Spec:
         """Return the shape and dtype of a value; TOKEN if the value only orders operations."""
-        ...
 
     def resident_bytes(self, rank: int) -> int:
         """Return the bytes that stay in memory throughout: weights, gradients, optimizer state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

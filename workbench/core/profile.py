@@ -48,11 +48,7 @@ class Grid:
 
     def scaled(self, factor: float) -> Grid:
         """Return the grid of a device that is `factor` times slower."""
-        return Grid(
-            batch_sizes=self.batch_sizes,
-            sequence_lengths=self.sequence_lengths,
-            seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds),
-        )
+        return replace(self, seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds))
 
     def plus(self, other: Grid) -> Grid:
         """Return the grid of both operations in sequence.  other: with the same axes."""

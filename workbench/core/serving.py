@@ -249,27 +249,25 @@ class ServingReport(Kept):
 
     def throughput(self, step_s: float) -> list[tuple[float, float]]:
         """Return (middle of the step, answers per second) from 0 to the last answer, without the last incomplete step."""
-        num_steps = int(self.end_s / step_s)
-        parts = [0.0] * (num_steps + 1)
-        for request in self.requests:
-            first, last = int(request.start_s / step_s), int(request.end_s / step_s)
-            length_s = max(request.service_s, 1e-12)
-            for index in range(first, min(last, num_steps) + 1):
-                inside = min(request.end_s, (index + 1) * step_s) - max(request.start_s, index * step_s)
-                parts[index] += max(inside, 0.0) / length_s if first != last else 1.0
-        return [((index + 0.5) * step_s, parts[index] / step_s) for index in range(num_steps)]
+        spans = [(request.start_s, request.end_s, 1.0) for request in self.requests]
+        return [(middle, amount / step_s) for middle, amount in self._by_step(step_s, spans)]
 
     def utilisation(self, rank: int, step_s: float) -> list[tuple[float, float]]:
         """Return (middle of the step, share of the time busy) of a device, from 0 to the last answer."""
+        own = (sample for sample in self.samples if sample.rank == rank)
+        spans = [(sample.start_s, sample.end_s, (sample.end_s - sample.start_s) * sample.utilisation) for sample in own]
+        return [(middle, min(1.0, amount / step_s)) for middle, amount in self._by_step(step_s, spans)]
+
+    def _by_step(self, step_s: float, spans: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
+        """Return (middle of the step, sum of its parts of the spans (start, end, amount)), up to the last answer."""
         num_steps = int(self.end_s / step_s)
-        busy = [0.0] * (num_steps + 1)
-        for sample in self.samples:
-            if sample.rank != rank:
-                continue
-            for index in range(int(sample.start_s / step_s), min(int(sample.end_s / step_s), num_steps) + 1):
-                inside = min(sample.end_s, (index + 1) * step_s) - max(sample.start_s, index * step_s)
-                busy[index] += max(inside, 0.0) * sample.utilisation
-        return [((index + 0.5) * step_s, min(1.0, busy[index] / step_s)) for index in range(num_steps)]
+        sums = [0.0] * (num_steps + 1)
+        for start_s, end_s, amount in spans:
+            first, last = int(start_s / step_s), int(end_s / step_s)
+            for index in range(first, min(last, num_steps) + 1):
+                inside_s = min(end_s, (index + 1) * step_s) - max(start_s, index * step_s)
+                sums[index] += amount if first == last else amount * max(inside_s, 0.0) / (end_s - start_s)
+        return [((index + 0.5) * step_s, sums[index]) for index in range(num_steps)]
 
     def events_of(self, *kinds: EventKind, rank: int | None = None) -> tuple[ServingEvent, ...]:
         """Return the events of the given kinds, of one device if `rank` is given."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -116,12 +116,7 @@ class Timeline:
 
     def busy_s(self, rank: int) -> float:
         """Return the seconds in which at least one compute stream of the rank was busy."""
-        intervals = sorted((s.start_s, s.end_s) for s in self.spans if s.rank == rank and not s.op.is_communication)
-        total, reached = 0.0, 0.0
-        for start, end in intervals:
-            total += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
-        return total
+        return _union_s((s.start_s, s.end_s) for s in self.spans if s.rank == rank and not s.op.is_communication)
 
     @property
     def bubble_fraction(self) -> float:
@@ -129,12 +124,11 @@ class Timeline:
         whole = self.makespan_s * self.world_size
         if whole == 0:
             return 0.0
-        busy = [0.0] * self.world_size
-        reached = [0.0] * self.world_size
-        for span in sorted((s for s in self.spans if not s.op.is_communication), key=lambda s: s.start_s):
-            busy[span.rank] += max(0.0, span.end_s - max(span.start_s, reached[span.rank]))
-            reached[span.rank] = max(reached[span.rank], span.end_s)
-        return 1.0 - sum(busy) / whole
+        intervals: list[list[tuple[float, float]]] = [[] for _ in self.device_names]
+        for span in self.spans:
+            if not span.op.is_communication:
+                intervals[span.rank].append((span.start_s, span.end_s))
+        return 1.0 - sum(map(_union_s, intervals)) / whole
 
     def peak_bytes(self, rank: int) -> int:
         """Return the peak memory of the rank in bytes."""
@@ -143,3 +137,12 @@ class Timeline:
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes that the rank sent in transfers and collectives."""
         return sum(s.nbytes for s in self.spans if s.rank == rank and (s.op.kind == SEND or s.op.kind in COLLECTIVES))
+
+
+def _union_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the seconds that at least one of the intervals covers."""
+    total, reached = 0.0, 0.0
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
