@@ -34,6 +34,7 @@ def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCl
 
         service.kill(1)
         wait_for(service, {(1, "died")})
+        assert service.running == (0, 2)
         service.restart(1)
         # The others answer meanwhile, also among themselves.
         for rank in (0, 2):
@@ -62,7 +63,7 @@ def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCl
 
 def test_a_job_that_does_not_end_is_ended(engines: EngineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     close = EngineService.close
-    monkeypatch.setattr(EngineService, "close", lambda self: close(self, 0.2))
+    monkeypatch.setattr(EngineService, "close", lambda self, timeout_s: close(self, 0.2))
     with engines.service() as service:
         service.start(0, service_jobs.echo, service.address)
         wait_for(service, {(0, "ready")})

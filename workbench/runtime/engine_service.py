@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import RankContext, listener_name
 from workbench.runtime.devices import News
 from workbench.runtime.engine import START_TIMEOUT_S
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import ipyparallel
 
 _POLL_S = 0.05
+_LAST_EVENTS_S = 0.5
+"""A job's last events travel over another channel than its answer: the answer is reported this much later, at most."""
 
 
 def restart_engine(
@@ -74,34 +76,41 @@ class _Patience(NamedTuple):
             raise RuntimeSetupError(asked, "It was given up.", "Start the engines again.")
 
 
-ADDRESS = "commands"
-
-
 class EngineService:
-    """Runs jobs on single engines, with a command socket to each.  Created by EngineCluster.service; used from one thread."""
+    """Runs jobs on single engines, with a command socket to each.  Created by EngineCluster; used from one thread."""
 
     def __init__(self, session: EngineSession, contexts: Callable[[int], RankContext]) -> None:
-        """contexts: creates a rank's context, with a new generation each time."""
+        """contexts: creates the context of a rank's next job."""
         self._session, self._make_context = session, contexts
         self._replies: dict[int, ipyparallel.AsyncResult] = {}
         self._contexts: dict[int, RankContext] = {}
         self._unsent: dict[int, list[bytes]] = {}
+        self._heard_s: dict[int, float] = {}  # until when to wait for a job's last events; 0: they have come
         self._restarts: dict[int, tuple[threading.Thread, list[BaseException]]] = {}
         self._cancelled = threading.Event()
         self._zmq = zmq.Context()
         self._commands = self._zmq.socket(zmq.ROUTER)
         self._commands.linger = 0
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._commands.bind(f"ipc://{session.folder}/{ADDRESS}" if os.name == "posix" else "tcp://127.0.0.1:*")
+        self._commands.bind(f"ipc://{session.folder}/commands" if os.name == "posix" else "tcp://127.0.0.1:*")
         self.address = self._commands.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
-        """Start function(context, payload) on one engine, which must be idle."""
-        context = self._contexts[rank] = self._make_context(rank)
-        client = self._session.client
+        """Start function(context, payload) on one engine, which must be idle.  Raises ConfigError for a payload that is no data."""
+        context, client = self._make_context(rank), self._session.client
         assert client is not None
-        request = pickle.dumps((context, payload))
-        self._replies[rank] = client[rank].apply_async(run_job, request, pickle.dumps(function), self._session.events_address)
+        try:
+            request = pickle.dumps((context, payload))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            asked = f"A payload for device '{context.device.name}' was given."
+            raise ConfigError(asked, f"It cannot be pickled: {error}.", "Send data, not live objects.") from error
+        self._contexts[rank] = context
+        self._replies[rank] = client[rank].apply_async(run_job, request, _portable(function), self._session.events_address)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Return the ranks whose job has neither ended nor died, as far as `news` has reported."""
+        return tuple(self._replies)
 
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job, or queue it until the job listens.  Returns False if the rank has no job."""
@@ -125,18 +134,19 @@ class EngineService:
         """Return the events since the last call.  Waits up to timeout_s for the first one."""
         for rank in list(self._unsent):
             self._send(rank)
-        found = [
-            News(rank, "event", event)
-            for rank, generation, kind, event in self._session.receive(timeout_s)
-            if kind != DONE and rank in self._contexts and generation == self._contexts[rank].generation
-        ]
+        # A job that has sent its last event has already sent its answer, too.
+        found = self._events(min(timeout_s, 0.002) if 0.0 in self._heard_s.values() else timeout_s)
         for rank, reply in list(self._replies.items()):
             alive = self._session.engines[rank].alive  # checked first: an engine may answer and then end
             if reply.ready():
+                now_s = time.monotonic()
+                if alive and now_s < self._heard_s.setdefault(rank, now_s + _LAST_EVENTS_S):
+                    continue
                 self._forget(rank)
                 found.append(News(rank, "ended", _outcome(rank, reply)))
                 self._session.client.purge_local_results([reply])  # type: ignore[union-attr]
             elif not alive:
+                found += self._events(0.001)
                 self._forget(rank)
                 found.append(News(rank, "died"))
         for rank, (thread, errors) in list(self._restarts.items()):
@@ -144,6 +154,17 @@ class EngineService:
                 thread.join()
                 del self._restarts[rank]
                 found.append(News(rank, "restarted", errors[0] if errors else None))
+        return found
+
+    def _events(self, timeout_s: float) -> list[News]:
+        found = []
+        for rank, generation, kind, event in self._session.receive(timeout_s):
+            if rank not in self._contexts or generation != self._contexts[rank].generation:
+                continue  # from an abandoned job
+            if kind == DONE:
+                self._heard_s[rank] = 0.0
+            else:
+                found.append(News(rank, "event", event))
         return found
 
     def restart(self, rank: int) -> None:
@@ -164,7 +185,7 @@ class EngineService:
         thread.start()
 
     def _forget(self, rank: int) -> None:
-        for known in (self._replies, self._contexts, self._unsent):
+        for known in (self._replies, self._contexts, self._unsent, self._heard_s):
             known.pop(rank, None)
 
     def kill(self, rank: int) -> None:
@@ -197,6 +218,16 @@ class EngineService:
         for thread, _ in self._restarts.values():
             thread.join()
         return not self._replies and self._session.healthy
+
+
+def _portable(function: Callable[..., Any]) -> Any:
+    """Return a function pickled by reference, or unchanged if a notebook defines it: ipyparallel then sends its code."""
+    if getattr(function, "__module__", "__main__") == "__main__":
+        return function
+    try:
+        return pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return function
 
 
 def _outcome(rank: int, reply: ipyparallel.AsyncResult) -> Outcome:

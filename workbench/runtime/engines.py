@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, GroupNotFormedError, RuntimeSetupError
 from workbench.runtime.context import STOP_FILE, RankContext
-from workbench.runtime.engine_run import EngineRun
+from workbench.runtime.engine_run import GRACE_S, EngineRun
 from workbench.runtime.engine_service import EngineService
 from workbench.runtime.engine_session import EngineSession
 from workbench.runtime.engine_starter import EnginesLate
@@ -196,19 +196,26 @@ class EngineCluster:
     ) -> list[R]:
         """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
         with self._lent() as session:
-            contexts = [self._context(rank) for rank in range(self.cluster.world_size)]
-            job = EngineRun(session, contexts, function, on_event=on_event, request_stop=self.request_stop)
+            service = EngineService(session, self._context)
+            job = EngineRun(session, service, self.device_names, function, on_event=on_event, request_stop=self.request_stop)
             try:
                 return job.results(payloads, timeout_s)
-            except BaseException as error:
-                try:
-                    job.abort()
-                finally:
-                    if not job.over:
-                        self.stop()
-                if isinstance(error, GroupNotFormedError) and not job.last_events:
-                    raise _NothingDone from error
-                raise
+            except GroupNotFormedError as error:
+                if job.last_events:
+                    raise
+                raise _NothingDone from error
+            finally:
+                self._take_back(service, 0.0 if job.failures else GRACE_S)
+
+    def _take_back(self, service: EngineService, timeout_s: float = 10.0) -> None:
+        """End a service's jobs, and all engines if a job does not end in time."""
+        is_free = False
+        try:
+            self.request_stop()
+            is_free = service.close(timeout_s)
+        finally:
+            if not is_free:
+                self.stop()
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[EngineSession]:
@@ -235,16 +242,10 @@ class EngineCluster:
         try:
             with self._lent() as session:
                 service = EngineService(session, self._next_context)
-                is_free = False
                 try:
                     yield service
                 finally:
-                    try:
-                        self.request_stop()
-                        is_free = service.close()
-                    finally:
-                        if not is_free:
-                            self.stop()
+                    self._take_back(service)
         finally:
             self._release()
 
