@@ -64,21 +64,15 @@ def _bracket(axis: tuple[int, ...], at: float) -> tuple[int, int, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerProfile:
-    """One layer on one device; the first layer includes the embedding, the last the head.
+class LayerBytes:
+    """The bytes of one layer for one sample.
 
-    times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network,
-    LOAD from the activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: parameters.
     output: everything sent to the next layer (from a decoder's layer the encoder's output and the decoder's states).
     gradient: sent back by the next layer.  context: kept for the backward pass.  tap: kept in the activation cache.
     workspace: temporary memory of the forward pass.  Each is `per_token` of the sequence plus `per_sample`.  A decoder's tokens count per
     sample, because their number is one constant for the whole job.
     """
 
-    name: str
-    times: dict[str, Grid]
-    frozen_bytes: int
-    trainable_bytes: int
     output_bytes_per_token: int
     context_bytes_per_token: int
     gradient_bytes_per_token: int = 0
@@ -89,19 +83,6 @@ class LayerProfile:
     gradient_bytes_per_sample: int = 0
     tap_bytes_per_sample: int = 0
     workspace_bytes_per_sample: int = 0
-
-    def seconds(self, kind: str, batch: int, sequence_length: int) -> float:
-        """Return the seconds of one operation kind, 0 if the layer does not have it."""
-        grid = self.times.get(kind)
-        return 0.0 if grid is None else grid(batch, sequence_length)
-
-    def forward_s(self, batch: int, sequence_length: int) -> float:
-        """Return t_f(beta) of PAC+ Table II in seconds."""
-        return sum(self.seconds(kind, batch, sequence_length) for kind in FORWARD_KINDS)
-
-    def backward_s(self, batch: int, sequence_length: int) -> float:
-        """Return t_b(beta) of PAC+ Table II in seconds."""
-        return sum(self.seconds(kind, batch, sequence_length) for kind in BACKWARD_KINDS)
 
     def output_bytes(self, batch: int, sequence_length: int) -> int:
         """Return the bytes of a batch that are sent to the next layer."""
@@ -122,6 +103,33 @@ class LayerProfile:
     def workspace_bytes(self, batch: int, sequence_length: int) -> int:
         """Return the temporary memory of a batch's forward pass in bytes."""
         return batch * (sequence_length * self.workspace_bytes_per_token + self.workspace_bytes_per_sample)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile(LayerBytes):
+    """One layer on one device; the first layer includes the embedding, the last the head.
+
+    times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network,
+    LOAD from the activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: parameters.
+    """
+
+    name: str
+    times: dict[str, Grid]
+    frozen_bytes: int
+    trainable_bytes: int
+
+    def seconds(self, kind: str, batch: int, sequence_length: int) -> float:
+        """Return the seconds of one operation kind, 0 if the layer does not have it."""
+        grid = self.times.get(kind)
+        return 0.0 if grid is None else grid(batch, sequence_length)
+
+    def forward_s(self, batch: int, sequence_length: int) -> float:
+        """Return t_f(beta) of PAC+ Table II in seconds."""
+        return sum(self.seconds(kind, batch, sequence_length) for kind in FORWARD_KINDS)
+
+    def backward_s(self, batch: int, sequence_length: int) -> float:
+        """Return t_b(beta) of PAC+ Table II in seconds."""
+        return sum(self.seconds(kind, batch, sequence_length) for kind in BACKWARD_KINDS)
 
     def scaled(self, factor: float) -> LayerProfile:
         """Return the profile of a device that is `factor` times slower."""

@@ -7,12 +7,12 @@ descriptions.py has the counts of a single layer.  Each device's speed turns the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import check_choice
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, LayerBytes, LayerProfile, Profile
 from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription, describe
 
 ADAMW_FLOPS_PER_PARAM = 12
@@ -65,7 +65,7 @@ def analytic_profile(
             times=times,
             frozen_bytes=round(longest.frozen_params * chosen.backbone_bytes),
             trainable_bytes=longest.trainable_params * FP32_BYTES,
-            **{name: getattr(longest, name) for name in LayerCost.__slots__ if "_bytes_per_" in name},
+            **{one.name: getattr(longest, one.name) for one in fields(LayerBytes)},
         )
 
     rows = tuple(tuple(profile_of(layer, device) for layer in range(described.stack_layers)) for device in cluster.devices)
@@ -76,8 +76,8 @@ Technique = Literal["full", "lora", "adapters", "parallel_adapters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCost:
-    """One layer's FLOPs for a batch, and its bytes for one sample: per token of the input sequence, and per sample (a decoder's tokens)."""
+class LayerCost(LayerBytes):
+    """One layer's FLOPs for a batch, and its bytes."""
 
     forward_flops: float
     backward_flops: float
@@ -85,16 +85,6 @@ class LayerCost:
     side_backward_flops: float
     frozen_params: int
     trainable_params: int
-    output_bytes_per_token: int
-    gradient_bytes_per_token: int
-    context_bytes_per_token: int
-    tap_bytes_per_token: int
-    workspace_bytes_per_token: int
-    output_bytes_per_sample: int = 0
-    gradient_bytes_per_sample: int = 0
-    context_bytes_per_sample: int = 0
-    tap_bytes_per_sample: int = 0
-    workspace_bytes_per_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

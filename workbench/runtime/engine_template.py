@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import select
 import signal
@@ -46,7 +45,7 @@ class EngineRequest:
 
     def line(self) -> bytes:
         """Return the request as one line of bytes."""
-        return json.dumps(json.loads(to_json(self))).encode() + b"\n"
+        return to_json(self, indent=-1).encode() + b"\n"
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import select
 import subprocess
@@ -97,7 +96,7 @@ class EmulatedNetwork:
         assert holder.stdin is not None and holder.stdout is not None
         try:
             with contextlib.suppress(BrokenPipeError):
-                holder.stdin.write(json.dumps(to_json(cluster)) + "\n")
+                holder.stdin.write(to_json(cluster, indent=-1) + "\n")
                 holder.stdin.flush()
             asked = f"Emulated links for {cluster.size_words} in network namespaces were asked for."
             if not select.select([holder.stdout], [], [], timeout_s)[0]:
@@ -120,7 +119,7 @@ class EmulatedNetwork:
     def shape(self, cluster: Cluster) -> None:
         """Set the links to the rates of another cluster of the same devices.  Raises RuntimeSetupError."""
         assert self._holder.stdin is not None and self._holder.stdout is not None
-        self._holder.stdin.write(json.dumps(to_json(cluster)) + "\n")
+        self._holder.stdin.write(to_json(cluster, indent=-1) + "\n")
         self._holder.stdin.flush()
         if not self._holder.stdout.readline():
             raise RuntimeSetupError("Other rates of the emulated links were asked for.", "The process that holds them ended.", "Run again.")
@@ -199,7 +198,7 @@ def _hold() -> None:
     from workbench.runtime.processes import become_root_of_new_user_namespace, has_network_privilege
     from workbench.runtime.veth import build_links, shape_links
 
-    cluster = from_json(json.loads(sys.stdin.readline()), Cluster, source="the caller's cluster")
+    cluster = from_json(sys.stdin.readline(), Cluster, source="the caller's cluster")
     unprivileged = not has_network_privilege()
     if unprivileged:
         become_root_of_new_user_namespace()
@@ -212,7 +211,7 @@ def _hold() -> None:
     layout = to_json(Layout(endpoints=endpoints, latency=latency, unprivileged=unprivileged), indent=-1)
     print(layout, flush=True)
     for line in sys.stdin:
-        shape_links(from_json(json.loads(line), Cluster, source="the caller's cluster"), [end.descriptor for end in ends])
+        shape_links(from_json(line, Cluster, source="the caller's cluster"), [end.descriptor for end in ends])
         print(flush=True)
 
 

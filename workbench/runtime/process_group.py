@@ -132,8 +132,8 @@ def _forget_failures() -> None:
         world.group_count = 0
 
 
-def close_group(group: dist.ProcessGroup | None = None) -> None:
-    """Close the default group (`group` is accepted for symmetry).  Does nothing if no group is open, and never raises."""
+def close_group() -> None:
+    """Close the default group.  Does nothing if no group is open, and never raises."""
     if dist.is_available() and dist.is_initialized():
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
@@ -190,8 +190,7 @@ def group(
     context: RankContext, timeout_s: float = 30.0, name: str = "main", is_wanted: Callable[[], bool] = lambda: True
 ) -> Iterator[dist.ProcessGroup]:
     """Open a group for a `with` block (see open_group)."""
-    opened = open_group(context, timeout_s, name=name, is_wanted=is_wanted)
     try:
-        yield opened
+        yield open_group(context, timeout_s, name=name, is_wanted=is_wanted)
     finally:
-        close_group(opened)
+        close_group()
