@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -14,10 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.serial import from_json, read_text, shown
-from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Source, Timeline
-
-if TYPE_CHECKING:
-    from workbench.core.serving import ServingReport
+from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Timeline
 
 Time = Annotated[float, Meta(ge=0)]
 """Seconds."""
@@ -116,15 +113,11 @@ class Recovery:
 class Report(Kept):
     """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0 for no epoch).
 
-    dilation: the factor by which the devices were emulated slower than real speed; all times except spent_s are in device time.
-    valid: False if the host was too busy for the emulated times to be meaningful; notes give the reason.
     phases_s: seconds outside of the epochs (redistribution, backups).  spent_s: of this host's clock, by stage of the run.
     plan: the first plan of the run; recoveries list devices lost or regained, and notes describe the later plans.
     """
 
     mode: Literal["simulate", "execute"]
-    source: Source
-    fidelity: Literal["", "kernel", "paced"] = ""
     job: Job
     cluster: Cluster
     plan: Plan
@@ -138,13 +131,7 @@ class Report(Kept):
     phases_s: dict[str, Time] = field(default_factory=dict)
     spent_s: dict[str, Time] = field(default_factory=dict)
     bytes: dict[str, Annotated[int, Meta(ge=0)]] = field(default_factory=dict)
-    overrun_share: float = 0.0
-    dilation: float = 1.0
-    valid: bool = True
-    notes: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
-    schema_version: int = 1
 
     @classmethod
     def read(cls, path: Path | str) -> Report:
@@ -173,7 +160,7 @@ def metrics_text(report: Report) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())) + epoch
 
 
-def busy_note(report: Report | ServingReport) -> str:
+def busy_note(report: Kept) -> str:
     """Return the note for an invalid run's figures and summary, which also explains its mark; '' for a valid run."""
     if report.valid:
         return ""

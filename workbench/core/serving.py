@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +18,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
 from workbench.core.serial import from_json, read_text
-from workbench.core.timeline import Kept, Source
+from workbench.core.timeline import Kept
 
 Reaction = Literal["none", "exclude", "rebalance", "best"]
 """The reaction to a straggler: none; exclude it (the paper's); give it a smaller share; or the faster of the two by prediction."""
@@ -188,12 +188,9 @@ class ServingReport(Kept):
     """The record of a served stream.  events, requests: ordered by time.  num_lost: requests without an answer.
 
     plans[0] was the first; re-scheduling made all others.  memory: resident bytes over time, (time_s, bytes of each device's process by
-    rank, and last the portal's).  dilation: see Report.  valid: False if the host was too busy for the emulated times to be meaningful, or
-    if a requested fault never started; notes give the reason.
+    rank, and last the portal's).  valid: also False if a requested fault never started.
     """
 
-    source: Source
-    fidelity: Literal["", "kernel", "paced"] = ""
     model: str
     cluster: Cluster
     stream: StreamSettings
@@ -205,12 +202,6 @@ class ServingReport(Kept):
     samples: tuple[DeviceSample, ...] = ()
     memory: tuple[tuple[float, tuple[int, ...]], ...] = ()
     num_lost: int = 0
-    overrun_share: float = 0.0
-    dilation: float = 1.0
-    valid: bool = True
-    notes: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    schema_version: int = 1
 
     @property
     def end_s(self) -> float:

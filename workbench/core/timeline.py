@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from workbench.core.schedule import COLLECTIVES, SEND, Op
 from workbench.core.serial import to_json, write_text
 
 Source = Literal["simulated", "emulated", "real"]
+Fidelity = Literal["", "kernel", "paced"]
+"""How links were emulated."""
 
 BUSY_OVERRUN_SHARE = 0.05
 """Above this share of late time, emulated times are not meaningful: the host was too busy to meet the devices' deadlines."""
@@ -24,13 +26,22 @@ def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
     return ", ".join([source, *([f"{fidelity} links"] if fidelity else []), *([] if valid else ["host too busy"])])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Base of reports: a label for the origin of their numbers, and writing as JSON."""
+    """Base of reports: the origin of their numbers, and writing as JSON.
 
-    __slots__ = ()
-    source: Any
-    fidelity: Any
-    valid: Any
+    dilation: the factor by which the devices were emulated slower than real speed; all times of the devices are in device time.
+    valid: False if the host was too busy for the emulated times to be meaningful; notes give the reason.
+    """
+
+    source: Source
+    fidelity: Fidelity = ""
+    overrun_share: float = 0.0
+    dilation: float = 1.0
+    valid: bool = True
+    notes: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    schema_version: int = 1
 
     @property
     def label(self) -> str:
@@ -79,7 +90,7 @@ class Timeline:
     source: Source
     device_names: tuple[str, ...]
     spans: tuple[Span, ...]
-    fidelity: Literal["", "kernel", "paced"] = ""
+    fidelity: Fidelity = ""
     memory: tuple[tuple[MemorySample, ...], ...] = ()
     budget_bytes: tuple[int, ...] = ()
     title: str = ""
