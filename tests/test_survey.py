@@ -29,7 +29,6 @@ HOST = HostProfile(
     memory_bytes_per_s=20e9,
     storage_bytes_per_s=600e6,
     storage_is_cold=True,
-    timer_resolution_s=1e-7,
     cores=2,
     processor="made up",
 )
@@ -179,7 +178,7 @@ def test_devices_measured_on_the_command_line(monkeypatch) -> None:
 
 
 def test_links_on_the_command_line(monkeypatch) -> None:
-    sample = LinkSample(source=0, destination=1, nbytes=1000, seconds=0.001, lowest_s=0.001)
+    sample = LinkSample(source=0, destination=1, nbytes=1000, seconds=0.001)
     row = LinkRow(
         source="alpha",
         destination="beta",

@@ -13,7 +13,6 @@ def test_this_machine_is_measured(tmp_path):
     assert 1e8 < found.gemm_flops_per_s < 1e13
     assert 1e8 < found.memory_bytes_per_s < 1e12
     assert 1e5 < found.storage_bytes_per_s < 1e12
-    assert 0 < found.timer_resolution_s < 0.05
     assert found.cores >= 1
     assert found.processor
     assert all(math.isfinite(getattr(found, one.name)) for one in fields(found) if one.name.endswith("_s"))

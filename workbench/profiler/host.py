@@ -1,4 +1,4 @@
-"""Measure this machine (GEMM rate, memory, storage and timer), and links between ranks of a process group."""
+"""Measure this machine (GEMM rate, memory and storage), and links between ranks of a process group."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ SMALL_BYTES = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
-    """One message size between two ranks.  seconds: one way, the median of the repeats; lowest_s: the fastest."""
+    """One message size between two ranks.  seconds: one way, the median of the repeats."""
 
     source: int
     destination: int
     nbytes: int
     seconds: float
-    lowest_s: float
 
     @property
     def bytes_per_s(self) -> float:
@@ -79,13 +78,7 @@ def measure_link(
         return ()
     back = median(times[0]) / 2
     return tuple(
-        LinkSample(
-            source=source,
-            destination=destination,
-            nbytes=size,
-            seconds=max(median(values) - back, 1e-9),
-            lowest_s=max(min(values) - back, 1e-9),
-        )
+        LinkSample(source=source, destination=destination, nbytes=size, seconds=max(median(values) - back, 1e-9))
         for size, values in zip(sizes, times[1:], strict=True)
     )
 
@@ -137,14 +130,13 @@ class HostProfile:
     reads and writes counted.
 
     storage_bytes_per_s: sequential read; storage_is_cold: False if the page cache could not be emptied first, so that
-    the rate is memory's.  timer_resolution_s: the smallest observed step of the clock.
+    the rate is memory's.
     """
 
     gemm_flops_per_s: float
     memory_bytes_per_s: float
     storage_bytes_per_s: float
     storage_is_cold: bool
-    timer_resolution_s: float
     cores: int
     processor: str
 
@@ -160,7 +152,6 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
         memory_bytes_per_s=memory_rate(seconds=seconds),
         storage_bytes_per_s=storage,
         storage_is_cold=cold,
-        timer_resolution_s=timer_resolution(),
         cores=os.cpu_count() or 1,
         processor=fingerprint["processor"],
     )
@@ -207,14 +198,3 @@ def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tup
             f"Measuring the read rate of '{where}' was asked for.", f"{error.strerror}.", f"Name a folder with {nbytes >> 20} MiB to spare."
         ) from error
     return total / max(elapsed, 1e-9), cold
-
-
-def timer_resolution(*, samples: int = 1000) -> float:
-    """Return the smallest difference between two readings of the clock, in seconds."""
-    smallest = float("inf")
-    for _ in range(samples):
-        began = time.perf_counter()
-        while (now := time.perf_counter()) == began:
-            pass
-        smallest = min(smallest, now - began)
-    return smallest
