@@ -12,6 +12,7 @@ from workbench.cli.job import DEFAULTS, Data, LearningRate, MaxLength, Model, Sa
 from workbench.cli.output import Json, print_json, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
+from workbench.core.serial import to_json
 
 if TYPE_CHECKING:
     from workbench.tasks.prompts import EncodedPrompts
@@ -130,7 +131,7 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
     from workbench.models.zeroth_order import LogFile
     from workbench.tasks.prompts import step_indices
 
-    header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": trainer.description.to_json()}
+    header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": to_json(trainer.description, indent=-1)}
     log = None if path is None else LogFile(path, header)
     losses = []
     try:

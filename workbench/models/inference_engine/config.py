@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-import msgspec
 import numpy as np
 import torch
 
@@ -90,15 +89,6 @@ class EngineDescription:
     def num_values(self) -> int:
         """Return D, the number of trainable values."""
         return sum(math.prod(slot.shape) for slot in self.slots)
-
-    def to_json(self) -> str:
-        """Return the description as text."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> EngineDescription:
-        """Parse a description.  Raises msgspec.ValidationError for an invalid text."""
-        return msgspec.json.decode(text, type=cls)
 
 
 _TOOLKIT = ("torchao", "torchao.quantization", "torchao.quantization.pt2e", "torchao.quantization.pt2e.utils")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
+from workbench.core.serial import to_json
 from workbench.models.inference_engine.config import (
     EngineConfig,
     EngineDescription,
@@ -111,7 +112,7 @@ def _lowered(programs: dict[str, Any], config: EngineConfig, description: Engine
 
     partitioners = [xnnpack_partitioner()] if config.backend == "xnnpack" else []
     edge = to_edge_transform_and_lower(
-        programs, partitioner={"train_step": partitioners}, constant_methods={"description": description.to_json()}
+        programs, partitioner={"train_step": partitioners}, constant_methods={"description": to_json(description, indent=-1)}
     )
     return edge.to_executorch(
         ExecutorchBackendConfig(

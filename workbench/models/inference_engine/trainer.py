@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.seeds import query_seed
+from workbench.core.serial import from_json
 from workbench.models.inference_engine.config import EngineDescription, bindings
 from workbench.models.zeroth_order.step_log import StepLog
 
@@ -211,6 +211,6 @@ def _opened(runtime: Any, path: Path) -> tuple[Any, EngineDescription]:
     try:
         program = runtime._load_program(str(path), program_verification=runtime.Verification.InternalConsistency)
         [text] = program.load_method("description").call((), True)
-        return program, EngineDescription.from_json(text)
-    except (RuntimeError, ValueError, TypeError, msgspec.ValidationError) as error:
+        return program, from_json(text, EngineDescription, source="its description")
+    except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(asked, f"It is no program of ours: {str(error).splitlines()[0]}.", "Export it with the workbench.") from error
