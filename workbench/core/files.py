@@ -17,7 +17,7 @@ from workbench.core.errors import WriteError
 
 _OPEN_HERE = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _NAMED = {"/dev/stdout": 1, "/dev/stderr": 2}
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def _told(path: Path) -> Iterator[None]:
     except OSError as error:
         named = str(error.filename or path)
         where = "" if named == str(path) or named.endswith(".part") else f": '{named}'"
-        todo = "Free some space, or choose another place." if error.errno in _FULL else "Choose another place."
+        todo = "Free some space, or choose another place." if error.errno in FULL_DISK else "Choose another place."
         raise WriteError(f"Writing '{path}' was asked for.", f"{error.strerror or error}{where}.", todo) from error
 
 

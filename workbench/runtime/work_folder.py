@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -13,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
+from workbench.core.files import FULL_DISK
 
 if sys.platform != "win32":
     import fcntl
 
-_FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 _FULL_WORDS = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)  # libraries keep the text, not the error number
 
 
@@ -74,7 +73,7 @@ def require_disk(folder: Path, nbytes: int) -> None:
 
 def is_full_disk(error: BaseException) -> bool:
     """Return whether an error, of the system or of a library, means that a disk is full."""
-    return (isinstance(error, OSError) and error.errno in _FULL) or bool(_FULL_WORDS.search(str(error)))
+    return (isinstance(error, OSError) and error.errno in FULL_DISK) or bool(_FULL_WORDS.search(str(error)))
 
 
 @contextlib.contextmanager
