@@ -134,7 +134,7 @@ class EngineService:
         """Return the events since the last call.  Waits up to timeout_s for the first one."""
         for rank in list(self._unsent):
             self._send(rank)
-        # A job that has sent its last event has already sent its answer, too.
+        # After a job's last event its answer follows at once.
         found = self._events(min(timeout_s, 0.002) if 0.0 in self._heard_s.values() else timeout_s)
         for rank, reply in list(self._replies.items()):
             alive = self._session.engines[rank].alive  # checked first: an engine may answer and then end
