@@ -21,7 +21,14 @@ from workbench.tasks.prompts import (
 )
 
 VOCABULARY = 130
-FIXED = {"is_causal": True, "max_length": 90, "batch_size": 3}
+FIXED = {"is_causal": True, "max_length": 90}
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every split takes several batches."""
+    for module in ("batches", "scoring"):
+        monkeypatch.setattr(f"workbench.tasks.prompts.{module}.BATCH_SIZE", 2)
 
 
 def logits_of(prefix: tuple[int, ...]) -> torch.Tensor:
@@ -48,7 +55,7 @@ def task_of(prompt, samples, train=None) -> PromptTask:
 
 
 def test_label_words_are_scored_among_the_whole_vocabulary() -> None:
-    found = label_log_likelihoods(by_chance, encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90), batch_size=2)
+    found = label_log_likelihoods(by_chance, encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90))
     texts = [codes(FILM.fill(sample.fields)) for sample in FILMS]
     expected = [[log_likelihoods((*text, ord(word)), 1)[0] for word in "tg"] for text in texts]
     torch.testing.assert_close(found, torch.tensor(expected))
@@ -99,7 +106,7 @@ def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibratio
 
 
 @pytest.mark.parametrize("decodes", [False, True])
-def test_answers_are_written_token_by_token_to_their_end(decodes: bool) -> None:
+def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two questions of unequal length and unequally long answers, in one batch; the end is the line's, or a decoder's own token."""
     end = "\x02Q" if decodes else "\nQ"
     written = {"Who?": f" the us{end}", "When, and where?": f" never now, here{end}"}
@@ -123,7 +130,8 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool) -> None:
     found = evaluate(scripted, squad, QUESTIONS, tokenizer, **asked)
     assert found.predictions == ("the us", "never now, here") and found.metric == "f1"
     assert found.correct == (1.0, 0.5) and found.value == 0.75
-    short = evaluate(scripted, squad, QUESTIONS, tokenizer, max_new_tokens=4, **asked)
+    monkeypatch.setattr("workbench.tasks.prompts.scoring.MAX_NEW_TOKENS", 4)
+    short = evaluate(scripted, squad, QUESTIONS, tokenizer, **asked)
     assert short.predictions == ("the", "nev")
 
 

@@ -15,6 +15,8 @@ from workbench.tasks.tokenize import by_length, padded_length
 if TYPE_CHECKING:
     from torch import Tensor
 
+BATCH_SIZE = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBatch:
@@ -129,15 +131,13 @@ def _padded_decoder(rows: Sequence[EncodedRow], pad_id: int) -> Tensor:
 LogitsAt = Callable[[PromptBatch], "Tensor"]
 """A model: returns logits (n, k, V) at the batch's positions; an encoder's head returns (n, 1, classes)."""
 
-BATCH_SIZE = 16
 
-
-def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts, batch_size: int = BATCH_SIZE) -> Tensor:
+def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts) -> Tensor:
     """Return (n, classes) float32: log-probabilities of the label words' tokens over the whole vocabulary, rows in split order."""
     import torch
 
     found: Tensor | None = None
-    for batch in prompt_batches(encoded, batch_size):
+    for batch in prompt_batches(encoded, BATCH_SIZE):
         with torch.inference_mode():
             logits = logits_at(batch)[:, 0].float()
             chosen = logits[:, list(encoded.label_ids)] if encoded.label_ids else logits
@@ -149,14 +149,12 @@ def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts, batch_si
     return found
 
 
-def target_log_likelihoods(
-    logits_at: LogitsAt, rows: Sequence[EncodedRow], pad_id: int, batch_size: int = BATCH_SIZE
-) -> tuple[Tensor, Tensor]:
+def target_log_likelihoods(logits_at: LogitsAt, rows: Sequence[EncodedRow], pad_id: int) -> tuple[Tensor, Tensor]:
     """Return (rows,) float32 sums of the targets' log-likelihoods, and (rows,) float32 numbers of targets."""
     import torch
 
     sums, counts = torch.empty(len(rows)), torch.empty(len(rows))
-    for mine in by_length([len(row.ids) for row in rows], batch_size):
+    for mine in by_length([len(row.ids) for row in rows], BATCH_SIZE):
         batch = batch_of([rows[index] for index in mine], [0] * len(mine), pad_id, mine)
         with torch.inference_mode():
             logits = logits_at(batch).float()

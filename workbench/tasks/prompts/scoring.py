@@ -78,32 +78,29 @@ def generate_answers(
     encoder: PromptEncoder,
     decoder: Decoder,
     samples: Sequence[PromptSample],
-    *,
-    max_new_tokens: int = MAX_NEW_TOKENS,
-    batch_size: int = BATCH_SIZE,
 ) -> list[str]:
     """Return the line that the model generates after each prompt, greedily.
 
-    Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for max_new_tokens.
+    Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for MAX_NEW_TOKENS.
     """
-    fields, _ = encoder.fitted(samples, reserve=max_new_tokens if encoder.reader == "causal" else 0)
+    fields, _ = encoder.fitted(samples, reserve=MAX_NEW_TOKENS if encoder.reader == "causal" else 0)
     prompts = encoder.openings(fields)
     answers = [""] * len(samples)
-    for indices in by_length([len(row.ids) for row in prompts], batch_size):
-        for index, ids in _generated(logits_at, encoder, decoder, prompts, indices, max_new_tokens):
+    for indices in by_length([len(row.ids) for row in prompts], BATCH_SIZE):
+        for index, ids in _generated(logits_at, encoder, decoder, prompts, indices):
             answers[index] = decoder.decode(ids).strip().split("\n")[0].strip()
     return answers
 
 
 def _generated(
-    logits_at: LogitsAt, encoder: PromptEncoder, decoder: Decoder, prompts: Sequence[EncodedRow], indices: Sequence[int], limit: int
+    logits_at: LogitsAt, encoder: PromptEncoder, decoder: Decoder, prompts: Sequence[EncodedRow], indices: Sequence[int]
 ) -> list[tuple[int, list[int]]]:
     import torch
 
     written: dict[int, list[int]] = {index: [] for index in indices}
     going = list(indices)
     pad_id = encoder.encoder.pad_id
-    for _ in range(limit):
+    for _ in range(MAX_NEW_TOKENS):
         rows = [prompts[index].followed_by(written[index]) for index in going]
         with torch.inference_mode():
             logits = logits_at(batch_of(rows, [0] * len(rows), pad_id, going))[:, 0]
@@ -141,13 +138,11 @@ def evaluate(
     is_causal: bool,
     max_length: int,
     calibration: Calibration = "none",
-    batch_size: int = BATCH_SIZE,
-    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> PromptScores:
     """Return a model's score on samples of a task, usually task.test.
 
     A classification chooses the most likely label word, a multiple choice the candidate with the highest mean log-likelihood of its tokens.
-    A question is answered by greedy generation (up to max_new_tokens, to the end of the line) and scored by F1.
+    A question is answered by greedy generation (up to MAX_NEW_TOKENS, to the end of the line) and scored by F1.
     calibration: see above; it may use prompts from task.train, without labels.  Questions have no calibration.
     Raises ConfigError for a calibration that the task cannot have, and as encode_prompts does; DivergedError for NaN or infinite scores.
     """
@@ -156,16 +151,17 @@ def evaluate(
     encoder = PromptEncoder(task.prompt, tokenizer, is_causal=is_causal, max_length=max_length)
     check_choice("calibration", calibration, get_args(Calibration))
     if task.kind == "classification":
-        scores = label_log_likelihoods(logits_at, encoder.split(samples), batch_size)
+        scores = label_log_likelihoods(logits_at, encoder.split(samples))
         if calibration != "none":
             scores = scores - word_prior(logits_at, encoder, calibration, task.train)
         chosen = require_numbers(scores, "The likeliest label words").argmax(dim=1).tolist()
     elif task.kind == "multiple_choice":
-        chosen = choices(logits_at, encoder, samples, calibration=calibration, batch_size=batch_size)
+        chosen = choices(logits_at, encoder, samples, calibration=calibration)
     else:
         if calibration != "none":
-            raise _no_calibration(task, calibration)
-        texts = generate_answers(logits_at, encoder, tokenizer, samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
+            asked, found = f"The calibration '{calibration}' was asked for on '{task.name}'.", "Its answers are free text, without a prior."
+            raise ConfigError(asked, found, "Leave calibration out.")
+        texts = generate_answers(logits_at, encoder, tokenizer, samples)
         best = (max((answer_f1(text, one) for one in sample.answers), default=0.0) for text, sample in zip(texts, samples, strict=True))
         right = tuple(best)
         return PromptScores(metric="f1", value=fmean(right), predictions=tuple(texts), correct=right)
@@ -173,21 +169,16 @@ def evaluate(
     return PromptScores(metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration)
 
 
-def require_room(task: PromptTask, tokenizer: Any, *, is_causal: bool, max_length: int, max_new_tokens: int = MAX_NEW_TOKENS) -> None:
+def require_room(task: PromptTask, tokenizer: Any, *, is_causal: bool, max_length: int) -> None:
     """Raise ConfigError if a prompt of the validation or test split does not fit, before a training whose `evaluate` would fail."""
     encoder = PromptEncoder(task.prompt, tokenizer, is_causal=is_causal, max_length=max_length)
-    reserve = max_new_tokens if task.kind == "question_answering" and encoder.reader == "causal" else 0
+    reserve = MAX_NEW_TOKENS if task.kind == "question_answering" and encoder.reader == "causal" else 0
     for samples in (task.validation, task.test):
         encoder.fitted(samples, reserve=reserve)
 
 
 def choices(
-    logits_at: LogitsAt,
-    encoder: PromptEncoder,
-    samples: Sequence[PromptSample],
-    *,
-    calibration: Calibration = "none",
-    batch_size: int = BATCH_SIZE,
+    logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample], *, calibration: Calibration = "none"
 ) -> list[int]:
     """Return the number of the candidate that the model chooses for each sample."""
     if calibration == "mean_prior":
@@ -197,15 +188,7 @@ def choices(
     owners = [index for index in range(len(samples)) for _ in range(each)]
     following = [one for sample, mine in zip(samples, fields, strict=True) for one in encoder.continuations(sample, mine)]
     rows = encoder.rows([fields[owner] for owner in owners], following)
-    sums, counts = target_log_likelihoods(logits_at, rows, encoder.encoder.pad_id, batch_size)
+    sums, counts = target_log_likelihoods(logits_at, rows, encoder.encoder.pad_id)
     is_free = calibration == "content_free"
     scores = sums - candidate_prior(logits_at, encoder, samples, following, owners) if is_free else sums / counts
     return require_numbers(scores, "The likeliest candidates").view(len(samples), each).argmax(dim=1).tolist()
-
-
-def _no_calibration(task: PromptTask, calibration: str) -> ConfigError:
-    return ConfigError(
-        f"The calibration '{calibration}' was asked for on '{task.name}'.",
-        "Its answers are free text, which has no prior to take out.",
-        "Leave calibration out.",
-    )
