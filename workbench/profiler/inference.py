@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription, describe
-
-Head = Literal["hidden", "language"]
 
 CONNECTION_FLOPS = 10
 """FLOPs for each number of a hidden state: bias, residual, mean, variance, scale and shift."""
@@ -27,15 +25,11 @@ SCORE_MOVES = 4
 """Memory accesses for each score: written, read and written by the softmax, read."""
 
 
-def analytic_inference(model: ModelDescription | str, cluster: Cluster, *, head: Head = "hidden", **rates: Any) -> InferenceProfile:
-    """Return a described model's profile from its sizes, each device's flops_per_s, and rates (see analytic_costs).
-
-    head 'language': computes the last token's logits.
-    """
+def analytic_inference(model: ModelDescription | str, cluster: Cluster, **rates: Any) -> InferenceProfile:
+    """Return a described model's profile from its sizes, each device's flops_per_s, and rates (see analytic_costs)."""
     described = describe(model)
     first, last = end_bytes(described)
-    rates |= {"first_bytes": first, "last_bytes": last, "vocabulary": described.vocab if head == "language" else 0}
-    return analytic_from(described.name, stack_sizes(described), cluster, **rates)
+    return analytic_from(described.name, stack_sizes(described), cluster, first_bytes=first, last_bytes=last, **rates)
 
 
 def analytic_from(

@@ -241,10 +241,10 @@ def first_order_step_s(
     return machine.step_s + (1 + backward) * each + updated_params * machine.sweep_s_per_param
 
 
-def free_rows(model: ModelDescription, machine: Machine, *, sequence_length: float, weight_bytes: float = FP16_BYTES) -> float:
+def free_rows(model: ModelDescription, machine: Machine, *, sequence_length: float) -> float:
     """Return the number of sequences in a pass at which arithmetic becomes the bound; below it, a further part of a step costs nothing."""
     per_row = (1 + machine.adapter_share) * pass_flops(model, rows=1, sequence_length=sequence_length) / machine.flops_per_s
-    reading = weight_bytes * matrix_params(model) / machine.memory_bytes_per_s
+    reading = FP16_BYTES * matrix_params(model) / machine.memory_bytes_per_s
     return max(reading, _launched_s(model, machine, True) if machine.is_asynchronous else 0.0) / per_row
 
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -32,48 +32,40 @@ _LAST_EVENTS_S = 0.5
 """A job's last events travel over another channel than its answer: the answer is reported this much later, at most."""
 
 
-def restart_engine(
-    session: EngineSession, rank: int, *, timeout_s: float = START_TIMEOUT_S, cancelled: threading.Event | None = None
-) -> None:
+def restart_engine(session: EngineSession, rank: int, cancelled: threading.Event) -> None:
     """Restart a rank's engine with the same namespace and number, ending any remains of the old one.  This takes seconds.
 
     May be called from any thread, for several ranks at a time.  cancelled: set it to give up; the session cleans up.
     Raises RuntimeSetupError.  Other engines are not affected.
     """
-    wait = _Patience(time.monotonic() + timeout_s, cancelled or threading.Event())
     asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started again."
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+
+    def wait(found: str) -> None:
+        if time.monotonic() > deadline_s:
+            raise RuntimeSetupError(asked, f"{found} in time.", "Close other programs and try again.")
+        if cancelled.wait(_POLL_S):
+            raise RuntimeSetupError(asked, "It was given up.", "Start the engines again.")
+
     session.engines[rank].kill()
     session.engines[rank].wait(5.0)
     client = session.client
-    assert client is not None
+    assert client is not None and session.starter is not None
     # The hub does not monitor engines (see engine_session): we notify it, and it frees the engine's number.
     client._io_loop.add_callback(client.session.send, client._query_stream, "unregistration_request", content={"id": rank})
     while rank in client.ids:
-        wait.a_moment(asked, "The controller did not let go of its number")
-    assert session.starter is not None
-    engine = session.starter.start(rank, max(0.0, wait.deadline_s - time.monotonic()))
+        wait("The controller did not let go of its number")
+    engine = session.starter.start(rank, max(0.0, deadline_s - time.monotonic()))
     session.engines = (*session.engines[:rank], engine, *session.engines[rank + 1 :])
     while rank not in client.ids:
         if not engine.alive:
             raise RuntimeSetupError(asked, "It ended at once.", f"See {session.starter.log(rank)}.")
-        wait.a_moment(asked, "It did not register")
+        wait("It did not register")
     reply = client[rank].apply_async(identify)
     while not reply.ready():
-        wait.a_moment(asked, "It did not answer")
+        wait("It did not answer")
     if reply.get() != engine.pid:
         raise RuntimeSetupError(asked, f"Process {reply.get()} answered, not {engine.pid}.", "Start the engines again.")
-
-
-class _Patience(NamedTuple):
-    deadline_s: float
-    cancelled: threading.Event
-
-    def a_moment(self, asked: str, found: str) -> None:
-        """Wait briefly.  Raises RuntimeSetupError at the time-out or if the engine is no longer needed."""
-        if time.monotonic() > self.deadline_s:
-            raise RuntimeSetupError(asked, f"{found} in time.", "Close other programs and try again.")
-        if self.cancelled.wait(_POLL_S):
-            raise RuntimeSetupError(asked, "It was given up.", "Start the engines again.")
 
 
 class EngineService:
@@ -176,7 +168,7 @@ class EngineService:
 
         def work() -> None:
             try:
-                restart_engine(self._session, rank, cancelled=self._cancelled)
+                restart_engine(self._session, rank, self._cancelled)
             except BaseException as error:  # reported by `news`
                 errors.append(error)
 

@@ -101,9 +101,9 @@ class Trainables:
                 pass
         return generator
 
-    def noise(self, seed: int, out: Tensor | None = None) -> Tensor:
-        """Return a query's noise (d,) float32.  out: optional memory for it."""
-        drawn = torch.empty(self.num_values) if out is None else out
+    def noise(self, seed: int) -> Tensor:
+        """Return a query's noise (d,) float32."""
+        drawn = torch.empty(self.num_values)
         fill(drawn, self.generator(seed), self.sizes)
         return drawn
 
