@@ -46,7 +46,7 @@ class EncodedRow:
 class EncodedPrompts:
     """A split with rows of different lengths.  labels: classes or correct candidates.  label_ids: one token per class, if any.
 
-    num_cut: number of samples whose text was shortened to fit.  For an encoder, which predicts no tokens, targets are classes.
+    For an encoder, which predicts no tokens, targets are classes.
     choices: the tokens over which a loss is computed; empty: the whole vocabulary.
     """
 
@@ -56,7 +56,6 @@ class EncodedPrompts:
     pad_id: int
     reader: Reader
     label_ids: tuple[int, ...] = ()
-    num_cut: int = 0
     choices: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -124,7 +123,7 @@ class PromptEncoder:
         """Encode samples for training or, in a classification, for scoring.  Raises ConfigError if there are none or one does not fit."""
         if not samples:
             raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
-        fields, num_cut = self.fitted(samples)
+        fields = self.fitted(samples)
         if self.prompt.kind == "classification":
             rows = self._classification(samples, fields)
         else:
@@ -137,7 +136,6 @@ class PromptEncoder:
             pad_id=self.encoder.pad_id,
             reader=self.reader,
             label_ids=self.label_ids,
-            num_cut=num_cut,
         )
 
     def continuations(self, sample: PromptSample, fields: Mapping[str, str]) -> tuple[str, ...]:
@@ -168,18 +166,17 @@ class PromptEncoder:
         found = self.encoder.encode(list(texts), max_length=UNCUT)
         return [ids if text else [*self.lead, *self.trail] for text, ids in zip(texts, found, strict=True)]
 
-    def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> tuple[list[Mapping[str, str]], int]:
-        """Return the samples' fields, shortened where they do not fit, and the number of shortened samples.
+    def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> list[Mapping[str, str]]:
+        """Return the samples' fields, shortened where they do not fit.
 
         reserve: number of tokens that must fit after the prompt, instead of its continuations.  All candidates of a sample have the
         same prompt.  Raises ConfigError naming the first sample that does not fit even with one word left in its long field.
         """
         fields: list[Mapping[str, str]] = [sample.fields for sample in samples]
-        sizes = self._sizes(samples, fields, reserve)
-        too_long = [index for index, size in enumerate(sizes) if size > self.max_length]
-        for index in too_long:
-            fields[index] = self._shortened(samples[index], reserve, sizes[index])
-        return fields, len(too_long)
+        for index, size in enumerate(self._sizes(samples, fields, reserve)):
+            if size > self.max_length:
+                fields[index] = self._shortened(samples[index], reserve, size)
+        return fields
 
     def _sizes(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]], reserve: int) -> list[int]:
         texts = [self.prompt.fill(mine) for mine in fields]

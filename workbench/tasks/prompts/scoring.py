@@ -83,7 +83,7 @@ def generate_answers(
 
     Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for MAX_NEW_TOKENS.
     """
-    fields, _ = encoder.fitted(samples, reserve=MAX_NEW_TOKENS if encoder.reader == "causal" else 0)
+    fields = encoder.fitted(samples, reserve=MAX_NEW_TOKENS if encoder.reader == "causal" else 0)
     prompts = encoder.openings(fields)
     answers = [""] * len(samples)
     for indices in by_length([len(row.ids) for row in prompts], BATCH_SIZE):
@@ -183,7 +183,7 @@ def choices(
     """Return the number of the candidate that the model chooses for each sample."""
     if calibration == "mean_prior":
         raise ConfigError("The calibration 'mean_prior' was asked for.", "Each sample has candidates of its own.", "Choose 'content_free'.")
-    fields, _ = encoder.fitted(samples)
+    fields = encoder.fitted(samples)
     each = len(encoder.prompt.candidates)
     owners = [index for index in range(len(samples)) for _ in range(each)]
     following = [one for sample, mine in zip(samples, fields, strict=True) for one in encoder.continuations(sample, mine)]
