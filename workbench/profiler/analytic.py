@@ -63,7 +63,7 @@ def analytic_profile(
         return LayerProfile(
             name=f"{described.name} {'decoder' if described.is_decoder_layer(layer) else described.kind.split('-')[0]} layer {layer}",
             times=times,
-            frozen_bytes=round(longest.frozen_params * chosen.backbone_bytes),
+            frozen_bytes=longest.frozen_params * FP32_BYTES,
             trainable_bytes=longest.trainable_params * FP32_BYTES,
             **{one.name: getattr(longest, one.name) for one in fields(LayerBytes)},
         )
@@ -94,7 +94,7 @@ class TechniqueSizes:
     reduction: r of the Parallel Adapters (section IV-A).  lora_rank: on q and v of every attention; lora_dropout: a dropout before A, as in
     peft.  bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
     adapter_norms: the backbone's norms are trained together with the adapters (Houlsby et al., section 2.1).  The defaults give PAC+ Table
-    I's 9 and 12 million parameters for T5-Large.  backbone_bytes: of a frozen parameter, 4 in fp32.
+    I's 9 and 12 million parameters for T5-Large.
     """
 
     reduction: int = 8
@@ -103,7 +103,6 @@ class TechniqueSizes:
     bottleneck: int = 64
     adapters_per_layer: int = 2
     adapter_norms: bool = False
-    backbone_bytes: float = FP32_BYTES
 
 
 @dataclass(slots=True)

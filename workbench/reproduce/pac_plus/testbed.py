@@ -106,8 +106,7 @@ def description(constants: Constants, model: str) -> ModelDescription:
 
 def technique_sizes(constants: Constants) -> TechniqueSizes:
     """Return the values that the paper's techniques add to a model."""
-    sizes = {field.name: getattr(constants, field.name) for field in fields(TechniqueSizes) if field.name != "backbone_bytes"}
-    return TechniqueSizes(**sizes)
+    return TechniqueSizes(**{field.name: getattr(constants, field.name) for field in fields(TechniqueSizes)})
 
 
 def profile(constants: Constants, model: str | ModelDescription, technique: Technique, cluster: Cluster) -> Profile:
