@@ -19,11 +19,11 @@ MB = 1_000_000
 BITS_PER_BYTE = 8
 
 _NUMBERS: dict[str, tuple[type, str, float]] = {
+    "gflops": (Device, "flops_per_s", 1e9),
     "memory_mb": (Device, "memory_bytes", MB),
     "bandwidth_mbit_per_s": (Link, "bytes_per_s", MB / BITS_PER_BYTE),
     "latency_ms": (Link, "latency_s", 1e-3),
     "host_share": (Device, "host_share", 1),
-    "gflops": (Device, "flops_per_s", 1e9),
     "watts_busy": (Device, "watts_busy", 1),
     "watts_idle": (Device, "watts_idle", 1),
     "microjoule_per_byte": (Device, "joules_per_byte", 1e-6),
