@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from workbench.methods.training.handlers import Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import made_up_labels
 from workbench.models.stack import LayerStack
-from workbench.profiler.timing import Call, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
+from workbench.profiler.timing import Call, Maker, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
@@ -50,9 +51,10 @@ def measure_layers(
     times = stacks.times(makers, batch_sizes, lengths, budget_s=0.8 * budget_s)
     contexts = {span: bench.context_bytes() for span, bench in benches.items()}
     first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]
-    ends = time_grids({EMBED: first.embed, HEAD: last.score, LOWEST: last.lowest}, batch_sizes, lengths, budget_s=0.15 * budget_s)
-    steps = {STEP: lambda batch, length: first.step, HEAD_STEP: lambda batch, length: first.head_step}
-    ends |= time_grids(steps, (1,), (1,), budget_s=0.05 * budget_s)
+    at_ends: dict[str, Maker] = {EMBED: first.embed, HEAD: last.score, LOWEST: partial(last.backward, is_lowest=True)}
+    ends = time_grids(at_ends, batch_sizes, lengths, budget_s=0.15 * budget_s)
+    steps = {STEP: partial(first.optimizer.update, range(1), 0), HEAD_STEP: partial(first.optimizer.update_head, 0)}
+    ends |= time_grids({kind: lambda *size, step=step: step for kind, step in steps.items()}, (1,), (1,), budget_s=0.05 * budget_s)
     of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
     if caches:
         found = time_grids({LOAD: last.load, "KEEP": last.keep}, batch_sizes, lengths, budget_s=0.1 * budget_s)
@@ -106,7 +108,7 @@ class _Bench:
         self._compute = RingCompute(config, self._stage, self._stage)
         self._side_width = config.width if isinstance(config, ParallelAdapterConfig) else 0
         schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
-        self._optimizer = RingOptimizer(
+        self.optimizer = RingOptimizer(
             self._compute, schedule, 0.01, updates=lambda rounds, brought: dict.fromkeys(self.layers, rounds), keeps_head=True
         )
         self._has_decoder = stack.num_encoder_layers is not None
@@ -137,14 +139,6 @@ class _Bench:
         states, mask = self._states(batch, length)
         return lambda: self._compute.forward(states, mask, self.layers, is_lowest=False)
 
-    def backward(self, batch: int, length: int) -> Call:
-        """Return the backward pass, without its forward pass."""
-        return self._back(batch, length, is_lowest=False)
-
-    def lowest(self, batch: int, length: int) -> Call:
-        """Return the backward pass of layers whose input needs no gradient."""
-        return self._back(batch, length, is_lowest=True)
-
     def score(self, batch: int, length: int) -> Call:
         """Return the head's forward and backward pass."""
         hidden, mask = self._inputs(batch, length)
@@ -153,14 +147,6 @@ class _Bench:
         last = hidden[:, length:] if self._has_decoder else hidden
         states = [last, *self._side(hidden)]
         return lambda: self._compute.score(states, mask, targets)
-
-    def step(self) -> None:
-        """Take a step with the first layer's adapter."""
-        self._optimizer.update(self.layers[:1], 0)
-
-    def head_step(self) -> None:
-        """Take a step with the head."""
-        self._optimizer.update_head(0)
 
     def context_bytes(self, batch: int = 4) -> tuple[int, int]:
         """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
@@ -171,7 +157,8 @@ class _Bench:
 
         return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
 
-    def _back(self, batch: int, length: int, *, is_lowest: bool) -> Call:
+    def backward(self, batch: int, length: int, *, is_lowest: bool = False) -> Call:
+        """Return the backward pass, without its forward pass.  is_lowest: the layers' input needs no gradient."""
         states, mask = self._states(batch, length)
 
         def back(context: StageContext) -> Tensor | None:

@@ -24,7 +24,6 @@ from workbench.methods.training.method import AnalyticTechnique, TrainingMethod,
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
@@ -56,12 +55,6 @@ class TrainedSide(pac_plus.Trained):
         return adapter.eval()
 
 
-def trained_of(prepared: PreparedJob, stack: LayerStack, job: RingRankJob) -> Any:
-    """Return the trained model after each epoch (see TrainingMethod)."""
-    kind: Any = TrainedSide if prepared.adapter else fine_tuning.Trained
-    return kind(prepared, stack, job)
-
-
 class RingAda(TrainingMethod[PreparedJob]):
     """Adapters, unfrozen from the top, on a ring of devices that keep their data local."""
 
@@ -74,7 +67,7 @@ class RingAda(TrainingMethod[PreparedJob]):
     run_rank = staticmethod(run_rank)
     serve_rank = staticmethod(serve_rank)
     measure_rank = staticmethod(measure_rank)
-    trained = staticmethod(trained_of)
+    trained = staticmethod(lambda prepared, *rest: (TrainedSide if prepared.adapter else fine_tuning.Trained)(prepared, *rest))
     begin = staticmethod(nothing)
     keep = staticmethod(nothing)
 
@@ -84,12 +77,12 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
-        name = f"{prepared.options.technique} adapters"
-        key: dict[str, Any] = {name: asdict(replace(prepared.technique, seed=0, label_mean=0.0, label_std=1.0))}
+        config = prepared.adapter or prepared.config
+        key: dict[str, Any] = {f"{prepared.options.technique} adapters": asdict(replace(config, seed=0, label_mean=0.0, label_std=1.0))}
         caches = prepared.options.cache
         key |= {"cache": True} if caches else {}
         measure = partial(measure_layers, caches=caches)
-        return key, lambda max_length: measure(load_stack(prepared.job.model), prepared.technique, max_length=max_length)
+        return key, lambda max_length: measure(load_stack(prepared.job.model), config, max_length=max_length)
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""

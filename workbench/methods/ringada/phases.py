@@ -61,11 +61,6 @@ class RingRankJob(RankJob):
     kept: Kept | None = None
     adapter: ParallelAdapterConfig | None = None
 
-    @property
-    def technique(self) -> Config:
-        """Return the configuration of what is trained."""
-        return self.adapter or self.config
-
     def on_rank(self, rank: int) -> Self:
         """Return the job without other devices' tokens and labels (see RankJob)."""
         return replace(self, split=seen_by(self.split, self.owned[self.cluster.devices[rank].name]))
@@ -112,7 +107,7 @@ class RingRankJob(RankJob):
             self.cluster,
             former,
             stages,
-            rest_bytes=beside_bytes(self.facts, self.technique),
+            rest_bytes=beside_bytes(self.facts, self.adapter or self.config),
             inputs={layer: width * sum(tokens(layer, length) for length in self.split.lengths) for layer in self.cached_layers(first)},
         )
 
@@ -182,8 +177,8 @@ class RingRankJob(RankJob):
             sizes=shape.sizes,
             lengths=shape.lengths,
             crossing=crossing(self.facts, 0 if self.adapter is None else self.adapter.width),
-            head_values=3 * _head_parameters(self.technique),
-            beside_bytes=beside_bytes(self.facts, self.technique),
+            head_values=3 * _head_parameters(self.adapter or self.config),
+            beside_bytes=beside_bytes(self.facts, self.adapter or self.config),
         )
 
     @cached_property
@@ -236,7 +231,7 @@ class RingPhase(StagePhase[RingRankJob]):
             if stage.start > 0:
                 first = rank_job.load_backbone(0, 1)
                 first.layers.clear()  # on all devices but the first, only the embedding
-            self.compute = RingCompute(rank_job.technique, backbone, first)
+            self.compute = RingCompute(rank_job.adapter or rank_job.config, backbone, first)
             schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
             keeps_head = rank_job.options.federated or self.session.rank == rounds.initiators[0]
             num_noted = rounds.num_rounds if rank_job.policy.is_adaptive else 0

@@ -66,7 +66,7 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: ra
         sequence_length=prepared.typical_length,
         depths=Counter(depths[:filled]),
         cached=Counter(depths[filled:]),
-        rest_bytes=beside_bytes(prepared.facts, prepared.technique),
+        rest_bytes=beside_bytes(prepared.facts, prepared.adapter or prepared.config),
         memory_length=prepared.longest,
         has_side=prepared.options.technique == "parallel",
     )

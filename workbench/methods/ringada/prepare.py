@@ -16,7 +16,6 @@ from workbench.core.ranges import Dropout, Text, Width
 from workbench.methods.common.plans import require_plan
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.options import read_options, require_width
-from workbench.methods.ringada.compute import Config
 from workbench.methods.ringada.rounds import Policy, Unfreezing, rounds_per_epoch
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.adapter_config import ParallelAdapterConfig
@@ -72,11 +71,6 @@ class PreparedJob(PreparedTechnique):
     options: RingAdaOptions
     adapter: ParallelAdapterConfig | None = None
     owned: Mapping[str, tuple[int, ...]] | None = None
-
-    @property
-    def technique(self) -> Config:
-        """Return the configuration of what is trained."""
-        return self.adapter or self.config
 
     def steps_on(self, world_size: int) -> int:
         """Return the rounds of the whole run (see PreparedTraining)."""
