@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
+from workbench.models.lora import require_peft
 from workbench.runtime import engine_starter
 from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
 from workbench.runtime.engines import EngineCluster
@@ -77,6 +79,19 @@ def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) ->
     settle()
     with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
         assert engines.run(has_transformers, [None] * 2) == [True, True]
+
+
+def test_engines_have_peft_if_this_process_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine would spend seconds of processor time on it, and so would a device that comes back. One thread: it is safe to fork."""
+    require_peft()
+    monkeypatch.setattr(engine_starter, "_SHARED", FOR_MODELS)
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert engines.run(has_peft, [None] * 2) == [True, True]
+    assert "Threads:\t1\n" in Path(f"/proc/{template().pid}/status").read_text(encoding="utf-8")
+
+
+def has_peft(context, payload) -> bool:
+    return "peft" in sys.modules
 
 
 def has_transformers(context, payload) -> bool:

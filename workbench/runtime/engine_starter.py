@@ -22,8 +22,8 @@ from workbench.runtime.engine_template import IMPORT_ONLY, EngineRequest
 from workbench.runtime.network import child_environment
 from workbench.runtime.processes import ProcessId, note_process
 
-_SHARED = ("transformers.modeling_utils",)
-"""Libraries that the template imports once this process has imported them, because jobs will then need them too."""
+_SHARED = (("transformers.modeling_utils", "transformers.modeling_utils"), ("peft", "workbench.models.imports_peft"))
+"""Libraries that the template imports once this process has imported them, because jobs will then need them, too: here, and there."""
 _TEMPLATE_MODULE = "workbench.runtime.engine_template"
 _CAN_FORK = sys.platform == "linux"
 _OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
@@ -49,7 +49,7 @@ def engine_environment() -> dict[str, str]:
 def warm_up() -> None:
     """Import the engines' libraries, including model libraries, in a separate process in the background."""
     if _CAN_FORK:
-        _template().prepare(replace(_request(engine_environment()), modules=_SHARED))
+        _template().prepare(replace(_request(engine_environment()), modules=tuple(there for _, there in _SHARED[:1])))
 
 
 def settle(timeout_s: float = 60.0) -> None:
@@ -245,5 +245,5 @@ def _request(environment: dict[str, str], *, folder: str = "", rank: int = IMPOR
         working_folder=os.getcwd(),
         search_path=tuple(path for path in dict.fromkeys(sys.path) if path),
         environment=environment,
-        modules=tuple(name for name in _SHARED if name in sys.modules),
+        modules=tuple(there for here, there in _SHARED if here in sys.modules),
     )
