@@ -9,12 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from workbench.core.cluster import Cluster
 from workbench.core.job import Job
-from workbench.core.plan import Plan
-from workbench.core.profile import Profile
 from workbench.core.serial import to_json
-from workbench.methods.base import Event, Method, Notify
+from workbench.methods.base import Event, Method, Notify, Planned
 from workbench.profiler.cache import cached, forget
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.pacing import asked_dilation, find_dilation
@@ -26,15 +23,15 @@ _FEWEST_STEPS, _MOST_STEPS = 2, 8
 class Calibration:
     """The time dilation of one job's plan on one cluster.  It is measured once, in a few uncounted steps, and kept for later runs."""
 
-    def __init__(self, method: Method, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, engines: EngineCluster) -> None:
-        job: Job = prepared.job
+    def __init__(self, method: Method, planned: Planned[Any], engines: EngineCluster) -> None:
+        job: Job = planned.prepared.job
         self._key = {
             "dilation of": [job.method, job.model, job.task, job.batch_size, job.micro_batches, job.max_length, to_json(job.options)],
-            "cluster": to_json(cluster),
-            "plan": to_json(plan),
+            "cluster": to_json(planned.cluster),
+            "plan": to_json(planned.plan),
             "links": engines.fidelity,
         }
-        self._method, self._prepared, self._profile, self._plan, self._engines = method, prepared, profile, plan, engines
+        self._method, self._planned, self._engines = method, planned._replace(cluster=engines.cluster), engines
 
     def dilate(self, step_s: float, notify: Notify) -> float:
         """Set the engines' dilation to the kept value, or measure it now; return it.  step_s: the expected seconds of a step."""
@@ -56,8 +53,5 @@ class Calibration:
     def _late_share(self, dilation: float, num_steps: int) -> float:
         self._engines.dilate(dilation)
         with tempfile.TemporaryDirectory(prefix="workbench-calibration-") as folder:
-            point = self._method.sweep_point(
-                self._prepared, self._profile, self._engines.cluster, "", self._plan, self._engines,
-                num_steps=num_steps, folder=Path(folder) / "run",
-            )  # fmt: skip
+            point = self._method.sweep_point(self._planned, "", self._engines, num_steps=num_steps, folder=Path(folder) / "run")
         return point.overrun_share

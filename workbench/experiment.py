@@ -26,7 +26,7 @@ from workbench.core.serial import to_json
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, WITH_JAX, load_method
-from workbench.methods.base import Engines, Event, Method, Outcome, Prediction, ignore
+from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.runtime.devices import Lender
 from workbench.runtime.network import require_loopback
@@ -132,7 +132,8 @@ def run(
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
         decided = chosen_plan or method.plan(prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
-        prediction = method.predict(prepared, costs, cluster, decided)
+        planned = Planned(prepared, costs, cluster, decided)
+        prediction = method.predict(planned)
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
             return _report(job, cluster, decided, prediction, None, _spent(began))
@@ -145,9 +146,9 @@ def run(
             if running is None:
                 notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
                 running = emulated = default_pool().acquire(cluster, fidelity)
-                calibration = Calibration(method, prepared, costs, cluster, decided, emulated)
+                calibration = Calibration(method, planned, emulated)
                 dilation = calibration.dilate(max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify)
-            outcome = method.execute(prepared, costs, cluster, decided, prediction, running, folder=folder, resume=resume, notify=notify)
+            outcome = method.execute(planned, prediction, running, folder=folder, resume=resume, notify=notify)
             report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation)
             if outcome.technique:
                 write_result(report, prepared, outcome.technique)
@@ -179,7 +180,8 @@ def sweep(
         found = []
         for number, (name, plan) in enumerate(plans.items(), 1):
             notify(Event("phase", message=f"Plan {number} of {len(plans)}: {name}", stage="sweep"))
-            found.append(method.sweep_point(prepared, costs, cluster, name, plan, engines, num_steps=num_steps, folder=folder))
+            planned = Planned(prepared, costs, cluster, plan)
+            found.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
         return tuple(found)
 
     simulated = measured(None)  # reject an impossible plan before executing any

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
-from workbench.core.serving import ReschedulingSettings, StreamSettings
-from workbench.methods.galaxy_plus.serving.experiments import VARIANTS, LoadSpike, LoadSpikeResult, cut
+from workbench.core.serving import Reaction, ReschedulingSettings, StreamSettings
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult, cut
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+
+REACTIONS: tuple[Reaction, ...] = ("none", "exclude", "best")
 
 
 def load_spike_simulated(
@@ -25,7 +27,7 @@ def load_spike_simulated(
     planner, times = planner_of(profile, cluster, (length,)), simulated_times(profile, cluster, (length,))
     without = planner(tuple(rank for rank in range(cluster.world_size) if rank != spike.rank), {})
     reports = {
-        name: simulate_serving(
+        reaction: simulate_serving(
             profile,
             cluster,
             planner,
@@ -35,8 +37,8 @@ def load_spike_simulated(
             faults=(spike.fault,),
             world=SimulatedWorld(noise=noise, until_s=spike.until_s),
         )
-        for name, reaction in VARIANTS.items()
+        for reaction in REACTIONS
     }
     return LoadSpikeResult(
-        spike=spike, reports={name: cut(report) for name, report in reports.items()}, best_per_s=1 / times(without, {}).seconds
+        spike=spike, reports={reaction: cut(report) for reaction, report in reports.items()}, best_per_s=1 / times(without, {}).seconds
     )

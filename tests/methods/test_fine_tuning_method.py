@@ -27,7 +27,7 @@ from workbench.models.saving import load_trained
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.techniques import predict as predict_split
-from workbench.planners import PARADIGMS, asteroid
+from workbench.planners import PARADIGMS, Problem, asteroid
 from workbench.planners.memory import plan_needs
 from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.engines import default_pool
@@ -183,9 +183,9 @@ def test_paper_scale_from_the_catalogue(technique: str) -> None:
     lengths = (128,) * 16
     if technique == "full":
         with pytest.raises(PlanError, match=r"Device 'nano.*needs [\d.]+ GB"):
-            PARADIGMS["data_parallel"](profile, cluster, batch_size=16, micro_batches=4, sequence_length=128)
+            PARADIGMS["data_parallel"](Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128))
     for planner in (PARADIGMS["pipeline_parallel"], asteroid):
-        plan = planner(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128)
+        plan = planner(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128))
         shared = (SharedParameter("words", (0, len(plan.stages) - 1), 32128 * 768),) if technique == "full" else ()
         (step,) = planned_epoch(lengths, plan.mini_batch_size, plan.num_micro_batches, seed=0, epoch=0)
         assert 1 < simulate(Programs(profile, cluster, plan, None, shared).step(step.shape)).makespan_s < 200

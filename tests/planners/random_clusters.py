@@ -16,7 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
-from workbench.planners import candidates, refine
+from workbench.planners import Problem, candidates, refine
 from workbench.planners.balance import StageTimes
 from workbench.planners.memory import in_flight
 from workbench.planners.pricing import Pricer
@@ -73,7 +73,7 @@ def brute_force(profile: Profile, cluster: Cluster, job: dict[str, int], *, orde
     size, micro_batches = job["batch_size"] // job["micro_batches"], job["micro_batches"]
     count, num_layers = cluster.world_size, profile.num_layers
     most = min(count, num_layers)
-    times = StageTimes(profile, cluster, micro_batch_size=size, sequence_length=SEQUENCE_LENGTH, max_in_flight=min(most, micro_batches))
+    times = StageTimes(Problem(profile, cluster, **job))
     pricer = Pricer(profile, cluster, sequence_length=SEQUENCE_LENGTH)
     made: dict[tuple[int, int, tuple[int, ...], int], Stage | None] = {}
 
@@ -107,8 +107,9 @@ def brute_force(profile: Profile, cluster: Cluster, job: dict[str, int], *, orde
 
 def planned(profile: Profile, cluster: Cluster, job: dict[str, int], judge: Callable[[Plan], float], order: Literal["all"] | None) -> Plan:
     """Return the plan that methods/pac_plus makes."""
-    found = candidates(profile, cluster, order=order, objective="bottleneck", **job)
-    return refine(found, profile, cluster, judge, sequence_length=SEQUENCE_LENGTH, max_prices=200)
+    problem = Problem(profile, cluster, **job)
+    found = candidates(problem, order=order, objective="bottleneck")
+    return refine(found, problem, judge, max_prices=200)
 
 
 class Result(NamedTuple):

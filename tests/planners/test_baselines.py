@@ -7,19 +7,24 @@ import pytest
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.planners import PARADIGMS, SYSTEMS, asteroid, candidates, homogeneous, memory, plan
+from workbench.planners import PARADIGMS, Problem, asteroid, candidates, hetpipe, homogeneous, memory, plan
 from workbench.planners.pricing import price
 
 from .builders import SEQUENCE_LENGTH, device, env_b, equal, rough, simulated_s, unequal
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
-PLANNERS = {name: system.plan for name, system in SYSTEMS.items()} | PARADIGMS
+PLANNERS = PARADIGMS | {
+    "hetpipe": hetpipe,
+    "asteroid": asteroid,
+    "pac_plus_homogeneous": homogeneous,
+    "pac_plus": plan,
+}
 
 
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_returns_what_runs_and_fits(name):
     profile, cluster = env_b()
-    made = PLANNERS[name](profile, cluster, **JOB, memory_length=2 * SEQUENCE_LENGTH)
+    made = PLANNERS[name](Problem(profile, cluster, **JOB, memory_length=2 * SEQUENCE_LENGTH))
     if isinstance(made, VirtualWorkers):
         assert {pipeline.num_layers for pipeline in made.pipelines} == {12}
         return
@@ -35,7 +40,7 @@ def test_every_planner_returns_what_runs_and_fits(name):
 def test_every_planner_names_device_and_bytes_if_nothing_fits(name):
     profile, cluster = env_b(memory_bytes=(2000, 2100, 2200, 2300))
     with pytest.raises(PlanError, match=r"Device '(nano|tx2)-[hl]' has 2\.\d kB; stage \d \(layers? [-\d]+\) needs \d+\.\d kB \(weights"):
-        PLANNERS[name](profile, cluster, **JOB)
+        PLANNERS[name](Problem(profile, cluster, **JOB))
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -44,23 +49,23 @@ def test_every_planner_holds_the_longest_sequence(name):
     profile, cluster = equal(6, 3, context_bytes_per_token=1000)
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
-    PLANNERS[name](profile, tight, **job)
+    PLANNERS[name](Problem(profile, tight, **job))
     with pytest.raises(PlanError):
-        PLANNERS[name](profile, tight, **job, memory_length=1000)
+        PLANNERS[name](Problem(profile, tight, **job, memory_length=1000))
 
 
 def test_paradigms_have_the_forms_that_they_are_named_for():
     profile, cluster = env_b()
-    made = {name: planner(profile, cluster, **JOB) for name, planner in PARADIGMS.items()}
+    made = {name: planner(Problem(profile, cluster, **JOB)) for name, planner in PARADIGMS.items()}
     assert (made["standalone"].grouping(), made["standalone"].stages[0].ranks) == ("[1]", (2,))
     assert (made["data_parallel"].grouping(), made["data_parallel"].num_micro_batches) == ("[4]", 1)
     assert (made["pipeline_parallel"].grouping(), made["pipeline_parallel"].num_micro_batches) == ("[1-1-1-1]", 4)
-    assert made["hybrid"].stages == plan(profile, cluster, **JOB).stages
+    assert made["hybrid"].stages == plan(Problem(profile, cluster, **JOB)).stages
 
 
 def test_homogeneous_believes_in_equal_devices():
     profile, cluster = env_b()
-    made = homogeneous(profile, cluster, **JOB)
+    made = homogeneous(Problem(profile, cluster, **JOB))
     assert (made.grouping(), made.method) == ("[4]", "pac_plus_homogeneous")
     assert [share.samples for share in made.stages[0].shares] == [1, 1, 1, 1]
     assert made.cached is not None
@@ -73,7 +78,7 @@ def test_homogeneous_believes_in_equal_devices():
 
 def test_homogeneous_equals_pac_plus_on_equal_devices():
     profile, cluster = equal(8, 4)
-    assert homogeneous(profile, cluster, **JOB).stages == plan(profile, cluster, **JOB).stages
+    assert homogeneous(Problem(profile, cluster, **JOB)).stages == plan(Problem(profile, cluster, **JOB)).stages
 
 
 def test_believing_in_equal_devices_is_never_faster_in_simulation():
@@ -83,10 +88,10 @@ def test_believing_in_equal_devices_is_never_faster_in_simulation():
         make = rough if seed % 3 == 0 else unequal
         profile, cluster = make(seed, num_layers=10, world_size=3 + seed % 3, tight=seed % 2 == 0)
         try:
-            alike = homogeneous(profile, cluster, **JOB, cached=False)
+            alike = homogeneous(Problem(profile, cluster, **JOB), cached=False)
         except PlanError:
             continue
-        best_s = min(simulated_s(profile, cluster, made) for made in candidates(profile, cluster, **JOB))
+        best_s = min(simulated_s(profile, cluster, made) for made in candidates(Problem(profile, cluster, **JOB)))
         ratios.append(simulated_s(profile, cluster, alike) / best_s)
     assert len(ratios) > 15
     assert min(ratios) >= 1
@@ -95,38 +100,40 @@ def test_believing_in_equal_devices_is_never_faster_in_simulation():
 
 def test_the_budget_is_the_smallest_devices():
     profile, cluster = env_b(memory_bytes=(9000, 9000, 40_000, 40_000))
-    assert homogeneous(profile, cluster, **JOB).grouping() == "[1-1-2]"
+    assert homogeneous(Problem(profile, cluster, **JOB)).grouping() == "[1-1-2]"
 
 
 def test_the_mean_device_is_between_the_others():
     """Two devices, one three times slower, and grids measured at different batch sizes: the mean takes twice as long."""
     profile, cluster = equal(2, 2)
     slow = tuple(replace(one, times={"F": one.times["F"].scaled(3), "SB": one.times["SB"]}) for one in profile.layers[1])
-    made = homogeneous(replace(profile, layers=(profile.layers[0], slow)), cluster, batch_size=4, micro_batches=1, sequence_length=4)
+    made = homogeneous(
+        Problem(replace(profile, layers=(profile.layers[0], slow)), cluster, batch_size=4, micro_batches=1, sequence_length=4)
+    )
     assert [share.samples for share in made.stages[0].shares] == [2, 2]
     assert made.predicted_s["execution"] == pytest.approx(2 * (2 * 3 + 2 * 1))
 
 
 def test_asteroid_cuts_finer_only_where_that_helps():
     profile, cluster = equal(6, 2, context_bytes_per_token=1000)
-    roomy = asteroid(profile, cluster, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+    roomy = asteroid(Problem(profile, cluster, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
     assert roomy.method == "asteroid"
     tight = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)))
     with pytest.raises(PlanError):
-        candidates(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
-    made = asteroid(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+        candidates(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+    made = asteroid(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
     assert made.num_micro_batches > 2
     assert made.mini_batch_size == 8
     with pytest.raises(PlanError, match="Device 'd"):
         small = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)))
-        asteroid(profile, small, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+        asteroid(Problem(profile, small, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():
     for seed in range(10):
         profile, cluster = unequal(seed, num_layers=8, world_size=4, tight=False)
-        made = asteroid(profile, cluster, **JOB)
-        given = candidates(profile, cluster, **JOB, objective="bottleneck")[0]
+        made = asteroid(Problem(profile, cluster, **JOB))
+        given = candidates(Problem(profile, cluster, **JOB), objective="bottleneck")[0]
         seconds = [
             price(profile, cluster, one.stages, num_micro_batches=one.num_micro_batches, sequence_length=SEQUENCE_LENGTH).bottleneck_s
             for one in (made, given)

@@ -9,7 +9,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Share, Stage
 from workbench.core.profile import Grid, LayerProfile
-from workbench.planners import cached_step_s, plan_cached
+from workbench.planners import Problem, cached_step_s, plan_cached
 
 from .builders import SEQUENCE_LENGTH, device, grid, profile_of
 
@@ -44,7 +44,7 @@ def shares(stage):
 def test_shares_follow_speed():
     profile = profile_of([[cached_layer(1.0)] * 2, [cached_layer(2.0)] * 2])
     cluster = cluster_of(device("a"), device("b"))
-    stage = plan_cached(profile, cluster, batch_size=12, sequence_length=SEQUENCE_LENGTH)
+    stage = plan_cached(Problem(profile, cluster, batch_size=12, sequence_length=SEQUENCE_LENGTH))
     assert (stage.start, stage.stop, shares(stage)) == (0, 2, {0: 8, 1: 4})
     assert cached_step_s(profile, cluster, stage, sequence_length=SEQUENCE_LENGTH) == pytest.approx(16, rel=1e-3)
 
@@ -53,8 +53,8 @@ def test_a_costly_all_reduce_leaves_devices_out():
     profile = profile_of([[cached_layer(1.0, trainable_bytes=1000)]] * 3)
     quick = cluster_of(*(device(f"d{i}", bytes_per_s=1e6) for i in range(3)))
     slow = cluster_of(*(device(f"d{i}", bytes_per_s=1.0) for i in range(3)))
-    assert len(plan_cached(profile, quick, batch_size=6, sequence_length=SEQUENCE_LENGTH).shares) == 3
-    alone = plan_cached(profile, slow, batch_size=6, sequence_length=SEQUENCE_LENGTH)
+    assert len(plan_cached(Problem(profile, quick, batch_size=6, sequence_length=SEQUENCE_LENGTH)).shares) == 3
+    alone = plan_cached(Problem(profile, slow, batch_size=6, sequence_length=SEQUENCE_LENGTH))
     assert shares(alone) == {0: 6}
     assert cached_step_s(profile, slow, alone, sequence_length=SEQUENCE_LENGTH) == pytest.approx(6)
 
@@ -62,7 +62,7 @@ def test_a_costly_all_reduce_leaves_devices_out():
 def test_one_slow_link_is_avoided():
     profile = profile_of([[cached_layer(1.0, trainable_bytes=1000)]] * 3)
     cluster = cluster_of(device("a"), device("b", bytes_per_s=1.0), device("c"))
-    assert shares(plan_cached(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH)) == {0: 2, 2: 2}
+    assert shares(plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH))) == {0: 2, 2: 2}
 
 
 def test_the_plan_is_the_best_of_all_divisions():
@@ -92,9 +92,9 @@ def test_the_plan_is_the_best_of_all_divisions():
             best = min(best, cached_step_s(profile, cluster, stage, sequence_length=SEQUENCE_LENGTH))
         if math.isinf(best):
             with pytest.raises(PlanError):
-                plan_cached(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH)
+                plan_cached(Problem(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH))
             continue
-        stage = plan_cached(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH)
+        stage = plan_cached(Problem(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH))
         assert sum(shares(stage).values()) == batch
         assert min(shares(stage).values()) >= 1
         assert cached_step_s(profile, cluster, stage, sequence_length=SEQUENCE_LENGTH) == pytest.approx(best)
@@ -105,7 +105,7 @@ def test_the_plan_is_the_best_of_all_divisions():
 def test_many_devices_are_taken_fastest_first():
     profile = profile_of([[cached_layer(1.0 + (rank % 4))] for rank in range(12)])
     cluster = cluster_of(*(device(f"d{rank}") for rank in range(12)))
-    stage = plan_cached(profile, cluster, batch_size=24, sequence_length=SEQUENCE_LENGTH)
+    stage = plan_cached(Problem(profile, cluster, batch_size=24, sequence_length=SEQUENCE_LENGTH))
     assert sum(shares(stage).values()) == 24
     assert {0, 4, 8} <= set(stage.ranks)
     assert shares(stage)[0] > shares(stage).get(3, 0)
@@ -114,22 +114,22 @@ def test_many_devices_are_taken_fastest_first():
 def test_adapters_that_fit_nowhere_are_refused_with_numbers():
     profile = profile_of([[cached_layer(1.0)]])
     with pytest.raises(PlanError, match=r"Device 'a' has 300 bytes; in the cached epochs the adapters and one sample need 460 bytes"):
-        plan_cached(profile, cluster_of(device("a", memory_bytes=300)), batch_size=1, sequence_length=SEQUENCE_LENGTH)
+        plan_cached(Problem(profile, cluster_of(device("a", memory_bytes=300)), batch_size=1, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_memory_caps_a_devices_share():
     profile = profile_of([[cached_layer(1.0)], [cached_layer(10.0)]])
     cluster = cluster_of(device("fast", memory_bytes=400 + 2 * 60), device("slow"))
-    assert shares(plan_cached(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH)) == {0: 2, 1: 2}
+    assert shares(plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH))) == {0: 2, 1: 2}
 
 
 def test_an_empty_batch_is_refused():
     profile = profile_of([[cached_layer(1.0)]])
     with pytest.raises(ConfigError):
-        plan_cached(profile, cluster_of(device("a")), batch_size=0, sequence_length=SEQUENCE_LENGTH)
+        plan_cached(Problem(profile, cluster_of(device("a")), batch_size=0, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_only_the_named_devices_take_part():
     profile = profile_of([[cached_layer(1.0)]] * 3)
     cluster = replace(cluster_of(device("a"), device("b"), device("c")))
-    assert shares(plan_cached(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH, ranks=(2, 1))) == {1: 2, 2: 2}
+    assert shares(plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH), ranks=(2, 1))) == {1: 2, 2: 2}

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from workbench.planners import Problem
 from workbench.planners import balance as dispatch_module
 from workbench.planners.balance import StageTimes, dispatch
 from workbench.planners.memory import rank_need
@@ -57,7 +58,7 @@ def test_the_vectorised_table_equals_the_plain_one(make, tight):
     rises = set()
     for seed in range(12):
         profile, cluster = make(seed, num_layers=4, world_size=3, tight=tight)
-        times = StageTimes(profile, cluster, micro_batch_size=4, sequence_length=SEQUENCE_LENGTH, max_in_flight=3)
+        times = StageTimes(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
         for group in ((0,), (1, 2), (2, 0, 1)):
             for live in (1, 2, 3):
                 table = times.stage(group, live)

@@ -9,7 +9,7 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.planners import hetpipe
+from workbench.planners import Problem, hetpipe
 from workbench.planners.hetpipe import allocations, needs, wave_seconds
 from workbench.schedules import VirtualWorkerCosts, check, insert_transfers
 from workbench.schedules import hetpipe as hetpipe_schedule
@@ -70,14 +70,14 @@ def test_allocations_are_those_of_the_paper():
     found = allocations(profile, cluster, SEQUENCE_LENGTH)
     assert {((0, 1), (2, 3)), ((0, 2), (1, 3))} <= set(found)  # of one make, and of every make
     assert {len(one) for one in found} == {1, 2, 3, 4}
-    best = hetpipe(profile, cluster, **JOB)
+    best = hetpipe(Problem(profile, cluster, **JOB))
     assert tuple(sorted(map(tuple, map(sorted, groups(best))))) in found
     assert max(map(len, groups(best))) < 4  # more than one virtual worker, where they fit
 
 
 def test_every_pipeline_is_balanced_and_uses_its_devices():
     profile, cluster = two_makes(8)
-    made = hetpipe(profile, cluster, **JOB)
+    made = hetpipe(Problem(profile, cluster, **JOB))
     assert made.in_flight in (1, 2)
     assert groups(made) == {frozenset({0, 2}), frozenset({1, 3})}
     for plan in made.pipelines:
@@ -92,7 +92,7 @@ def test_a_predicted_wave_is_near_the_simulated_one(clock_distance):
     ratios = []
     for seed in range(12):
         profile, cluster = full(*unequal(seed, num_layers=8, world_size=3 + seed % 3, tight=False))
-        made = hetpipe(profile, cluster, **JOB, clock_distance=clock_distance)
+        made = hetpipe(Problem(profile, cluster, **JOB), clock_distance=clock_distance)
         assert made.predicted_s == wave_seconds(profile, cluster, made, sequence_length=SEQUENCE_LENGTH)
         ratios.append(wave_s(profile, cluster, made) / predicted_wave_s(made))
     assert sorted(ratios)[len(ratios) // 2] == pytest.approx(1, abs=0.15)
@@ -107,7 +107,7 @@ def test_simulated_memory_stays_within_what_was_planned_for():
         profile, cluster = full(*unequal(seed, num_layers=6, world_size=4, tight=True))
         cluster = replace(cluster, devices=tuple(replace(one, memory_bytes=2 * one.memory_bytes) for one in cluster.devices))
         try:
-            made = hetpipe(profile, cluster, **JOB, clock_distance=seed % 3)
+            made = hetpipe(Problem(profile, cluster, **JOB), clock_distance=seed % 3)
         except PlanError:
             continue
         for rank, need in needs(profile, made, sequence_length=SEQUENCE_LENGTH).items():
@@ -119,9 +119,9 @@ def test_simulated_memory_stays_within_what_was_planned_for():
 
 def test_where_two_do_not_fit_one_pipeline_is_left():
     profile, cluster = equal(6, 2)
-    assert len(hetpipe(profile, cluster, **JOB).pipelines) == 2
+    assert len(hetpipe(Problem(profile, cluster, **JOB)).pipelines) == 2
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=6000) for one in cluster.devices))
-    alone = hetpipe(profile, tight, **JOB)
+    alone = hetpipe(Problem(profile, tight, **JOB))
     assert alone.grouping() == "[2]"
     assert alone.predicted_s["synchronization"] == 0
 
@@ -129,11 +129,11 @@ def test_where_two_do_not_fit_one_pipeline_is_left():
 def test_slow_links_make_synchronization_dear():
     profile, cluster = env_b()
     slow = replace(cluster, devices=tuple(replace(one, link=replace(one.link, bytes_per_s=10.0)) for one in cluster.devices))
-    assert hetpipe(profile, slow, **JOB).predicted_s["synchronization"] > 10
-    lazy = hetpipe(profile, slow, **JOB, clock_distance=3)
-    assert lazy.predicted_s["synchronization"] < hetpipe(profile, slow, **JOB).predicted_s["synchronization"]
+    assert hetpipe(Problem(profile, slow, **JOB)).predicted_s["synchronization"] > 10
+    lazy = hetpipe(Problem(profile, slow, **JOB), clock_distance=3)
+    assert lazy.predicted_s["synchronization"] < hetpipe(Problem(profile, slow, **JOB)).predicted_s["synchronization"]
 
 
 def test_what_cannot_be_meant_is_refused():
     with pytest.raises(ConfigError, match="clock distance"):
-        hetpipe(*equal(4, 2), **JOB, clock_distance=-1)
+        hetpipe(Problem(*equal(4, 2), **JOB), clock_distance=-1)

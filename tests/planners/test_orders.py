@@ -8,9 +8,8 @@ import pytest
 
 from workbench.core.cluster import Link
 from workbench.core.errors import PlanError
-from workbench.planners import candidates, order_study
+from workbench.planners import Problem, candidates, order_study
 from workbench.planners.orders import count_orders, device_types, distinct_orders, search_orders, sorted_orders
-from workbench.planners.pac_plus import objective_s
 from workbench.planners.pricing import price
 
 from .builders import SEQUENCE_LENGTH, env_b, equal, simulated_s, unequal
@@ -70,7 +69,7 @@ def test_many_orders_are_climbed_and_the_climb_ends_where_no_exchange_helps():
 
 def test_the_study_shows_what_the_fixed_order_loses():
     profile, cluster = env_b(memory_bytes=(9000, 9000, 18000, 18000))
-    study = order_study(profile, cluster, **JOB, keep=24)
+    study = order_study(Problem(profile, cluster, **JOB), keep=24)
     assert study.exhaustive
     assert (study.num_orders, study.looked_at, study.refused) == (24, 24, 0)
     assert len(study.rows) == 24
@@ -80,17 +79,17 @@ def test_the_study_shows_what_the_fixed_order_loses():
     assert study.fixed.ranks == (0, 1, 2, 3)
     assert study.fixed.ratio > 1.05
     for row in study.rows:
-        given = candidates(profile, cluster, **JOB, order=row.ranks, objective="bottleneck")[0]
+        given = candidates(Problem(profile, cluster, **JOB), order=row.ranks, objective="bottleneck")[0]
         cost = price(profile, cluster, given.stages, num_micro_batches=4, sequence_length=SEQUENCE_LENGTH)
-        assert row.step_s == pytest.approx(objective_s(cost, "bottleneck"))
+        assert row.step_s == pytest.approx(cost.bottleneck_s)
         assert row.names == tuple(cluster.devices[rank].name for rank in row.ranks)
-    every = candidates(profile, cluster, **JOB, order="all", objective="bottleneck")[0]
+    every = candidates(Problem(profile, cluster, **JOB), order="all", objective="bottleneck")[0]
     assert every.stages == study.rows[0].plan.stages
 
 
 def test_the_study_may_be_judged_by_simulation():
     profile, cluster = env_b()
-    study = order_study(profile, cluster, **JOB, price=lambda plan: simulated_s(profile, cluster, plan), keep=5)
+    study = order_study(Problem(profile, cluster, **JOB), price=lambda plan: simulated_s(profile, cluster, plan), keep=5)
     assert 5 <= len(study.rows) <= 6
     for row in study.rows:
         assert row.step_s == simulated_s(profile, cluster, row.plan)
@@ -100,18 +99,18 @@ def test_the_study_may_be_judged_by_simulation():
 def test_orders_in_which_nothing_fits_are_counted():
     """Where memory is scarce the fixed order may lose everything: here 2 orders of 24 hold the model at all."""
     profile, cluster = env_b(memory_bytes=(7000, 7000, 3300, 8000))
-    study = order_study(profile, cluster, **JOB)
+    study = order_study(Problem(profile, cluster, **JOB))
     assert (study.refused, len(study.rows), study.fixed) == (22, 2, None)
     with pytest.raises(PlanError):
-        candidates(profile, cluster, **JOB, order=range(4))
-    assert candidates(profile, cluster, **JOB, order="all")
+        candidates(Problem(profile, cluster, **JOB), order=range(4))
+    assert candidates(Problem(profile, cluster, **JOB), order="all")
     with pytest.raises(PlanError, match="No plan comes nearer"):
-        order_study(profile, env_b(memory_bytes=(2000,) * 4)[1], **JOB)
+        order_study(Problem(profile, env_b(memory_bytes=(2000,) * 4)[1], **JOB))
 
 
 def test_seven_unequal_devices_are_searched():
     profile, cluster = unequal(2, num_layers=8, world_size=7, tight=False)
-    study = order_study(profile, cluster, **JOB, max_orders=60)
+    study = order_study(Problem(profile, cluster, **JOB), max_orders=60)
     assert not study.exhaustive
     assert study.num_orders == 5040
     assert study.looked_at <= 60

@@ -5,7 +5,7 @@ import pytest
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.planners import candidates, fixed_plan, memory, plan
+from workbench.planners import Problem, candidates, fixed_plan, memory, plan
 from workbench.planners.pricing import price
 
 from .builders import SEQUENCE_LENGTH, device, equal, layer, profile_of, rough, unequal
@@ -38,7 +38,7 @@ def test_algorithm_1_finds_the_optimum_of_eq_3_for_every_number_of_stages(first,
     for seed in range(first, first + 50):
         profile, cluster, job = instance(seed, make)
         try:
-            found = {len(made.stages): made for made in candidates(profile, cluster, **job, order=range(cluster.world_size))}
+            found = {len(made.stages): made for made in candidates(Problem(profile, cluster, **job), order=range(cluster.world_size))}
         except PlanError:
             found = {}
         for s in range(1, min(profile.num_layers, cluster.world_size) + 1):
@@ -59,7 +59,7 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
         profile, cluster, job = instance(seed)
         for objective, found in gaps.items():
             try:
-                best = candidates(profile, cluster, **job, objective=objective, order=range(cluster.world_size))[0]
+                best = candidates(Problem(profile, cluster, **job), objective=objective, order=range(cluster.world_size))[0]
             except PlanError:
                 continue
             cost = price(profile, cluster, best.stages, num_micro_batches=job["micro_batches"], sequence_length=SEQUENCE_LENGTH)
@@ -76,7 +76,7 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
 def bottlenecks(profile, cluster, job, order=None):
     """Return W(0 -> L, D, s) for every number of stages s that fits."""
     try:
-        found = candidates(profile, cluster, **job, order=order or range(cluster.world_size))
+        found = candidates(Problem(profile, cluster, **job), order=order or range(cluster.world_size))
     except PlanError:
         return {}
     return {len(made.stages): bottleneck_s(profile, made) for made in found}
@@ -118,9 +118,9 @@ def test_boundaries_inside_a_decoder_carry_its_tokens_too():
     profile = replace(profile, layers=(heavy, heavy))
     cluster = replace(cluster, devices=tuple(device(f"d{rank}", bytes_per_s=100.0) for rank in range(2)))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
-    (cut,) = (made for made in candidates(profile, cluster, **job) if len(made.stages) == 2)
+    (cut,) = (made for made in candidates(Problem(profile, cluster, **job)) if len(made.stages) == 2)
     assert cut.partition() == "[3, 3]"
-    in_front = fixed_plan(profile, cluster, layers=(2, 4), groups=((0,), (1,)), **job)
+    in_front = fixed_plan(Problem(profile, cluster, **job), layers=(2, 4), groups=((0,), (1,)))
     # Beginning: 3 or 2 layers forward, and 200 bytes for the tokens of the one sequence, 400 more for the other's, at 100 bytes/s.
     assert cut.predicted_s["beginning"] == pytest.approx(3 + 6)
     assert in_front.predicted_s["beginning"] == pytest.approx(2 + 2)
@@ -131,7 +131,7 @@ def test_candidates_are_ranked_by_the_objective():
     job = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     for objective in ("paper", "bottleneck"):
         values = []
-        for made in candidates(profile, cluster, **job, objective=objective):
+        for made in candidates(Problem(profile, cluster, **job), objective=objective):
             cost = price(profile, cluster, made.stages, num_micro_batches=4, sequence_length=SEQUENCE_LENGTH)
             assert made.predicted_s == pytest.approx(cost.parts())
             values.append(cost.total_s if objective == "paper" else cost.bottleneck_s)
@@ -144,7 +144,7 @@ def test_every_plan_fits_exactly_and_divides_a_micro_batch():
     for seed in range(0, 80, 2):
         profile, cluster, job = instance(seed, rough if seed % 4 else unequal)
         try:
-            found = candidates(profile, cluster, **job, order=range(cluster.world_size))
+            found = candidates(Problem(profile, cluster, **job), order=range(cluster.world_size))
         except PlanError:
             continue
         for made in found:
@@ -164,9 +164,9 @@ def test_in_flight_contexts_decide_what_fits():
     """A front stage holds more micro-batches; a planner that forgot it would put equal halves on equal devices."""
     profile, cluster = equal(6, 2, context_bytes_per_token=1000)
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
-    assert candidates(profile, cluster, **job, max_group=1)[0].partition() == "[3, 3]"
+    assert candidates(Problem(profile, cluster, **job), max_group=1)[0].partition() == "[3, 3]"
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
-    found = candidates(profile, tight, **job)
+    found = candidates(Problem(profile, tight, **job))
     assert [made.partition() for made in found] == ["[2, 4]"]
 
 
@@ -174,30 +174,30 @@ def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
     profile, cluster = equal(6, 2, context_bytes_per_token=1000)
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
-    typical = candidates(profile, tight, **job, max_group=1)[0]
-    longest = candidates(profile, tight, **job, max_group=1, memory_length=SEQUENCE_LENGTH)[0]
+    typical = candidates(Problem(profile, tight, **job), max_group=1)[0]
+    longest = candidates(Problem(profile, tight, **job, memory_length=SEQUENCE_LENGTH), max_group=1)[0]
     assert (typical.partition(), longest.partition()) == ("[3, 3]", "[2, 4]")
     memory.check(profile, tight, longest, sequence_length=SEQUENCE_LENGTH)
     with pytest.raises(PlanError):
         memory.check(profile, tight, typical, sequence_length=SEQUENCE_LENGTH)
     with pytest.raises(PlanError, match="cached epochs"):
-        plan(profile, tight, **job, memory_length=SEQUENCE_LENGTH)
+        plan(Problem(profile, tight, **job, memory_length=SEQUENCE_LENGTH))
 
 
 def test_equal_devices_and_ample_memory_share_the_data():
     profile, cluster = equal(4, 4)
-    made = plan(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH)
+    made = plan(Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
     assert made.grouping() == "[4]"
     assert [share.samples for share in made.stages[0].shares] == [2, 2, 2, 2]
     assert made.cached is not None
     assert made.cached.ranks == (0, 1, 2, 3)
-    assert plan(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH, cached=False).cached is None
+    assert plan(Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH), cached=False).cached is None
 
 
 def test_a_model_too_large_for_one_device_is_cut():
     profile, cluster = equal(4, 4)
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=3500) for one in cluster.devices))
-    made = plan(profile, tight, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH)
+    made = plan(Problem(profile, tight, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
     assert made.grouping() == "[2-2]"
     assert made.partition() == "[2, 2]"
 
@@ -206,7 +206,9 @@ def test_a_slow_device_that_does_not_help_is_left_idle():
     profile, cluster = equal(2, 3)
     slow = tuple(one.scaled(1000) for one in profile.layers[2])
     made = plan(
-        replace(profile, layers=(*profile.layers[:2], slow)), cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH
+        Problem(
+            replace(profile, layers=(*profile.layers[:2], slow)), cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH
+        )
     )
     assert made.stage_of(2) is None
     assert made.cached is not None
@@ -219,9 +221,9 @@ def test_the_order_of_the_devices_matters_and_every_order_can_be_tried():
     profile = profile_of(rows)
     cluster = Cluster(name="c", devices=(device("slow", memory_bytes=4000), device("fast", memory_bytes=4000)))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
-    given = candidates(profile, cluster, **job, objective="bottleneck")[0]
-    swapped = candidates(profile, cluster, **job, objective="bottleneck", order=(1, 0))[0]
-    every = candidates(profile, cluster, **job, objective="bottleneck", order="all")[0]
+    given = candidates(Problem(profile, cluster, **job), objective="bottleneck")[0]
+    swapped = candidates(Problem(profile, cluster, **job), objective="bottleneck", order=(1, 0))[0]
+    every = candidates(Problem(profile, cluster, **job), objective="bottleneck", order="all")[0]
     assert bottleneck_s(profile, given) == 16
     assert swapped.stages[0].ranks == (1,)
     assert bottleneck_s(profile, every) == bottleneck_s(profile, swapped) == 2.25
@@ -232,7 +234,7 @@ def test_the_order_of_the_devices_matters_and_every_order_can_be_tried():
 
 def test_an_order_may_name_some_of_the_devices():
     profile, cluster = equal(4, 4)
-    made = plan(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH, order=(3, 1))
+    made = plan(Problem(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH), order=(3, 1))
     assert set(made.stages[0].ranks) == {1, 3}
     assert made.cached is not None
     assert made.cached.ranks == (1, 3)
@@ -242,18 +244,18 @@ def test_nothing_fits_is_refused_with_device_stage_and_bytes():
     profile, cluster = equal(4, 2)
     tight = replace(cluster, devices=(device("big", memory_bytes=3500), device("rpi-s", memory_bytes=1000)))
     with pytest.raises(PlanError, match=r"Device '(big|rpi-s)' has .* kB; stage \d \(layers? .*\) needs .* kB .*Add a device"):
-        plan(profile, tight, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+        plan(Problem(profile, tight, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_the_refusal_shows_the_plan_that_comes_nearest():
     profile, cluster = equal(4, 2)
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=2500) for one in cluster.devices))
     with pytest.raises(PlanError) as caught:
-        plan(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH)
+        plan(Problem(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
     assert "No plan comes nearer ([2, 2] on [1-1])" in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(PlanError, match="No plan in this order of the devices comes nearer"):
-        plan(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH, order=(1, 0))
+        plan(Problem(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH), order=(1, 0))
 
 
 def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named():
@@ -263,9 +265,9 @@ def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named(
     cluster = Cluster(name="c", devices=tuple(device(f"d{rank}", memory_bytes=10_500 if rank == 0 else 2500) for rank in range(8)))
     job = {"batch_size": 2, "micro_batches": 1, "sequence_length": SEQUENCE_LENGTH}
     with pytest.raises(PlanError, match="in this order"):
-        candidates(profile, cluster, **job, order=range(8))
+        candidates(Problem(profile, cluster, **job), order=range(8))
     for order in (None, "all"):
-        made = candidates(profile, cluster, **job, order=order)[0]
+        made = candidates(Problem(profile, cluster, **job), order=order)[0]
         memory.check(profile, cluster, made, sequence_length=SEQUENCE_LENGTH)
         assert made.stages[-1].ranks == (0,)
         assert ("as with order=all" in made.notes[0] if made.notes else False) == (order is None)
@@ -285,28 +287,29 @@ def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named(
 )
 def test_what_cannot_be_meant_is_refused(changes, expected):
     profile, cluster = equal(4, 2)
-    job = {"batch_size": 4, "micro_batches": 2, "sequence_length": SEQUENCE_LENGTH, **changes}
+    job = {"batch_size": 4, "micro_batches": 2, "sequence_length": SEQUENCE_LENGTH}
+    sizes = {name: changes.get(name, size) for name, size in job.items()}
     with pytest.raises(ConfigError, match=expected):
-        plan(profile, cluster, **job)
+        plan(Problem(profile, cluster, **sizes), **{name: value for name, value in changes.items() if name not in job})
 
 
 def test_a_profile_of_another_cluster_is_refused():
     profile, _ = equal(4, 2)
     _, cluster = equal(4, 3)
     with pytest.raises(ConfigError, match="covers 2"):
-        plan(profile, cluster, batch_size=4, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+        plan(Problem(profile, cluster, batch_size=4, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_groups_too_small_for_the_devices_are_refused():
     profile, cluster = equal(2, 5)
     with pytest.raises(ConfigError, match="5 devices need more than the 2 layers"):
-        candidates(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH, max_group=2)
+        candidates(Problem(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH), max_group=2)
 
 
 def test_thirty_two_devices_are_planned():
     """Three times as many devices as the paper has, all different (48 layers and micro-batches of 64 take about a second)."""
     profile, cluster = unequal(5, num_layers=24, world_size=32, tight=True)
-    found = candidates(profile, cluster, batch_size=64, micro_batches=4, sequence_length=1)
+    found = candidates(Problem(profile, cluster, batch_size=64, micro_batches=4, sequence_length=1))
     assert len(found) > 20
     for made in found:
         assert made.num_layers == 24
@@ -316,7 +319,7 @@ def test_thirty_two_devices_are_planned():
 def test_forty_eight_layers_and_eight_devices_are_planned():
     """The size of T5-Large on PAC+'s largest testbed (about a tenth of a second)."""
     profile, cluster = unequal(5, num_layers=48, world_size=8, tight=True)
-    found = candidates(profile, cluster, batch_size=128, micro_batches=4, sequence_length=1)
+    found = candidates(Problem(profile, cluster, batch_size=128, micro_batches=4, sequence_length=1))
     assert {len(made.stages) for made in found} >= {2, 3, 4}
     for made in found:
         assert made.num_layers == 48

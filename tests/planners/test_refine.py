@@ -6,7 +6,7 @@ import pytest
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.planners import candidates, fixed_plan, memory, pac_plus, pricing, refine
+from workbench.planners import Problem, candidates, fixed_plan, memory, pac_plus, pricing, refine
 
 from .builders import SEQUENCE_LENGTH, env_b, equal, rough, simulated_s, unequal
 from .random_clusters import compare, planned, random_cluster
@@ -20,7 +20,7 @@ def test_it_is_never_worse_and_fits_and_often_better():
         make = rough if seed % 3 == 0 else unequal
         profile, cluster = make(seed, num_layers=10, world_size=random.Random(seed).randint(3, 5), tight=seed % 2 == 0)
         try:
-            start = candidates(profile, cluster, **JOB)[0]
+            start = candidates(Problem(profile, cluster, **JOB))[0]
         except PlanError:
             continue
         asked = []
@@ -29,7 +29,7 @@ def test_it_is_never_worse_and_fits_and_often_better():
             asked.append(plan.stages)
             return simulated_s(profile, cluster, plan)
 
-        refined = refine([start], profile, cluster, judge, sequence_length=SEQUENCE_LENGTH, max_prices=60)
+        refined = refine([start], Problem(profile, cluster, **JOB), judge, max_prices=60)
         assert len(asked) == len(set(asked)) <= 60
         memory.check(profile, cluster, refined, sequence_length=SEQUENCE_LENGTH)
         assert refined.num_layers == profile.num_layers
@@ -85,7 +85,7 @@ def test_the_work_for_forty_eight_layers_and_eight_devices_is_bounded(monkeypatc
 
 
 def poor_plan(profile, cluster):
-    return fixed_plan(profile, cluster, layers=(1, 11), groups=((2,), (1,)), **JOB)
+    return fixed_plan(Problem(profile, cluster, **JOB), layers=(1, 11), groups=((2,), (1,)))
 
 
 def test_it_finds_its_way_from_a_poor_plan():
@@ -96,8 +96,8 @@ def test_it_finds_its_way_from_a_poor_plan():
         return simulated_s(profile, cluster, plan)
 
     poor = poor_plan(profile, cluster)
-    good = refine([candidates(profile, cluster, **JOB)[0]], profile, cluster, judge, sequence_length=SEQUENCE_LENGTH)
-    found = refine([poor], profile, cluster, judge, sequence_length=SEQUENCE_LENGTH)
+    good = refine([candidates(Problem(profile, cluster, **JOB))[0]], Problem(profile, cluster, **JOB), judge)
+    found = refine([poor], Problem(profile, cluster, **JOB), judge)
     assert judge(found) < 0.3 * judge(poor)
     assert judge(found) < 1.25 * judge(good)
     assert found.notes[0].startswith("Refined from [1, 11] on [1-1]")
@@ -106,34 +106,28 @@ def test_it_finds_its_way_from_a_poor_plan():
 
 def test_an_optimum_is_returned_as_it_is():
     profile, cluster = equal(4, 2)
-    start = candidates(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH)[0]
+    start = candidates(Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH))[0]
     assert start.grouping() == "[2]"
-    assert refine([start], profile, cluster, lambda plan: simulated_s(profile, cluster, plan), sequence_length=SEQUENCE_LENGTH) is start
+    assert refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan)) is start
 
 
 def test_the_judge_decides_and_the_budget_of_questions_is_kept():
     profile, cluster = env_b()
-    start = candidates(profile, cluster, **JOB)[0]
-    assert refine([start], profile, cluster, lambda plan: 1.0, sequence_length=SEQUENCE_LENGTH, max_prices=10) is start
+    start = candidates(Problem(profile, cluster, **JOB))[0]
+    assert refine([start], Problem(profile, cluster, **JOB), lambda plan: 1.0, max_prices=10) is start
     # A judge that wants many layers in front gets them, as far as the closed form does not rule it out.
-    front = refine([start], profile, cluster, lambda plan: 100.0 - plan.stages[0].num_layers, sequence_length=SEQUENCE_LENGTH)
+    front = refine([start], Problem(profile, cluster, **JOB), lambda plan: 100.0 - plan.stages[0].num_layers)
     assert front.stages[0].num_layers > start.stages[0].num_layers
     asked = []
-    refine([start], profile, cluster, lambda plan: asked.append(plan) or float(len(asked)), sequence_length=SEQUENCE_LENGTH, max_prices=7)
+    refine([start], Problem(profile, cluster, **JOB), lambda plan: asked.append(plan) or float(len(asked)), max_prices=7)
     assert len(asked) == 7
 
 
 def test_memory_holds_the_longest_sequence():
     profile, cluster = env_b(memory_bytes=(9000, 9000, 18000, 18000))
-    start = candidates(profile, cluster, **JOB, memory_length=3 * SEQUENCE_LENGTH)[0]
-    found = refine(
-        [start],
-        profile,
-        cluster,
-        lambda plan: simulated_s(profile, cluster, plan),
-        sequence_length=SEQUENCE_LENGTH,
-        memory_length=3 * SEQUENCE_LENGTH,
-    )
+    problem = Problem(profile, cluster, **JOB, memory_length=3 * SEQUENCE_LENGTH)
+    start = candidates(problem)[0]
+    found = refine([start], problem, lambda plan: simulated_s(profile, cluster, plan))
     memory.check(profile, cluster, found, sequence_length=3 * SEQUENCE_LENGTH)
 
 
@@ -142,9 +136,7 @@ def test_cached_shares_stay():
     cached = Stage(start=0, stop=12, shares=(Share(rank=2, samples=16),))
     poor = poor_plan(profile, cluster)
     start = Plan(method="test", stages=poor.stages, micro_batch_size=4, num_micro_batches=4, cached=cached)
-    found = refine(
-        [start], profile, cluster, lambda plan: simulated_s(profile, cluster, plan), sequence_length=SEQUENCE_LENGTH, max_prices=20
-    )
+    found = refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan), max_prices=20)
     assert found.stages != start.stages
     assert found.cached == cached
 
@@ -152,6 +144,6 @@ def test_cached_shares_stay():
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_one_layer_leaves_only_samples_to_move(world_size):
     profile, cluster = unequal(4, num_layers=1, world_size=world_size, tight=False)
-    start = candidates(profile, cluster, **JOB)[0]
-    found = refine([start], profile, cluster, lambda plan: simulated_s(profile, cluster, plan), sequence_length=SEQUENCE_LENGTH)
+    start = candidates(Problem(profile, cluster, **JOB))[0]
+    found = refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan))
     assert found.grouping() in ("[1]", "[2]", "[3]")

@@ -7,7 +7,7 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.planners import candidates, pipeline_parallel, plan, standalone
+from workbench.planners import Problem, candidates, pipeline_parallel, plan, standalone
 from workbench.profiler.analytic import TechniqueSizes, analytic_profile, layer_costs
 from workbench.profiler.descriptions import MODELS
 
@@ -130,22 +130,22 @@ def test_fig_17_groups_of_jetson_nanos(model, groupings):
     for count in (2, 4, 6, 8):
         cluster = Cluster(name="nanos", devices=tuple(replace(nano, name=f"nano-{rank}") for rank in range(count)))
         profile = analytic_profile(model, cluster, batch_sizes=(1, 2, 4, 8))
-        found.append(candidates(profile, cluster, batch_size=count, micro_batches=1, sequence_length=128)[0].grouping())
+        found.append(candidates(Problem(profile, cluster, batch_size=count, micro_batches=1, sequence_length=128))[0].grouping())
     assert found == groupings
 
 
 def test_table_5_which_baselines_run_out_of_memory():
     cluster = load_cluster("pac-env-a")
-    job = {"batch_size": 16, "sequence_length": 128}
+    job = {"batch_size": 16, "micro_batches": 4, "sequence_length": 128}
     for model in ("BART-Large", "T5-Large"):
         profile = analytic_profile(model, cluster, technique="lora")
         with pytest.raises(PlanError):
-            standalone(profile, cluster, **job)
+            standalone(Problem(profile, cluster, batch_size=16, sequence_length=128))
     full = analytic_profile("T5-Large", cluster, technique="full")
     with pytest.raises(PlanError):
-        pipeline_parallel(full, cluster, **job)
+        pipeline_parallel(Problem(full, cluster, **job))
     for model in ("T5-Base", "BART-Large", "T5-Large"):
-        assert plan(analytic_profile(model, cluster), cluster, batch_size=16, micro_batches=4, sequence_length=128).cached is not None
+        assert plan(Problem(analytic_profile(model, cluster), cluster, **job)).cached is not None
 
 
 def test_a_profile_follows_each_devices_speed():

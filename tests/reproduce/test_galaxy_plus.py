@@ -213,8 +213,8 @@ def test_fig_16_executed_is_told_from_its_reports():
     made = straggler.result_of(item, found, "all-MiniLM-L6-v2", 128)
     assert failing(made) == []
     assert all(one.kind == "measured" for one in made.comparisons)
-    lost = replace(found.reports["exclusion"], valid=False, overrun_share=0.3)
-    again = straggler.result_of(item, replace(found, reports=found.reports | {"exclusion": lost}), "all-MiniLM-L6-v2", 128)
+    lost = replace(found.reports["exclude"], valid=False, overrun_share=0.3)
+    again = straggler.result_of(item, replace(found, reports=found.reports | {"exclude": lost}), "all-MiniLM-L6-v2", 128)
     assert [text for text in failing(again) if "30.0% late" in text], "a busy host is told"
     assert [captioned.name for captioned in item.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
 

@@ -83,7 +83,6 @@ def prices(speeds: tuple[float, ...], mbit_per_s: float, stack: StackShape, leng
         profile=profile_of(speeds, stack),
         cluster=cluster_of(speeds, mbit_per_s),
         lengths=(length,),
-        build=inference_schedule,
         simulate=simulate,
         message_s=MESSAGE_S,
     )
@@ -148,15 +147,7 @@ def test_overlap_hides_what_is_shorter(speeds: tuple[float, ...], mbit_per_s: fl
     """A layer of scheme 1 takes at most 1.10 of the longer of computation and communication alone, with the tiles that are chosen."""
     stack = transformer(4)
     priced = prices(speeds, mbit_per_s, stack)
-    plan = choose_tiles(
-        hybrid(speeds, stack, (1,) * 4),
-        priced,
-        profile=priced.profile,
-        cluster=priced.cluster,
-        length=284,
-        message_s=MESSAGE_S,
-        pieces=(1, 2, 3),
-    )
+    plan = choose_tiles(hybrid(speeds, stack, (1,) * 4), priced)
     both, computation, communication = (_layer_s(priced, plan, kinds) for kinds in ("both", "computation", "communication"))
     assert both <= 1.10 * max(computation, communication)
     waiting = priced(replace(plan, overlap=False, tile_tokens=0, both_ways=False))
@@ -185,15 +176,12 @@ def test_tiles_follow_link_and_costs() -> None:
     """48 KB at 1000 Mbit/s, less on slower links; a large tile beside a small one is cut where the link is slow, none on a fast one."""
     stack = transformer(4)
     fast, slow = prices(HETEROGENEOUS, 1000, stack), prices(HETEROGENEOUS, 125, stack)
-    assert smallest_tile(fast.profile, fast.cluster, range(4), message_s=MESSAGE_S) * stack.hidden_bytes == pytest.approx(50_000, rel=0.05)
+    assert smallest_tile(fast, range(4)) * stack.hidden_bytes == pytest.approx(50_000, rel=0.05)
     plan = hybrid(HETEROGENEOUS, stack, (2,) * 4)
-    chosen = {
-        name: choose_tiles(plan, priced, profile=priced.profile, cluster=priced.cluster, length=284, message_s=MESSAGE_S)
-        for name, priced in (("fast", fast), ("slow", slow))
-    }
+    chosen = {name: choose_tiles(plan, priced) for name, priced in (("fast", fast), ("slow", slow))}
     assert chosen["fast"].tile_tokens == 0 and 0 < chosen["slow"].tile_tokens < 100
     assert slow(chosen["slow"]) < 0.95 * slow(plan)
-    dear = choose_tiles(plan, slow, profile=slow.profile, cluster=slow.cluster, length=284, message_s=0.1)
+    dear = choose_tiles(plan, replace(slow, message_s=0.1, _known={}))
     assert dear.tile_tokens == 0 and not dear.both_ways  # no piece is worth such a message
 
 
@@ -204,7 +192,7 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     bad = replace(hybrid(HETEROGENEOUS, stack, (2,) * 4), units=(3, 3, 3, 3), shares=(1.0,) * 4)
 
     def tuned(fits=lambda plan: True) -> InferencePlan:
-        return tune([bad], priced, profile=priced.profile, cluster=priced.cluster, length=284, message_s=MESSAGE_S, fits=fits, tries=12)
+        return tune([bad], priced, fits=fits, tries=12)
 
     free = tuned()
     assert free.units[3] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
@@ -212,7 +200,7 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     bound = tuned(lambda plan: plan.units[3] == 3)
     assert bound.units[3] == 3 and priced(free) < priced(bound) < priced(bad)
     alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(4,))
-    assert tune([alone], priced, profile=priced.profile, cluster=priced.cluster, length=284) == alone
+    assert tune([alone], priced) == alone
     assert tile_options(284) == (0, 71, 48)
 
 

@@ -94,7 +94,7 @@ def test_groups_grow_with_the_devices_and_are_laid_beside_the_papers() -> None:
 def test_the_order_table_says_what_the_listed_order_loses(problem: PlanningProblem) -> None:
     from workbench.planners import order_study
 
-    study = order_study(problem.profile, problem.cluster, price=problem.step_s, **problem.whole)
+    study = order_study(problem, price=problem.step_s)
     assert study.fixed is not None
     assert f"{study.fixed.ratio - 1:.0%} more than the best" in str(orders_table(study))
 

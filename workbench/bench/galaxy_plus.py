@@ -30,11 +30,11 @@ from workbench.bench.inference_parts import (
 from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, overlap_point, run_sides
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
 from workbench.profiler.host import gemm_rate
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.engines import EngineCluster
-from workbench.schedules.inference import InferencePrices
+from workbench.schedules.inference import InferencePrices, choose_tiles
 
 MODELS = ("MiniLM", "BERT-base")
 SCALED = "GPT2-L layer"
@@ -134,11 +134,11 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
     sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS if "latency" in selection.parts else 0)]
     if "latency" in selection.parts:
         for system in ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES):
-            plan = INFERENCE_SYSTEMS[system].plan(price.profile, cluster, length=LENGTH)
+            plan = INFERENCE_SYSTEMS[system](SequenceProblem(price.profile, cluster, length=LENGTH))
             sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
         if engines.fidelity == "kernel":  # only the kernel can slow down torch's own messages
             sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))
-    split = model.tiled(replace(ours, overlap=True, schemes=(1,) * len(ours.schemes)), price, LENGTH)
+    split = choose_tiles(replace(ours, overlap=True, schemes=(1,) * len(ours.schemes)), price)
     overlap = split if "overlap" in selection.parts else None
     results = engines.run(run_sides, [SidesJob(setup=model.setup(cluster), sides=tuple(sides), overlap=overlap)] * cluster.world_size)
     where = {"model": model.name, "cluster": name, "mbit_per_s": mbit}

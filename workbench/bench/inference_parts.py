@@ -34,7 +34,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.inference import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.profiler.inference_timing import MeasuredInference, cached_inference
 from workbench.runtime.engines import EngineCluster
-from workbench.schedules.inference import InferencePrices, choose_tiles, tile_options, tune
+from workbench.schedules.inference import InferencePrices, tile_options, tune
 
 LENGTH = 284
 VOCABULARY = 2000
@@ -150,13 +150,9 @@ class BenchModel:
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""
         price = self.prices(cluster, length)
-        planner = partial(galaxy_plus.plan, price.profile, cluster, length=length, ranks=ranks)
+        planner = partial(galaxy_plus.plan, galaxy_plus.SequenceProblem(price.profile, cluster, length=length, ranks=ranks))
         plans = [planner(price=price, tile_tokens=tokens) for tokens in tile_options(length)]
-        return tune(plans, price, profile=price.profile, cluster=cluster, length=length, message_s=MESSAGE_S)
-
-    def tiled(self, plan: InferencePlan, price: InferencePrices, length: int) -> InferencePlan:
-        """Return a plan with the fastest tiles."""
-        return choose_tiles(plan, price, profile=price.profile, cluster=price.cluster, length=length, message_s=MESSAGE_S)
+        return tune(plans, price)
 
 
 def planning_point(progress: Progress) -> dict[str, Any]:
@@ -173,13 +169,14 @@ def planning_point(progress: Progress) -> dict[str, Any]:
         described = replace(describe(name), num_layers=PLANNED_LAYERS)
         first, last = end_bytes(described)
         profile = analytic_from(name, stack_sizes(described), cluster, first_bytes=first, last_bytes=last)
+        problem = galaxy_plus.SequenceProblem(profile, cluster, length=LENGTH)
         seconds = []
         for _ in range(PLANNER_ROUNDS):
             begin_s = time.perf_counter()
-            ours = galaxy_plus.plan(profile, cluster, length=LENGTH)
+            ours = galaxy_plus.plan(problem)
             seconds.append(time.perf_counter() - begin_s)
         try:
-            printed = galaxy_plus.price_plan(galaxy_plus.algorithm_1(profile, cluster, length=LENGTH), profile, cluster).layers_s
+            printed = galaxy_plus.price_plan(galaxy_plus.algorithm_1(problem), profile, cluster).layers_s
             gain = printed / galaxy_plus.price_plan(ours, profile, cluster).layers_s
         except PlanError:
             gain = None

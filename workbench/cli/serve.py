@@ -97,15 +97,15 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
         say(event_line(event, cluster))
 
     if cluster.is_real:
-        from workbench.methods.galaxy_plus.method import measured_devices
-        from workbench.methods.galaxy_plus.profiles import HostQuestion
+        from workbench.methods.galaxy_plus.method import measure_rank
+        from workbench.methods.galaxy_plus.profiles import HostQuestion, of_devices
         from workbench.models.loading import model_facts
 
         with over_ssh(cluster) as real:
             real.bring_model(model)
             say(f"Profiling {cluster.size_words}")
             asked = HostQuestion(model=model, facts=model_facts(model), longest=stream.length, what="hidden")
-            host = measured_devices(asked, cluster, real)
+            host = of_devices(real.run(measure_rank, [(asked, False)] * cluster.world_size))
             report = serve_stream(model, cluster, real, host, stream=stream, on_event=tell, **settings)
         return replace(report, environment=environment())
     require_emulated(cluster)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -208,6 +208,21 @@ class InferencePlan:
     def cut(self, stack: StackShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the units and the columns of each position in a stack; a second stack is split in the first's proportion."""
         return proportional_parts(stack.num_units, self.units), proportional_parts(stack.columns, self.columns)
+
+    def parts(self, stacks: Sequence[StackShape], position: int) -> Iterator[tuple[StackShape, int, int]]:
+        """Yield each layer's shape, and the units and columns whose weights a position has (Galaxy+ Eq. 8)."""
+        first, own = 0, range(sum(self.layers[:position]), sum(self.layers[: position + 1]))
+        has_tokens = self.paradigm == "hybrid" and self.shares[position] > 0
+        for shape in stacks:
+            units, columns = shape.num_units, shape.columns
+            if self.paradigm in ("hybrid", "tensor"):
+                units, columns = (counts[position] for counts in self.cut(shape))
+            for number in range(first, first + shape.num_layers):
+                if self.paradigm == "pipeline" and number not in own:
+                    yield shape, 0, 0
+                else:
+                    yield shape, units, shape.columns if has_tokens and self.schemes[number] == 2 else columns
+            first += shape.num_layers
 
     def position_of(self, rank: int) -> int | None:
         """Return the position of a device, None if the plan does not use it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan
@@ -192,11 +192,7 @@ def proportional_ranges(total: int, weights: tuple[int, ...]) -> tuple[tuple[int
     by_remainder = sorted(range(len(weights)), key=lambda index: (-(total * weights[index] % whole), index))
     for index in by_remainder[: total - sum(counts)]:
         counts[index] += 1
-    ranges, at = [], 0
-    for count in counts:
-        ranges.append((at, at + count))
-        at += count
-    return tuple(ranges)
+    return tuple(pairwise(accumulate(counts, initial=0)))
 
 
 Homes = Mapping[str, Sequence[int]]

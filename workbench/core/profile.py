@@ -169,6 +169,11 @@ class Profile:
         """Return the number of devices."""
         return len(self.layers)
 
+    def train_s(self, rank: int, batch: int, sequence_length: int, start: int = 0, stop: int | None = None) -> float:
+        """Return t_f + t_b of layers [start, stop) on a device, by default of all, in seconds."""
+        layers = self.layers[rank][start:stop]
+        return sum(layer.forward_s(batch, sequence_length) + layer.backward_s(batch, sequence_length) for layer in layers)
+
     def part(self, ranks: Sequence[int], factors: Mapping[int, float] | None = None) -> Profile:
         """Return the profile of the given devices, in this order.  factors: the measured slow-down of some devices."""
         slower = factors or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import FaultSchedule
@@ -118,6 +118,18 @@ class Prepared(Protocol):
         ...
 
 
+T = TypeVar("T")
+
+
+class Planned(NamedTuple, Generic[T]):
+    """A job whose plan is accepted (see Method.check).  prepared: made by Method.prepare."""
+
+    prepared: T
+    profile: Profile
+    cluster: Cluster
+    plan: Plan
+
+
 class Method(Protocol):
     """A published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS."""
 
@@ -154,37 +166,16 @@ class Method(Protocol):
         """
         ...
 
-    def predict(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+    def predict(self, planned: Planned[Any]) -> Prediction:
         """Simulate every step of the job."""
         ...
 
     def execute(
-        self,
-        prepared: Any,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        prediction: Prediction,
-        engines: Engines,
-        *,
-        folder: Path,
-        resume: bool,
-        notify: Notify,
+        self, planned: Planned[Any], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
     ) -> Outcome:
-        """Run the job on the engines and evaluate the trained model.  prediction: the result of `predict` for this plan."""
+        """Run the job on the engines and evaluate the trained model.  prediction: the result of `predict`."""
         ...
 
-    def sweep_point(
-        self,
-        prepared: Any,
-        profile: Profile,
-        cluster: Cluster,
-        name: str,
-        plan: Plan,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
-    ) -> SweepPoint:
-        """Simulate some steps of a plan, and measure them if engines are given.  name: the sweep's name for it."""
+    def sweep_point(self, planned: Planned[Any], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
+        """Simulate some steps, and measure them if engines are given.  name: the sweep's name for the plan, which it checks itself."""
         ...

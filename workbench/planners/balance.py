@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.core.cluster import Cluster
 from workbench.core.plan import Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners.memory import FootprintTable
+from workbench.planners.problem import Problem
 
 TIE = 1e-12
 """Bottlenecks within this relative difference are equally good."""
@@ -118,37 +118,24 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
 class StageTimes:
     """T(x -> y, group) of Eq. 3 for all ranges of layers at once, by Eq. 4 vectorised over ranges.
 
-    Memory, and with it the times, depend on how many micro-batches are in flight (1 to `max_in_flight`).  If the devices have memory for
-    the same samples with one more in flight, both cases share a column.  A rank without samples costs nothing and needs no memory.
-    memory_length: the sequence length that must fit in memory, if it differs from the timed one.
-    copies[i]: copies of the trainable parameters in memory, in addition to themselves, with i + 1 in flight (memory.rank_need).
+    Memory, and with it the times, depend on how many micro-batches are in flight.  If the devices have memory for the same samples with
+    one more in flight, both cases share a column.  A rank without samples costs nothing and needs no memory.
+    copies[i]: copies of the trainable parameters in memory, in addition to themselves, with i + 1 in flight (memory.rank_need); default:
+    none, with as many in flight as a pipeline can have.
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        *,
-        micro_batch_size: int,
-        sequence_length: int,
-        max_in_flight: int,
-        memory_length: int | None = None,
-        copies: Sequence[int] | None = None,
-        excess: bool = False,
-    ) -> None:
-        count, size = profile.num_layers, micro_batch_size
+    def __init__(self, problem: Problem, *, copies: Sequence[int] = (), excess: bool = False) -> None:
+        profile, size = problem.profile, problem.micro_batch_size
+        count = profile.num_layers
         self.micro_batch_size = size
         starts, stops = np.triu_indices(count)
         ranges = np.full((count, count), -1)  # of layers [x, y): at [x, y - 1]
         ranges[starts, stops] = np.arange(len(starts))
         ranks = range(profile.world_size)
-        held = (0,) * max_in_flight if copies is None else copies
-        footprints = [
-            FootprintTable(profile, rank, starts, stops + 1, sequence_length=memory_length or sequence_length, copies=held)
-            for rank in ranks
-        ]
-        budgets = [device.memory_bytes for device in cluster.devices]
+        held = copies or (0,) * min(profile.world_size, count, problem.micro_batches)
+        footprints = [FootprintTable(profile, rank, starts, stops + 1, sequence_length=problem.longest, copies=held) for rank in ranks]
+        budgets = [device.memory_bytes for device in problem.cluster.devices]
         most = np.stack([table.most_samples(budget, size) for table, budget in zip(footprints, budgets, strict=True)])
         differs = (most[:, 1:] != most[:, :-1]).any(axis=0) | excess  # (in flight - 1, ranges)
         opens = np.concatenate([np.ones((1, len(starts)), bool), differs]).T  # (ranges, in flight): the starts of columns
@@ -163,7 +150,7 @@ class StageTimes:
                 over = footprints[rank].nbytes(samples, live, at) - budgets[rank]
                 cost = np.maximum(over, 0).astype(float)
             else:
-                seconds = _seconds(profile, rank, size, sequence_length)[:, starts, stops]
+                seconds = _seconds(profile, rank, size, problem.sequence_length)[:, starts, stops]
                 cost = np.where(samples > most[rank][live, at], np.inf, seconds[:, at])
             self._costs.append(cost)
         self._rising = all(_raise_to_monotone(cost) for cost in self._costs)

@@ -14,32 +14,24 @@ from workbench.core.profile import Profile
 from workbench.planners.balance import dispatch
 from workbench.planners.memory import cached_need, readable
 from workbench.planners.pricing import allreduce_s, stage_trainable_bytes
+from workbench.planners.problem import Problem
 
 SAMPLE_KINDS = ("LOAD", "SF", "SB")
 MAX_DEVICES_IN_EVERY_SUBSET = 10
 
 
-def plan_cached(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    sequence_length: int,
-    ranks: Sequence[int] | None = None,
-    memory_length: int | None = None,
-) -> Stage:
+def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stage:
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 
     The all-reduce takes longer with more devices, so a device may be left out.  With up to 10 devices every subset is tried, with more the
-    fastest n for every n.  ranks: the devices that may take part (default: all).
-    memory_length: the longest sequence, which must fit (default: sequence_length).  Raises PlanError if the adapters do not fit.
+    fastest n for every n.  ranks: the devices that may take part (default: all).  Raises PlanError if the adapters do not fit.
     """
+    profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
     if batch_size < 1:
         raise ConfigError(f"A cached step of {batch_size} samples was asked for.", "It must be at least 1.", "Raise batch_size.")
-    longest = sequence_length if memory_length is None else memory_length
     usable = sorted(range(cluster.world_size) if ranks is None else ranks)
-    costs = {rank: _costs(profile, cluster, rank, batch_size, sequence_length, longest) for rank in usable}
-    steps = {rank: _step_s(profile, rank, sequence_length) for rank in usable}
+    costs = {rank: _costs(problem, rank) for rank in usable}
+    steps = {rank: _step_s(profile, rank, problem.sequence_length) for rank in usable}
     nbytes = sum(layer.trainable_bytes for layer in profile.layers[0])
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
     for members, slowest in _subsets([costs[rank] for rank in usable], batch_size):
@@ -49,7 +41,7 @@ def plan_cached(
         if seconds < best[0] * (1 - 1e-9):
             best = (seconds, chosen)
     if not best[1]:
-        raise _refusal(profile, cluster, usable, batch_size, longest)
+        raise _refusal(problem, usable)
     _, samples = dispatch([[math.inf, *costs[rank][1:].tolist()] for rank in best[1]], batch_size)
     shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(best[1], samples, strict=True))
     return Stage(start=0, stop=profile.num_layers, shares=shares)
@@ -72,13 +64,13 @@ def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
     return sum(layer.seconds("STEP", 1, sequence_length) for layer in profile.layers[rank])
 
 
-def _costs(profile: Profile, cluster: Cluster, rank: int, batch_size: int, sequence_length: int, memory_length: int) -> np.ndarray:
+def _costs(problem: Problem, rank: int) -> np.ndarray:
     """Return (batch_size + 1,) seconds, infinite where the device runs out of memory."""
-    budget = cluster.devices[rank].memory_bytes
+    budget = problem.cluster.devices[rank].memory_bytes
     seconds = [0.0]
-    for samples in range(1, batch_size + 1):
-        need = cached_need(profile, rank, samples=samples, sequence_length=memory_length)
-        seconds.append(math.inf if need.total_bytes > budget else _sample_s(profile, rank, samples, sequence_length))
+    for samples in range(1, problem.batch_size + 1):
+        need = cached_need(problem.profile, rank, samples=samples, sequence_length=problem.longest)
+        seconds.append(math.inf if need.total_bytes > budget else _sample_s(problem.profile, rank, samples, problem.sequence_length))
     return np.array(seconds)
 
 
@@ -117,13 +109,13 @@ def _join(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return result
 
 
-def _refusal(profile: Profile, cluster: Cluster, usable: Sequence[int], batch_size: int, sequence_length: int) -> PlanError:
-    smallest = {rank: cached_need(profile, rank, samples=1, sequence_length=sequence_length).total_bytes for rank in usable}
-    rank = min(usable, key=lambda rank: smallest[rank] - cluster.devices[rank].memory_bytes)
-    device = cluster.devices[rank]
+def _refusal(problem: Problem, usable: Sequence[int]) -> PlanError:
+    smallest = {rank: cached_need(problem.profile, rank, samples=1, sequence_length=problem.longest).total_bytes for rank in usable}
+    rank = min(usable, key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes)
+    device = problem.cluster.devices[rank]
     return PlanError(
         f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"in the cached epochs the adapters and one sample need {readable(smallest[rank])}, and {batch_size} samples"
+        f"in the cached epochs the adapters and one sample need {readable(smallest[rank])}, and {problem.batch_size} samples"
         f" do not fit on {len(usable)} devices together.",
         "Add a device, raise its memory, lower the batch size, or raise the adapters' reduction factor.",
     )

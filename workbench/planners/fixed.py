@@ -2,151 +2,96 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Literal, get_args
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, PlanError
-from workbench.core.plan import Plan, Share, Stage, proportional_ranges
+from workbench.core.errors import ConfigError, PlanError, check_choice
+from workbench.core.inference import proportional_parts
+from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
-from workbench.planners.balance import dispatch as best_dispatch
-from workbench.planners.pac_plus import candidates, micro_batch_size
+from workbench.planners.balance import StageTimes
+from workbench.planners.pac_plus import candidates
 from workbench.planners.pricing import price
+from workbench.planners.problem import Problem
 
 Dispatch = Literal["speed", "equal", "best"]
 
 
 def fixed_plan(
-    profile: Profile,
-    cluster: Cluster,
+    problem: Problem,
     *,
     layers: Sequence[int],
     groups: Sequence[Sequence[int]],
-    batch_size: int,
-    micro_batches: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-    shares: Sequence[Sequence[int]] | None = None,
     dispatch: Dispatch = "speed",
     check_memory: bool = True,
     method: str = "fixed",
 ) -> Plan:
     """Return the plan of stages with `layers[i]` layers on the ranks `groups[i]`.
 
-    shares[i]: the samples of each rank, which sum to a micro-batch.  Without them: "speed" in proportion to each rank's speed, "equal", or
-    "best" by Eq. 4.  Each rank of a group no larger than the micro-batch gets at least one sample (except with "best", which may leave a
-    slow device without samples).  sequence_length: for timing.  memory_length: must fit (default: the same).
+    dispatch: samples in proportion to each rank's "speed", "equal", or "best" by Eq. 4.  Each rank of a group no larger than the
+    micro-batch gets at least one sample (except with "best", which may leave a slow device without samples).
     Raises ConfigError if the numbers do not fit together, PlanError if memory does not suffice.
     """
-    size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
-    longest = sequence_length if memory_length is None else memory_length
+    profile, cluster, size, count = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
     _check_form(profile, cluster, layers, groups)
-    if shares is not None:
-        _check_shares(groups, shares, size)
-    stages, start = [], 0
-    for index, (count, group) in enumerate(zip(layers, groups, strict=True)):
-        stop = start + count
-        if shares is not None:
-            samples = tuple(shares[index])
-        else:
-            live = memory.in_flight(index, len(layers), micro_batches)
-            samples = _samples(profile, cluster, start, stop, group, size, sequence_length, longest, dispatch, live)
+    check_choice("dispatch", dispatch, get_args(Dispatch))
+    times = StageTimes(problem) if dispatch == "best" else None
+    stages: list[Stage] = []
+    for index, (stop, group) in enumerate(zip(accumulate(layers), groups, strict=True)):
+        start = stop - layers[index]
+        samples = () if times is None else times.shares(start, stop, group, memory.in_flight(index, len(layers), count))
+        if not any(samples):  # with "best": nothing fits, and memory.check names the device
+            samples = _spread(_speeds(problem, start, stop, group) if dispatch == "speed" else [1] * len(group), size)
         given = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
         stages.append(Stage(start=start, stop=stop, shares=given))
-        start = stop
-    cost = price(profile, cluster, stages, num_micro_batches=micro_batches, sequence_length=sequence_length)
-    made = Plan(
-        method=method,
-        stages=tuple(stages),
-        micro_batch_size=size,
-        num_micro_batches=micro_batches,
-        predicted_s=cost.parts(),
-    )
+    cost = price(profile, cluster, stages, num_micro_batches=count, sequence_length=problem.sequence_length)
+    made = Plan(method=method, stages=tuple(stages), micro_batch_size=size, num_micro_batches=count, predicted_s=cost.parts())
     if check_memory:
-        memory.check(profile, cluster, made, sequence_length=longest)
+        memory.check(profile, cluster, made, sequence_length=problem.longest)
     return made
 
 
-def standalone(profile: Profile, cluster: Cluster, *, rank: int | None = None, micro_batches: int = 1, **job: Any) -> Plan:
-    """Return the plan of one device: `rank`, or the fastest on which the model fits.  Raises PlanError if it fits on none.
-
-    job: batch_size, sequence_length and memory_length of fixed_plan.
-    """
+def standalone(problem: Problem) -> Plan:
+    """Return the plan of one device, the fastest on which the model fits.  Raises PlanError if it fits on none."""
     made, refusals = [], []
-    for candidate in range(cluster.world_size) if rank is None else (rank,):
-        form: dict[str, Any] = {"layers": (profile.num_layers,), "groups": ((candidate,),), "micro_batches": micro_batches}
+    for rank, device in enumerate(problem.cluster.devices):
         try:
-            made.append(fixed_plan(profile, cluster, **form, **job, method="standalone"))
+            made.append(fixed_plan(problem, layers=(problem.profile.num_layers,), groups=((rank,),), method="standalone"))
         except PlanError as error:
-            refusals.append((cluster.devices[candidate].memory_bytes, error))
+            refusals.append((device.memory_bytes, error))
     if not made:
         raise max(refusals, key=lambda refusal: refusal[0])[1]
     return min(made, key=lambda plan: plan.total_s)
 
 
-def data_parallel(profile: Profile, cluster: Cluster, *, micro_batches: int = 1, **job: Any) -> Plan:
-    """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit.
-
-    job: batch_size, sequence_length and memory_length of fixed_plan.
-    """
-    everyone = (tuple(range(cluster.world_size)),)
-    form: dict[str, Any] = {"layers": (profile.num_layers,), "groups": everyone, "micro_batches": micro_batches}
-    return fixed_plan(profile, cluster, **form, **job, method="data_parallel")
+def data_parallel(problem: Problem) -> Plan:
+    """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit."""
+    everyone = tuple(range(problem.cluster.world_size))
+    return fixed_plan(problem, layers=(problem.profile.num_layers,), groups=(everyone,), method="data_parallel")
 
 
-def pipeline_parallel(profile: Profile, cluster: Cluster, *, micro_batches: int = 4, **job: Any) -> Plan:
+def pipeline_parallel(problem: Problem) -> Plan:
     """Return the balanced pipeline with one device for each stage (Eco-FL).  Raises PlanError if it does not fit.
 
-    job: batch_size, sequence_length and memory_length of fixed_plan.  With more devices than layers, the first num_layers take part.
+    With more devices than layers, the first num_layers take part.
     """
-    ranks = tuple(range(min(cluster.world_size, profile.num_layers)))
-    return candidates(profile, cluster, micro_batches=micro_batches, **job, order=ranks, method="pipeline_parallel", max_group=1)[0]
+    ranks = tuple(range(min(problem.cluster.world_size, problem.profile.num_layers)))
+    return candidates(problem, order=ranks, method="pipeline_parallel", max_group=1)[0]
 
 
-def _samples(
-    profile: Profile,
-    cluster: Cluster,
-    start: int,
-    stop: int,
-    group: Sequence[int],
-    size: int,
-    sequence_length: int,
-    memory_length: int,
-    how: Dispatch,
-    live: int,
-) -> tuple[int, ...]:
-    def seconds(rank: int, samples: int) -> float:
-        layers = profile.layers[rank][start:stop]
-        return sum(layer.forward_s(samples, sequence_length) + layer.backward_s(samples, sequence_length) for layer in layers)
-
-    if how == "equal":
-        weights = [1] * len(group)
-    elif how == "speed":
-        # Integer weights to one part in a million, by the layers' times, or equal if there are none.
-        whole = [seconds(rank, size) for rank in group]
-        weights = [round(1e6 * min(whole) / one) if one > 0 else 1 for one in whole] if min(whole) > 0 else [1] * len(group)
-    elif how == "best":
-        costs = []
-        for rank in group:
-            budget = cluster.devices[rank].memory_bytes
-            row = [0.0]
-            for samples in range(1, size + 1):
-                need = memory.rank_need(profile, rank, start, stop, samples=samples, sequence_length=memory_length, in_flight=live)
-                row.append(math.inf if need.total_bytes > budget else seconds(rank, samples))
-            costs.append(row)
-        best, samples_each = best_dispatch(costs, size)
-        # If nothing fits, divide equally; memory.check then names the device.
-        return samples_each if math.isfinite(best) else _spread([1] * len(group), size)
-    else:
-        raise ConfigError(f"The dispatch '{how}' was asked for.", "Known: speed, equal, best.", "Choose one of them.")
-    return _spread(weights, size)
+def _speeds(problem: Problem, start: int, stop: int, group: Sequence[int]) -> list[int]:
+    """Return integer weights to one part in a million, by the layers' times; equal if there are none."""
+    size, length = problem.micro_batch_size, problem.sequence_length
+    whole = [problem.profile.train_s(rank, size, length, start, stop) for rank in group]
+    return [round(1e6 * min(whole) / one) if one > 0 else 1 for one in whole] if min(whole) > 0 else [1] * len(group)
 
 
 def _spread(weights: Sequence[int], size: int) -> tuple[int, ...]:
     """Divide `size` in proportion to weights, at least one each if there are enough."""
-    counts = [end - first for first, end in proportional_ranges(size, tuple(weights))]
+    counts = list(proportional_parts(size, weights))
     if size >= len(counts):
         while 0 in counts:
             counts[counts.index(max(counts))] -= 1
@@ -173,12 +118,3 @@ def _check_form(profile: Profile, cluster: Cluster, layers: Sequence[int], group
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
         raise ConfigError(asked, f"Ranks {twice} appear more than once.", "Give a device one stage.")
-
-
-def _check_shares(groups: Sequence[Sequence[int]], shares: Sequence[Sequence[int]], size: int) -> None:
-    asked = f"The shares {[list(share) for share in shares]} were asked for."
-    if [len(group) for group in groups] != [len(share) for share in shares]:
-        raise ConfigError(asked, f"The groups are {[list(group) for group in groups]}.", "Give each rank of each group a share.")
-    for share in shares:
-        if min(share) < 0 or sum(share) != size:
-            raise ConfigError(asked, f"A micro-batch has {size} samples; one stage's shares are {list(share)}.", f"Let them sum to {size}.")

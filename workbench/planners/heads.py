@@ -8,7 +8,6 @@ r - l is 2 sigma, because l then does not change.  We follow the pseudo-code, l 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,6 +19,7 @@ from workbench.core.cluster import Device
 from workbench.core.division import PARTS, Direction, Division, part_s
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import LayerProfile, Profile
+from workbench.planners.queries import smallest_maximum
 
 EPSILON_STEPS = 0.5
 SIGMA_SHARE = 1e-6
@@ -102,15 +102,10 @@ def without_surplus(profile: HeadProfile, counts: Sequence[int]) -> tuple[int, .
 
 
 def best_allocation(profile: HeadProfile) -> tuple[int, ...]:
-    """Return the fastest allocation of all K heads.
-
-    The least time is one of the profile's times.  Within a time each processor computes as many heads as it can, a number that rises with
-    the time.  So bisection over the sorted times finds the first time within which all K heads are computed.
-    """
-    times = np.array(profile.seconds)
-    values = np.unique(times)
-    first = bisect_left(values, profile.num_heads, key=lambda value: int((times <= value).sum()))
-    return without_surplus(profile, [int(count) for count in (times <= values[first]).sum(axis=1)])
+    """Return the fastest allocation of all K heads."""
+    counts = smallest_maximum([(0.0, *row) for row in profile.seconds], profile.num_heads)
+    assert counts is not None, "one processor can compute all heads"
+    return tuple(counts)
 
 
 AllocationName = Literal["algorithm1", "optimal"]

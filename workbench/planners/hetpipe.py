@@ -21,49 +21,32 @@ from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.memory import Need, in_flight, rank_need
 from workbench.planners.orders import sorted_orders
-from workbench.planners.pac_plus import candidates, micro_batch_size
+from workbench.planners.pac_plus import candidates
 from workbench.planners.pricing import Pricer
+from workbench.planners.problem import Problem
 
 Groups = tuple[tuple[int, ...], ...]
 MOST_IN_EVERY_ORDER = 4
 """A virtual worker with at most this many devices is planned in every order, a larger one by speed and by memory."""
 
 
-def hetpipe(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    micro_batches: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-    clock_distance: int = 0,
-) -> VirtualWorkers:
+def hetpipe(problem: Problem, *, clock_distance: int = 0) -> VirtualWorkers:
     """Return the virtual workers that train the most samples per second, as `wave_seconds` predicts; several workers if they fit.
 
-    profile: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers with devices of
+    problem: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers with devices of
     every model, and any number of workers of about equal speed.
     Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one batch at a time.
     """
-    size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
+    profile, cluster, size = problem.profile, problem.cluster, problem.micro_batch_size
     found: list[tuple[bool, float, int, VirtualWorkers, dict[str, float]]] = []
     times: dict[bool, StageTimes] = {}
-    for groups in allocations(profile, cluster, sequence_length):
-        longest = max(map(len, groups))
+    for groups in allocations(profile, cluster, problem.sequence_length):
         several = len(groups) > 1
         if several not in times:
-            depth = min(cluster.world_size, profile.num_layers)
-            times[several] = StageTimes(
-                profile,
-                cluster,
-                micro_batch_size=size,
-                sequence_length=sequence_length,
-                memory_length=memory_length,
-                max_in_flight=depth,
-                copies=[live + (_copies_under_way(clock_distance) if several else 0) for live in range(depth)],
-            )
-        for mini_batches in range(1, longest + 1):
-            pipelines = [_pipeline(profile, cluster, times[several], group, mini_batches, sequence_length) for group in groups]
+            depth = range(min(cluster.world_size, profile.num_layers))
+            times[several] = StageTimes(problem, copies=[live + (_copies_under_way(clock_distance) if several else 0) for live in depth])
+        for mini_batches in range(1, max(map(len, groups)) + 1):
+            pipelines = [_pipeline(problem, times[several], group, mini_batches) for group in groups]
             plans = tuple(
                 Plan(method="hetpipe", stages=balanced.stages, micro_batch_size=size, num_micro_batches=mini_batches)
                 for balanced in pipelines
@@ -72,13 +55,15 @@ def hetpipe(
             if len(plans) < len(groups):
                 break  # more in flight needs more memory
             workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches, clock_distance=clock_distance)
-            held = needs(profile, workers, sequence_length=sequence_length if memory_length is None else memory_length)
+            held = needs(profile, workers, sequence_length=problem.longest)
             if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in held.items()):
                 break
-            parts = wave_seconds(profile, cluster, workers, sequence_length=sequence_length)
+            parts = wave_seconds(profile, cluster, workers, sequence_length=problem.sequence_length)
             found.append((not several, sum(parts.values()) / workers.wave_samples, len(found), workers, parts))
     if not found:
-        _refuse(profile, cluster, size, sequence_length, memory_length)
+        # The setting with the least memory: one pipeline of all devices with one mini-batch at a time.
+        whole = replace(problem, batch_size=size, micro_batches=1)
+        candidates(whole, order=range(min(cluster.world_size, profile.num_layers)), max_group=1, method="hetpipe")
         raise PlanError("HetPipe was asked for.", "The model fits on all devices together, but with no virtual workers.", "Add memory.")
     *_, workers, parts = min(found, key=lambda one: one[:3])
     return replace(workers, predicted_s=parts)
@@ -137,14 +122,9 @@ def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *,
         # With one mini-batch, beginning, execution and ending are its way through the pipeline and back.
         turn_s = price.total_s / min(workers.in_flight, len(plan.stages))
         for stage in plan.stages:
-            layers = profile.layers[stage.ranks[0]][stage.start : stage.stop]
-            own_s = sum(
-                layer.forward_s(plan.micro_batch_size, sequence_length)
-                + layer.backward_s(plan.micro_batch_size, sequence_length)
-                + layer.seconds("STEP", 1, 1)
-                for layer in layers
-            )
-            turn_s = max(turn_s, own_s)
+            rank, (start, stop) = stage.ranks[0], (stage.start, stage.stop)
+            update_s = sum(layer.seconds("STEP", 1, 1) for layer in profile.layers[rank][start:stop])
+            turn_s = max(turn_s, profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s)
         pipeline_s = max(pipeline_s, workers.in_flight * turn_s)
     exposed_s = max(0.0, _synchronization_s(profile, cluster, workers) - workers.clock_distance * pipeline_s)
     return {"pipeline": pipeline_s, "synchronization": exposed_s}
@@ -173,7 +153,7 @@ def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorke
 def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Groups]:
     """Return the divisions of the devices into virtual workers: by node, equal and hybrid, without repetitions."""
     count = cluster.world_size
-    speeds = [1 / max(_whole_s(profile, rank, sequence_length), 1e-12) for rank in range(count)]
+    speeds = [1 / max(profile.train_s(rank, 1, sequence_length), 1e-12) for rank in range(count)]
     makes: dict[str, list[int]] = {}
     for rank, device in enumerate(cluster.devices):
         makes.setdefault(device.model or f"{speeds[rank]:.3g}/s", []).append(rank)
@@ -191,38 +171,17 @@ def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> lis
     return list(dict.fromkeys(tuple(sorted(map(tuple, groups))) for groups in fits))
 
 
-def _whole_s(profile: Profile, rank: int, sequence_length: int) -> float:
-    return sum(layer.forward_s(1, sequence_length) + layer.backward_s(1, sequence_length) for layer in profile.layers[rank])
-
-
-def _pipeline(
-    profile: Profile, cluster: Cluster, times: StageTimes, group: Sequence[int], in_flight: int, sequence_length: int
-) -> Balanced | None:
+def _pipeline(problem: Problem, times: StageTimes, group: Sequence[int], in_flight: int) -> Balanced | None:
     """Return the most balanced pipeline of all of a group's devices, None if none fits; on a tie, the one that sends the fewest bytes."""
+    profile, length = problem.profile, problem.sequence_length
     if len(group) <= MOST_IN_EVERY_ORDER:
         orders = list(permutations(group))
     else:
-        every = sorted_orders(profile, cluster, sequence_length)
-        orders = [tuple(rank for rank in order if rank in group) for order in every]
+        orders = [tuple(rank for rank in order if rank in group) for order in sorted_orders(profile, problem.cluster, length)]
     best: tuple[float, int, Balanced] | None = None
     for order in dict.fromkeys(orders):
         for balanced in balance(times, profile.num_layers, order, in_flight, max_group=1):
-            moved = sum(profile.layers[one.ranks[0]][one.stop - 1].output_bytes(1, sequence_length) for one, _ in pairwise(balanced.stages))
+            moved = sum(profile.layers[one.ranks[0]][one.stop - 1].output_bytes(1, length) for one, _ in pairwise(balanced.stages))
             if len(balanced.stages) == len(group) and (best is None or (balanced.bottleneck_s, moved) < best[:2]):
                 best = (balanced.bottleneck_s, moved, balanced)
     return None if best is None else best[2]
-
-
-def _refuse(profile: Profile, cluster: Cluster, size: int, sequence_length: int, memory_length: int | None) -> None:
-    """Raise the PlanError of the setting with the least memory: one pipeline of all devices with one mini-batch at a time."""
-    candidates(
-        profile,
-        cluster,
-        batch_size=size,
-        micro_batches=1,
-        sequence_length=sequence_length,
-        memory_length=memory_length,
-        order=tuple(range(min(cluster.world_size, profile.num_layers))),
-        max_group=1,
-        method="hetpipe",
-    )

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
 from workbench.planners.balance import StageTimes, balance
 from workbench.planners.orders import Order, device_types, search_orders, sorted_orders
-from workbench.planners.pac_plus import Objective, candidates, micro_batch_size, objective_s
+from workbench.planners.pac_plus import candidates
 from workbench.planners.pricing import Pricer
+from workbench.planners.problem import Problem
 
 MAX_ORDERS = 5040
 """Up to this many orders are all tried; with more, a search evaluates at most this many."""
@@ -46,42 +45,27 @@ class OrderStudy:
 
 
 def order_study(
-    profile: Profile,
-    cluster: Cluster,
+    problem: Problem,
     *,
-    batch_size: int,
-    micro_batches: int,
-    sequence_length: int,
-    memory_length: int | None = None,
-    objective: Objective = "bottleneck",
     price: Callable[[Plan], float] | None = None,
     keep: int = 20,
     max_orders: int = MAX_ORDERS,
-    seed: int = 0,
 ) -> OrderStudy:
     """Return Algorithm 1's result for every distinct order of the devices, or along a local search if there are more than max_orders.
 
     price: seconds of a step under a plan, for example by simulation.  It is called for the plans of the `keep` best orders and of the fixed
-    order, and ranks them.  Without it the objective's own seconds count.  Raises PlanError if no plan fits in any order.
+    order, and ranks them; without it Price.bottleneck_s counts.  Raises PlanError if no plan fits in any order.
     """
-    size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
-    times = StageTimes(
-        profile,
-        cluster,
-        micro_batch_size=size,
-        sequence_length=sequence_length,
-        memory_length=memory_length,
-        max_in_flight=min(cluster.world_size, profile.num_layers, micro_batches),
-    )
-    pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+    profile, cluster, count = problem.profile, problem.cluster, problem.micro_batches
+    times, pricer = StageTimes(problem), Pricer(profile, cluster, sequence_length=problem.sequence_length)
 
     def look(ranks: Order) -> float:
-        found = balance(times, profile.num_layers, ranks, micro_batches)
-        return min((objective_s(pricer(balanced.stages, micro_batches), objective) for balanced in found), default=math.inf)
+        found = balance(times, profile.num_layers, ranks, count)
+        return min((pricer(balanced.stages, count).bottleneck_s for balanced in found), default=math.inf)
 
     types, fixed = device_types(profile, cluster), tuple(range(cluster.world_size))
-    starts = [fixed, *sorted_orders(profile, cluster, sequence_length)]
-    search = search_orders(types, look, starts, max_orders=max_orders, seed=seed)
+    starts = [fixed, *sorted_orders(profile, cluster, problem.sequence_length)]
+    search = search_orders(types, look, starts, max_orders=max_orders)
     fitting = sorted((value, order) for order, value in search.value.items() if math.isfinite(value))
     kept = dict.fromkeys(order for _, order in fitting[:keep])
     # The fixed order may be equal by types to another one in the list.
@@ -91,16 +75,7 @@ def order_study(
         kept |= {same: None}
 
     def planned(order: Order) -> tuple[float, Plan]:
-        made = candidates(
-            profile,
-            cluster,
-            batch_size=batch_size,
-            micro_batches=micro_batches,
-            sequence_length=sequence_length,
-            memory_length=memory_length,
-            order=order if fitting else "all",
-            objective=objective,
-        )
+        made = candidates(problem, order=order if fitting else "all", objective="bottleneck")
         if price is None:
             return search.value[order], made[0]
         return min(((price(plan), plan) for plan in made), key=lambda pair: pair[0])

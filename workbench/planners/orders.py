@@ -65,9 +65,7 @@ def checked_order(cluster: Cluster, order: Sequence[int]) -> Order:
 def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Order]:
     """Return the orders by speed and by memory, rising and falling, without repetitions."""
     ranks = range(cluster.world_size)
-    seconds = [
-        sum(layer.forward_s(1, sequence_length) + layer.backward_s(1, sequence_length) for layer in profile.layers[rank]) for rank in ranks
-    ]
+    seconds = [profile.train_s(rank, 1, sequence_length) for rank in ranks]
     memory = [device.memory_bytes for device in cluster.devices]
     keys: tuple[Callable[[int], tuple[float, float]], ...] = (
         lambda rank: (seconds[rank], -memory[rank]),
@@ -87,9 +85,7 @@ class Search:
     exhaustive: bool
 
 
-def search_orders(
-    types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int, seed: int = 0
-) -> Search:
+def search_orders(types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int) -> Search:
     """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by swapping two devices.
 
     The climb takes the first swap that helps, in random order.  It ends if none helps or after max_orders evaluations.
@@ -107,7 +103,7 @@ def search_orders(
         return seen[key]
 
     best = min(starts, key=look)
-    draw = random.Random(seed)
+    draw = random.Random(0)
     improved = True
     while improved:
         improved = False

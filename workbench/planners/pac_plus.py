@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Stage
-from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.cached import plan_cached
 from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
 from workbench.planners.pricing import Price, Pricer
+from workbench.planners.problem import Problem
 
 Objective = Literal["paper", "bottleneck"]
 MAX_CELLS = 1_600_000
@@ -31,62 +30,34 @@ MORE_ORDERS = 10
 """If nothing fits in these orders, this many times as many are tried to find one in which something does."""
 
 
-def plan(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch_size: int,
-    sequence_length: int,
-    order: Sequence[int] | Literal["all"] | None = None,
-    method: str = "pac_plus",
-    cached: bool = True,
-    memory_length: int | None = None,
-    **settings: Any,
-) -> Plan:
+def plan(problem: Problem, *, order: Sequence[int] | Literal["all"] | None = None, cached: bool = True, **settings: Any) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
     order: the ordered set D as ranks, or "all" to try every distinct order (see orders.search_orders: all of them if MAX_CELLS
     allows, else a local search).  Default: the cluster's order; if nothing fits in it, as for "all", with a note.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
-    sequence_length: of a typical batch, for timing.  memory_length: of the longest, which must fit (default: the same).
-    settings: micro_batches and others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
+    settings: others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
     """
-    lengths: dict[str, Any] = {"sequence_length": sequence_length, "memory_length": memory_length}
-    settings |= {"batch_size": batch_size, "order": order, "method": method}
-    best = candidates(profile, cluster, **lengths, **settings)[0]
-    if not cached:
-        return best
-    ranks = None if order is None or isinstance(order, str) else order
-    stage = plan_cached(profile, cluster, batch_size=batch_size, ranks=ranks, **lengths)
-    return replace(best, cached=stage)
+    best = candidates(problem, order=order, **settings)[0]
+    return replace(best, cached=plan_cached(problem, ranks=None if isinstance(order, str) else order)) if cached else best
 
 
 def candidates(
-    profile: Profile,
-    cluster: Cluster,
+    problem: Problem,
     *,
-    batch_size: int,
-    micro_batches: int,
-    sequence_length: int,
     order: Sequence[int] | Literal["all"] | None = None,
     objective: Objective = "paper",
     method: str = "pac_plus",
     max_group: int | None = None,
-    memory_length: int | None = None,
 ) -> list[Plan]:
     """Return W_s for every number of stages s that fits, in order of the objective, for re-ranking by simulation.
 
     With several orders these are the MAX_PLANS cheapest, with a W_s of each order.
-    max_group: the most devices of a group (1: a plain pipeline).  memory_length: see plan.  Raises PlanError if nothing fits.
+    max_group: the most devices of a group (1: a plain pipeline).  Raises PlanError if nothing fits.
     """
-    size = micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
-    longest = sequence_length if memory_length is None else memory_length
-
-    def stage_times(length: int, **settings: Any) -> StageTimes:
-        live = min(cluster.world_size, profile.num_layers, micro_batches)
-        return StageTimes(profile, cluster, micro_batch_size=size, sequence_length=length, max_in_flight=live, **settings)
-
-    times = stage_times(sequence_length, memory_length=longest)
+    profile, cluster, size, micro_batches = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
+    check_choice("objective", objective, get_args(Objective))
+    times = StageTimes(problem)
     best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
     given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
     if max_group is not None and max_group * profile.num_layers < len(given):
@@ -95,13 +66,13 @@ def candidates(
             f"{len(given)} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
             "Raise max_group, or name fewer devices in order.",
         )
-    pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+    pricer = Pricer(profile, cluster, sequence_length=problem.sequence_length)
 
     def look(ranks: tuple[int, ...]) -> float:
         least = math.inf
         for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
             cost = pricer(balanced.stages, micro_batches)
-            value = objective_s(cost, objective)
+            value = cost.total_s if objective == "paper" else cost.bottleneck_s
             least = min(least, value)
             if balanced.stages not in best:
                 made = Plan(
@@ -115,7 +86,7 @@ def candidates(
                 best[balanced.stages] = (value, made)
         return least
 
-    starts = [given, *sorted_orders(profile, cluster, sequence_length)]
+    starts = [given, *sorted_orders(profile, cluster, problem.sequence_length)]
     types = device_types(profile, cluster)
     max_orders = MAX_CELLS // (CELLS_OF_AN_ORDER + profile.num_layers**2 * cluster.world_size**3 // 6) + len(starts)
     if isinstance(order, str):
@@ -126,7 +97,7 @@ def candidates(
         look(given)
     if not best:
         is_fixed = order is not None and not isinstance(order, str)
-        over = stage_times(longest, excess=True)
+        over = StageTimes(problem, excess=True)
         nearest: dict[tuple[int, ...], Balanced] = {}
 
         def missing(ranks: tuple[int, ...]) -> float:
@@ -140,43 +111,14 @@ def candidates(
             search_orders(types, missing, starts, max_orders=MORE_ORDERS * max_orders)
         closest = min(nearest, key=lambda ranks: nearest[ranks].bottleneck_s)
         if nearest[closest].bottleneck_s > 0:
-            raise _refusal(profile, cluster, nearest[closest], size, micro_batches, longest, is_fixed=is_fixed)
+            raise _refusal(problem, nearest[closest], is_fixed=is_fixed)
         search_orders(types, look, [closest, *starts], max_orders=max_orders)
         if order is None:
             best = {stages: (value, replace(made, notes=(OTHER_ORDER, *made.notes))) for stages, (value, made) in best.items()}
     ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))[:MAX_PLANS]
     for _, made in ranked:
-        memory.check(profile, cluster, made, sequence_length=longest)
+        memory.check(profile, cluster, made, sequence_length=problem.longest)
     return [made for _, made in ranked]
-
-
-def objective_s(cost: Price, objective: Objective) -> float:
-    """Return the seconds that an objective minimises."""
-    check_choice("objective", objective, get_args(Objective))
-    return cost.total_s if objective == "paper" else cost.bottleneck_s
-
-
-def micro_batch_size(profile: Profile, cluster: Cluster, batch_size: int, micro_batches: int, sequence_length: int) -> int:
-    """Return B of Table II.  Raises ConfigError if profile, cluster and numbers do not fit together."""
-    if profile.world_size != cluster.world_size:
-        raise ConfigError(
-            f"A plan for cluster '{cluster.name}' of {cluster.world_size} devices was asked for.",
-            f"The profile of '{profile.model}' covers {profile.world_size}.",
-            "Profile this cluster.",
-        )
-    if min(batch_size, micro_batches, sequence_length) < 1:
-        raise ConfigError(
-            f"A plan for batch_size {batch_size}, micro_batches {micro_batches}, sequence_length {sequence_length} was asked for.",
-            "Each must be at least 1.",
-            "Raise it.",
-        )
-    if batch_size % micro_batches:
-        raise ConfigError(
-            f"A batch_size of {batch_size} in {micro_batches} micro_batches was asked for.",
-            f"{batch_size} is not a multiple of {micro_batches}.",
-            "Change one of them.",
-        )
-    return batch_size // micro_batches
 
 
 def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
@@ -188,12 +130,11 @@ def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
     )
 
 
-def _refusal(
-    profile: Profile, cluster: Cluster, nearest: Balanced, size: int, micro_batches: int, sequence_length: int, *, is_fixed: bool
-) -> PlanError:
+def _refusal(problem: Problem, nearest: Balanced, *, is_fixed: bool) -> PlanError:
     """Return the error for the plan that comes closest to fitting, with its missing bytes."""
-    made = Plan(method="", stages=nearest.stages, micro_batch_size=size, num_micro_batches=micro_batches)
-    needs = memory.plan_needs(profile, made, sequence_length=sequence_length)
+    cluster = problem.cluster
+    made = Plan(method="", stages=nearest.stages, micro_batch_size=problem.micro_batch_size, num_micro_batches=problem.micro_batches)
+    needs = memory.plan_needs(problem.profile, made, sequence_length=problem.longest)
     rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
     index = made.stage_of(rank)
     assert index is not None

@@ -13,13 +13,12 @@ from itertools import combinations
 
 import numpy as np
 
-from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
 from workbench.planners.orders import OTHER_ORDER
 from workbench.planners.pricing import Pricer
+from workbench.planners.problem import Problem
 
 Shape = tuple[tuple[int, tuple[int, ...]], ...]  # for each stage: its layers, and its group
 
@@ -33,16 +32,7 @@ MAX_CLOSED = 400
 """After this many closed-form evaluations no further start is improved: 0.03 s."""
 
 
-def refine(
-    starts: Sequence[Plan],
-    profile: Profile,
-    cluster: Cluster,
-    price: Callable[[Plan], float],
-    *,
-    sequence_length: int,
-    memory_length: int | None = None,
-    max_prices: int = 400,
-) -> Plan:
+def refine(starts: Sequence[Plan], problem: Problem, price: Callable[[Plan], float], *, max_prices: int = 400) -> Plan:
     """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
     starts: plans with one micro-batch size.  The closed form (pricing.Price.bottleneck_s) improves them, the best first, until no move
@@ -51,17 +41,9 @@ def refine(
     swaps two devices or two stages, merges two stages, or cuts one.  max_prices: the most calls of `price`.
     The shares of the cached epochs do not change.
     """
-    first = starts[0]
-    longest = sequence_length if memory_length is None else memory_length
-    times = StageTimes(
-        profile,
-        cluster,
-        micro_batch_size=first.micro_batch_size,
-        sequence_length=sequence_length,
-        memory_length=longest,
-        max_in_flight=min(cluster.world_size, profile.num_layers, first.num_micro_batches),
-    )
-    pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+    first, profile, cluster = starts[0], problem.profile, problem.cluster
+    times = StageTimes(replace(problem, batch_size=first.mini_batch_size, micro_batches=first.num_micro_batches))
+    pricer = Pricer(profile, cluster, sequence_length=problem.sequence_length)
     closed: dict[Stages, float] = {}
     asked: dict[Stages, float] = {}
 
@@ -90,7 +72,7 @@ def refine(
         return best
 
     def fits(stages: Stages) -> bool:
-        needs = memory.plan_needs(profile, replace(first, stages=stages), sequence_length=longest)
+        needs = memory.plan_needs(profile, replace(first, stages=stages), sequence_length=problem.longest)
         return all(need.total_bytes <= cluster.devices[rank].memory_bytes for rank, need in needs.items())
 
     found = dict.fromkeys(plan.stages for plan in starts)

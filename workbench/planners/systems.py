@@ -1,80 +1,46 @@
-"""All planners by name: the paradigms of any technique, and the systems of PAC+'s evaluation, with Asteroid and PAC+ (Homo) (VI-A)."""
+"""Asteroid and PAC+ (Homo), of PAC+'s evaluation (section VI-A), and the paradigms of any technique by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners import memory
 from workbench.planners.fixed import data_parallel, pipeline_parallel, standalone
-from workbench.planners.hetpipe import hetpipe
 from workbench.planners.orders import sorted_orders
-from workbench.planners.pac_plus import candidates, micro_batch_size, plan
+from workbench.planners.pac_plus import candidates, plan
 from workbench.planners.pricing import price
-
-P_co = TypeVar("P_co", covariant=True)
-
-
-class Planner(Protocol[P_co]):
-    """Returns a Plan (one pipeline) or VirtualWorkers (several).  Raises PlanError, naming device, stage and bytes, if nothing fits."""
-
-    def __call__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        *,
-        batch_size: int,
-        micro_batches: int,
-        sequence_length: int,
-        memory_length: int | None = None,
-    ) -> P_co:
-        """Plan for batches of `sequence_length` tokens; those of `memory_length` (default: the same) must fit."""
-        ...
+from workbench.planners.problem import Problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class System:
-    """A system of the evaluation.  label: as in the paper.  technique: its fine-tuning technique, which the profile must have."""
-
-    label: str
-    technique: str
-    plan: Planner[Plan] | Planner[VirtualWorkers]
-
-
-def whole_batches(planner: Callable[..., Plan]) -> Planner[Plan]:
+def whole_batches(planner: Callable[[Problem], Plan]) -> Callable[[Problem], Plan]:
     """Return a planner that works 'strictly at the mini-batch granularity' (section VI-B) and ignores micro_batches."""
-
-    def planned(profile: Profile, cluster: Cluster, *, micro_batches: int, **job: Any) -> Plan:
-        return planner(profile, cluster, **job)
-
-    return planned
+    return lambda problem: planner(replace(problem, micro_batches=1))
 
 
-def asteroid(profile: Profile, cluster: Cluster, *, batch_size: int, micro_batches: int, sequence_length: int, **job: Any) -> Plan:
+def asteroid(problem: Problem) -> Plan:
     """Return the fastest hybrid pipeline of full fine-tuning (Asteroid; Ye et al., MobiCom 2024).
 
-    profile: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts are fitted to the
+    problem: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts are fitted to the
     devices.  Our choices: the cost function (pricing.Price.bottleneck_s), the orders (the cluster's, by speed, by memory), and a finer
-    division of a mini-batch than `micro_batches` if that is faster or the only way to fit.  job: memory_length of Planner.
+    division of a mini-batch than `micro_batches` if that is faster or the only way to fit.
     Raises PlanError, naming device, stage and bytes, if nothing fits even with one sample in each micro-batch.
     """
-    micro_batch_size(profile, cluster, batch_size, micro_batches, sequence_length)
-    settings: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length, **job}
-    settings |= {"objective": "bottleneck", "method": "asteroid"}
+    _ = problem.micro_batch_size  # refuses impossible numbers
+    profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
+    orders = dict.fromkeys([tuple(range(cluster.world_size)), *sorted_orders(profile, cluster, problem.sequence_length)])
     found: list[Plan] = []
     refusal: PlanError | None = None
-    for finer in (count for count in range(micro_batches, batch_size + 1) if batch_size % count == 0):
-        for order in dict.fromkeys([tuple(range(cluster.world_size)), *sorted_orders(profile, cluster, sequence_length)]):
+    for finer in (count for count in range(problem.micro_batches, batch_size + 1) if batch_size % count == 0):
+        for order in orders:
             try:
-                found += candidates(profile, cluster, micro_batches=finer, order=order, **settings)[:1]
+                found += candidates(replace(problem, micro_batches=finer), order=order, objective="bottleneck", method="asteroid")[:1]
             except PlanError as error:
                 refusal = error
     if not found:
@@ -82,27 +48,26 @@ def asteroid(profile: Profile, cluster: Cluster, *, batch_size: int, micro_batch
         raise refusal
 
     def seconds(made: Plan) -> float:
-        stages, count = made.stages, made.num_micro_batches
-        return price(profile, cluster, stages, num_micro_batches=count, sequence_length=sequence_length).bottleneck_s
+        count = made.num_micro_batches
+        return price(profile, cluster, made.stages, num_micro_batches=count, sequence_length=problem.sequence_length).bottleneck_s
 
     return min(found, key=seconds)
 
 
-def homogeneous(profile: Profile, cluster: Cluster, *, micro_batches: int, sequence_length: int, **job: Any) -> Plan:
+def homogeneous(problem: Problem, *, cached: bool = True) -> Plan:
     """Return PAC+ (Homo)'s plan: Algorithm 1 with all devices at their mean speed; its predicted time uses the real devices.
 
-    It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.
-    job: batch_size and memory_length of Planner, and cached of pac_plus.plan.
+    It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.  cached: see pac_plus.plan.
     Raises PlanError, naming device, stage and bytes, if it finds no plan or one does not fit.
     """
+    profile, cluster, longest = problem.profile, problem.cluster, problem.longest
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
-    job |= {"sequence_length": sequence_length, "method": "pac_plus_homogeneous"}
-    made = plan(alike, _alike(cluster), micro_batches=micro_batches, **job)
-    longest = job.get("memory_length") or sequence_length
+    made = plan(replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous")
     memory.check(profile, cluster, made, sequence_length=longest)
     if made.cached is not None:
         memory.check_cached(profile, cluster, made.cached, sequence_length=longest)
-    cost = price(profile, cluster, made.stages, num_micro_batches=micro_batches, sequence_length=sequence_length)
+    count = problem.micro_batches
+    cost = price(profile, cluster, made.stages, num_micro_batches=count, sequence_length=problem.sequence_length)
     return replace(made, predicted_s=cost.parts(), notes=())
 
 
@@ -133,18 +98,9 @@ def _mean_grid(grids: Sequence[Grid]) -> Grid:
     return Grid(batch_sizes=batch_sizes, sequence_lengths=lengths, seconds=seconds)
 
 
-PARADIGMS: dict[str, Planner[Plan]] = {
+PARADIGMS: dict[str, Callable[[Problem], Plan]] = {
     "standalone": whole_batches(standalone),
     "data_parallel": whole_batches(data_parallel),
     "pipeline_parallel": pipeline_parallel,
     "hybrid": partial(plan, cached=False),
-}
-
-SYSTEMS: dict[str, System] = {
-    "eco_fl": System(label="PP (Eco-FL)", technique="full", plan=pipeline_parallel),
-    "eddl": System(label="DP (EDDL)", technique="full", plan=whole_batches(data_parallel)),
-    "hetpipe": System(label="HetPipe", technique="full", plan=hetpipe),
-    "asteroid": System(label="Asteroid", technique="full", plan=asteroid),
-    "pac_plus_homogeneous": System(label="PAC+ (Homo)", technique="parallel_adapters", plan=homogeneous),
-    "pac_plus": System(label="PAC+", technique="parallel_adapters", plan=plan),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core.activities import activities, require_progress
-from workbench.core.schedule import ALLREDUCE, RECV, STEP, Op, Schedule, Value, paused_collector, recv, send
+from workbench.core.schedule import ALLREDUCE, RECV, SEND, STEP, Op, Schedule, Value, paused_collector, recv, send
 
 GRADIENT = "gacc"
 SUMMED = "gsum"
@@ -16,48 +16,55 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     """Return the schedule with a SEND and RECV for each value that a rank reads (or has as an output) and another rank has.
 
     The SEND comes right after the write on the rank that computes the value: the lowest rank, if several do; at the very start, if it is
-    an input there.  The RECV comes right before the first read, or earlier if a value sent later on the same channel is read earlier:
-    both sides of a channel have the same order.  A value that no rank has is left for `check` to report.
+    an input there.  The RECV: see insert_receives.  A value that no rank has is left for `check` to report.
     """
-    missing: list[tuple[Value, int, int]] = []  # (value, destination, index of the first read)
+    missing: list[tuple[Value, int]] = []  # (value, destination)
     for rank, ops in enumerate(schedule.ops):
-        present = set(schedule.inputs[rank])
-        for op in ops:
-            present.update(op.writes)
-        for index, op in enumerate(ops):
-            for value in op.reads:
-                if value not in present:
-                    present.add(value)
-                    missing.append((value, rank, index))
-        for value in schedule.outputs[rank]:
-            if value not in present:
-                present.add(value)
-                missing.append((value, rank, len(ops)))
-    homes = _homes(schedule, {value for value, _, _ in missing})
-    # (source, index of the write, value, destination, index of the first read)
-    transfers = [(*homes[value], value, rank, index) for value, rank, index in missing if value in homes]
-    transfers.sort()
-
+        present = {*schedule.inputs[rank], *(value for op in ops for value in op.writes)}
+        wanted = dict.fromkeys((*(value for op in ops for value in op.reads), *schedule.outputs[rank]))
+        missing += [(value, rank) for value in wanted if value not in present]
+    homes = _homes(schedule, {value for value, _ in missing})
     sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
-    for source, index, value, destination, _ in transfers:
+    for source, index, value, destination in sorted((*homes[value], value, rank) for value, rank in missing if value in homes):
         sends[source].setdefault(index, []).append(send(value, source, destination))
-    receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
-    earliest: dict[tuple[int, int], int] = {}  # for each channel: the position of its next RECV
-    for source, _, value, destination, first_read in reversed(transfers):
-        place = min(first_read, earliest.get((source, destination), first_read))
-        earliest[source, destination] = place
-        receives[destination].setdefault(place, []).append(recv(value, source, destination))
-
     complete = []
-    for rank, ops in enumerate(schedule.ops):
-        sent, received = sends[rank], receives[rank]
+    for ops, sent in zip(schedule.ops, sends, strict=True):
         merged = list(sent.get(-1, ()))
         for index, op in enumerate(ops):
-            merged += reversed(received.get(index, ()))
-            merged.append(op)
-            merged += sent.get(index, ())
-        merged += reversed(received.get(len(ops), ()))
+            merged += (op, *sent.get(index, ()))
         complete.append(tuple(merged))
+    return insert_receives(replace(schedule, ops=tuple(complete)))
+
+
+@paused_collector()
+def insert_receives(schedule: Schedule) -> Schedule:
+    """Return the schedule with the RECV of every SEND that has none.
+
+    It comes right before the first operation that reads the value, or earlier if a value sent later on the same channel is read earlier:
+    both sides of a channel have the same order.
+    """
+    first_reads: list[dict[Value, int]] = [{} for _ in schedule.ops]
+    for reads, ops in zip(first_reads, schedule.ops, strict=True):
+        for index, op in enumerate(ops):
+            for value in op.reads:
+                reads.setdefault(value, index)
+    received = [{op.writes[0] for op in ops if op.kind == RECV} for ops in schedule.ops]
+    receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
+    for rank, ops in reversed(list(enumerate(schedule.ops))):
+        earliest: dict[int, int] = {}  # by destination: the position of the channel's next RECV
+        for op in reversed(ops):
+            if op.kind == SEND and op.reads[0] not in received[op.ranks[1]]:
+                destination, value = op.ranks[1], op.reads[0]
+                end = len(schedule.ops[destination])
+                place = min(first_reads[destination].get(value, end), earliest.get(destination, end))
+                earliest[destination] = place
+                receives[destination].setdefault(place, []).append(recv(value, rank, destination))
+    complete = []
+    for ops, own in zip(schedule.ops, receives, strict=True):
+        merged: list[Op] = []
+        for index, op in enumerate(ops):
+            merged += (*reversed(own.get(index, ())), op)
+        complete.append((*merged, *reversed(own.get(len(ops), ()))))
     return replace(schedule, ops=tuple(complete))
 
 

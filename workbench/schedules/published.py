@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from workbench.core.errors import ScheduleError, did_you_mean
+from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import Schedule
 from workbench.core.virtual_workers import VirtualWorkers
@@ -118,17 +119,13 @@ def _query_chain(sizes: Sizes) -> Schedule:
 
 
 def _queries(sizes: Sizes) -> Schedule:
-    return query_step([Share(rank=rank, queries=count) for rank, count in enumerate(_spread(sizes["queries"], sizes["ranks"])) if count])
+    counts = proportional_parts(sizes["queries"], (1,) * sizes["ranks"])
+    return query_step([Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count])
 
 
 def _cached(sizes: Sizes) -> Schedule:
     shares = tuple(Share(rank=rank, samples=1) for rank in range(sizes["ranks"]))
     return cached_step(Stage(start=0, stop=1, shares=shares), (1,) * sizes["ranks"])
-
-
-def _spread(whole: int, count: int) -> list[int]:
-    """Split `whole` into `count` integers that are as equal as possible."""
-    return [whole // count + (place < whole % count) for place in range(count)]
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -158,7 +155,7 @@ PUBLISHED: Mapping[str, Published] = {
     "split_heads": Published(
         paper="Confidant: attention heads on the processors of one device (section 3.3)",
         sizes={"processors": 2, "heads": 12, "layers": 2},
-        build=lambda sizes: split_heads(_spread(sizes["heads"], sizes["processors"]), num_layers=sizes["layers"]),
+        build=lambda sizes: split_heads(proportional_parts(sizes["heads"], (1,) * sizes["processors"]), num_layers=sizes["layers"]),
     ),
     "ring": Published(
         paper="RingAda: adapters on a ring, the upper layers unfrozen (sections III and IV)",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
@@ -27,27 +26,14 @@ FEW, MORE = 3, 7
 """Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceProblem:
-    """A planning problem: every operation's cost on every device, the devices, and the length of a sequence.
+@dataclass(frozen=True, slots=True)
+class InferenceProblem(galaxy_plus.SequenceProblem):
+    """A planning problem whose plans are simulated.  prices: of plans, from simulations of few layers."""
 
-    decoder_length: tokens of the decoder of an encoder-decoder, 0: as many as the encoder's.  prices: of plans, from simulations of few
-    layers.
-    """
-
-    profile: InferenceProfile
-    cluster: Cluster
-    length: int
-    decoder_length: int = 0
     prices: InferencePrices = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prices", prices_of(self.profile, self.cluster, self.lengths))
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Return the tokens of each stack."""
-        return (self.length, self.decoder_length or self.length)[: len(self.profile.stacks)]
 
     def on(self, cluster: Cluster) -> InferenceProblem:
         """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
@@ -87,7 +73,7 @@ class InferenceProblem:
                 "embedding, head, norms": need.ends_bytes + need.layer_bytes,
                 "activations": need.working_bytes,
             }
-            for rank, need in galaxy_plus.inference_needs(made, self.profile, length=self.length).items()
+            for rank, need in self.needs(made).items()
         }
 
     def fullness(self, made: InferencePlan) -> float:
@@ -98,7 +84,7 @@ class InferenceProblem:
     def refusal(self, made: InferencePlan) -> PlanError | None:
         """Return the reason why a plan does not fit, naming device and bytes; None if it fits."""
         try:
-            galaxy_plus.check_inference(made, self.profile, self.cluster, length=self.length)
+            self.check(made)
         except PlanError as error:
             return error
         return None
@@ -117,7 +103,7 @@ def measured_problem(job: Job, cluster: Cluster) -> InferenceProblem:
     prepared = prepare(job)
     profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=True)
     return InferenceProblem(
-        profile=inference_of(profile), cluster=cluster, length=prepared.typical_length, decoder_length=prepared.decoder_length or 0
+        profile=inference_of(profile), cluster=cluster, length=prepared.typical_length, decoder_length=prepared.decoder_length
     )
 
 
@@ -132,19 +118,12 @@ def described_problem(model: str, cluster: Cluster, *, length: int) -> Inference
     return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length)
 
 
-def _by(planner: Callable[..., Any], **settings: Any) -> Callable[[InferenceProblem], Any]:
-    return lambda problem: planner(
-        problem.profile, problem.cluster, length=problem.length, decoder_length=problem.decoder_length or None, **settings
-    )
-
-
 def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
-    found = _by(galaxy_plus.plan, price=problem.prices)(problem)
-    return choose_tiles(found, problem.prices, profile=problem.profile, cluster=problem.cluster, length=problem.length)
+    return choose_tiles(galaxy_plus.plan(problem, price=problem.prices), problem.prices)
 
 
 def _oracle(problem: InferenceProblem) -> InferencePlan:
-    found = _by(galaxy_plus.oracle)(problem)
+    found = galaxy_plus.oracle(problem)
     if found is None:
         raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
     return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
@@ -152,13 +131,13 @@ def _oracle(problem: InferenceProblem) -> InferencePlan:
 
 PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
     "Galaxy+": _galaxy_plus,
-    "Algorithm 1": _by(galaxy_plus.algorithm_1),
+    "Algorithm 1": galaxy_plus.algorithm_1,
     "oracle (Eq. 5-9)": _oracle,
-    "Galaxy": _by(galaxy_plus.galaxy),
-    "Megatron-LM": _by(galaxy_plus.megatron_lm),
-    "sequence parallel": _by(galaxy_plus.sequence_parallel),
-    "EdgeShard": _by(galaxy_plus.edgeshard),
-    "one device": _by(galaxy_plus.local),
+    "Galaxy": galaxy_plus.galaxy,
+    "Megatron-LM": galaxy_plus.megatron_lm,
+    "sequence parallel": galaxy_plus.sequence_parallel,
+    "EdgeShard": galaxy_plus.edgeshard,
+    "one device": galaxy_plus.local,
 }
 """The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
-from workbench.planners import candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
+from workbench.planners import Problem, candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
 from workbench.profiler.analytic import analytic_profile
@@ -46,20 +46,9 @@ def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanningProblem:
-    """A planning problem: every layer's cost on every device, the devices, and how a mini-batch is cut.
-
-    sequence_length: tokens of a typical sample, which is timed.  memory_length: tokens of the longest sample, which must fit (default: the
-    same).
-    """
-
-    profile: Profile
-    cluster: Cluster
-    batch_size: int
-    micro_batches: int
-    sequence_length: int
-    memory_length: int | None = None
+@dataclass(frozen=True, slots=True)
+class PlanningProblem(Problem):
+    """A planning problem whose plans are simulated."""
 
     def on(self, cluster: Cluster) -> PlanningProblem:
         """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
@@ -79,18 +68,7 @@ class PlanningProblem:
 
     def by_hand(self, layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed") -> Plan:
         """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an invalid plan."""
-        return fixed_plan(
-            self.profile,
-            self.cluster,
-            layers=layers,
-            groups=groups,
-            batch_size=self.batch_size,
-            micro_batches=self.micro_batches,
-            sequence_length=self.sequence_length,
-            memory_length=self.memory_length,
-            dispatch=dispatch,
-            check_memory=False,
-        )
+        return fixed_plan(self, layers=layers, groups=groups, dispatch=dispatch, check_memory=False)
 
     def needs(self, made: Plan) -> dict[int, Need]:
         """Return the bytes that each rank of a plan needs."""
@@ -134,21 +112,6 @@ class PlanningProblem:
         """Return the simulated throughput of a plan."""
         return made.mini_batch_size / self.step_s(made)
 
-    @property
-    def longest(self) -> int:
-        """Return the tokens of the longest sample."""
-        return self.memory_length or self.sequence_length
-
-    @property
-    def whole(self) -> dict[str, Any]:
-        """Return how a mini-batch is cut and the length of the samples, in the form that the planners take."""
-        return {
-            "batch_size": self.batch_size,
-            "micro_batches": self.micro_batches,
-            "sequence_length": self.sequence_length,
-            "memory_length": self.longest,
-        }
-
 
 def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
     """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
@@ -182,25 +145,14 @@ def paper_problem(
     )
 
 
-def _refined(problem: PlanningProblem) -> Plan:
-    profile, cluster = problem.profile, problem.cluster
-    lengths = {"sequence_length": problem.sequence_length, "memory_length": problem.longest}
-    options = candidates(profile, cluster, **problem.whole)
-    return refine(options, profile, cluster, problem.step_s, max_prices=MAX_SIMULATIONS, **lengths)
-
-
-def _by(planner: Callable[..., Plan], **settings: Any) -> Callable[[PlanningProblem], Plan]:
-    return lambda problem: planner(problem.profile, problem.cluster, **problem.whole, **settings)
-
-
 PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
-    "Algorithm 1": _by(plan, cached=False),
-    "Algorithm 1, any order": _by(plan, cached=False, order="all", objective="bottleneck"),
-    "simulated and refined": _refined,
-    "as if all were equal": _by(homogeneous, cached=False),
-    "pipeline": _by(pipeline_parallel),
-    "data parallel": _by(data_parallel),
-    "one device": _by(standalone),
+    "Algorithm 1": partial(plan, cached=False),
+    "Algorithm 1, any order": partial(plan, cached=False, order="all", objective="bottleneck"),
+    "simulated and refined": lambda problem: refine(candidates(problem), problem, problem.step_s, max_prices=MAX_SIMULATIONS),
+    "as if all were equal": partial(homogeneous, cached=False),
+    "pipeline": pipeline_parallel,
+    "data parallel": data_parallel,
+    "one device": standalone,
 }
 """The planner's variants and the paradigms that are special cases of it (Fig. 9), by the name that the widgets show."""
 

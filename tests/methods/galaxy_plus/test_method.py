@@ -18,20 +18,21 @@ from workbench.core import Cluster, Job, Report
 from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.fetch import asset_path
-from workbench.methods.base import ignore
+from workbench.methods.base import Planned, ignore
 from workbench.methods.galaxy_plus import profiles
 from workbench.methods.galaxy_plus.launch import rank_job
 from workbench.methods.galaxy_plus.method import GalaxyPlus
 from workbench.methods.galaxy_plus.planning import inference_of
-from workbench.methods.galaxy_plus.predict import Predictor
+from workbench.methods.galaxy_plus.predict import Programs
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.worker import RankJob
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS
-from workbench.planners.galaxy_plus.planner import is_split
+from workbench.planners.galaxy_plus.search import is_split
 from workbench.plots.export import figures
 from workbench.runtime.engines import EngineCluster
+from workbench.simulator import simulate
 
 SYSTEMS = ("galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local")
+PARADIGMS = {"megatron_lm": "tensor", "sequence_parallel": "sequence", "edgeshard": "pipeline", "local": "pipeline"}
 REQUESTS = 5
 MEMORY_BYTES = 40_000_000
 """Less than half of all-MiniLM-L6-v2."""
@@ -84,7 +85,7 @@ def test_every_system_simulates(data: Path, system: str, tmp_path: Path) -> None
     """A report says who holds what; the shown request takes as long as its timeline; JSON gives the report again."""
     report = experiment.run(job_for(data, system=system), four_devices(), "simulate")
     chosen = report.plan.inference
-    assert chosen is not None and chosen.paradigm == INFERENCE_SYSTEMS[system].paradigm
+    assert chosen is not None and chosen.paradigm == PARADIGMS.get(system, "hybrid")
     assert len(report.steps) == REQUESTS and all((step.predicted_s or 0) > 0 for step in report.steps)
     timeline = report.timelines["request, predicted"]
     assert any(timeline.makespan_s == pytest.approx(step.predicted_s) for step in report.steps)
@@ -124,8 +125,9 @@ def mean_bytes(job: Job, report: Report) -> float:
     method, cluster = GalaxyPlus(), four_devices()
     prepared = method.prepare(job, ignore)
     assert report.plan.inference is not None
-    predictor = Predictor(inference_of(method.profile(prepared, cluster, ignore)), cluster, report.plan.inference)
-    timelines = [predictor.timeline(prepared.lengths(number)) for number in range(REQUESTS)]
+    inference = inference_of(method.profile(prepared, cluster, ignore))
+    programs = Programs(cluster, inference.stacks, inference)
+    timelines = [simulate(programs.sequence(report.plan.inference, prepared.lengths(number)).program) for number in range(REQUESTS)]
     return sum(timeline.bytes_sent(rank) for timeline in timelines for rank in range(4)) / REQUESTS
 
 
@@ -216,7 +218,8 @@ def test_a_sweep_lays_measured_beside_simulated(data: Path, engines: EngineClust
     prepared = method.prepare(job_for(data), ignore)
     profile = method.profile(prepared, cluster, ignore)
     points = [
-        method.sweep_point(prepared, profile, cluster, name, plan, engines, num_steps=2, folder=tmp_path) for name, plan in plans.items()
+        method.sweep_point(Planned(prepared, profile, cluster, plan), name, engines, num_steps=2, folder=tmp_path)
+        for name, plan in plans.items()
     ]
     assert [point.name for point in points] == ["galaxy", "edgeshard"]
     assert all(point.predicted_s > 0 and (point.measured_s or 0) > 0 for point in points)

@@ -12,7 +12,7 @@ from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, load_as_ask
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.seeds import query_seed
-from workbench.methods.base import Event, ignore
+from workbench.methods.base import Event, Planned, ignore
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.quantization import held_bytes
@@ -189,7 +189,8 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
     profile = method.profile(prepared, cluster, lambda event: None)
     plans = {"all": shared(1, 1, 1, 1), "one": shared(0, 4)}
     points = [
-        method.sweep_point(prepared, profile, cluster, name, plan, engines, num_steps=2, folder=tmp_path) for name, plan in plans.items()
+        method.sweep_point(Planned(prepared, profile, cluster, plan), name, engines, num_steps=2, folder=tmp_path)
+        for name, plan in plans.items()
     ]
     assert [point.name for point in points] == ["all", "one"]
     assert all(point.measured_s and point.predicted_s for point in points)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.core import Cluster, Job, Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.base import Event, Outcome
+from workbench.methods.base import Event, Outcome, Planned
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.measure import layer_sizes
@@ -124,8 +124,9 @@ def run(
         if on_event is not None:
             on_event(event)
 
-    prediction = method.predict(prepared, profile, cluster, chosen)
-    return method.execute(prepared, profile, cluster, chosen, prediction, engines, folder=folder, resume=resume, notify=notify)
+    planned = Planned(prepared, profile, cluster, chosen)
+    prediction = method.predict(planned)
+    return method.execute(planned, prediction, engines, folder=folder, resume=resume, notify=notify)
 
 
 def load_as_asked(prepared: PreparedJob) -> CausalModel:

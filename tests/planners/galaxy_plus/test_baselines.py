@@ -7,6 +7,7 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.planners.galaxy_plus import (
     INFERENCE_SYSTEMS,
+    SequenceProblem,
     check_inference,
     edgeshard,
     galaxy,
@@ -15,55 +16,55 @@ from workbench.planners.galaxy_plus import (
     price_plan,
     sequence_parallel,
 )
-from workbench.planners.galaxy_plus.baselines import _Problem
-from workbench.planners.galaxy_plus.memory import HELD
+from workbench.planners.galaxy_plus.baselines import _Paths
 
 STACK = shape(4, 8, unit_width=16)
 WHOLE = 4 * (STACK.attention_bytes + STACK.feed_forward_bytes + STACK.layer_bytes)
+PARADIGMS = {"megatron_lm": "tensor", "sequence_parallel": "sequence", "edgeshard": "pipeline", "local": "pipeline"}
 
 
 @pytest.mark.parametrize("name", INFERENCE_SYSTEMS)
 @pytest.mark.parametrize("stacks", [(STACK,), (STACK, shape(3, 8, unit_width=16, cross=True))])
 def test_every_system_plans_prices_and_fits(name, stacks):
     profile, cluster = instance([4e9, 2e9, 1e9, 1e9], stacks)
-    made = INFERENCE_SYSTEMS[name].plan(profile, cluster, length=32)
-    assert (made.method, made.paradigm, made.length) == (name, INFERENCE_SYSTEMS[name].paradigm, 32)
+    made = INFERENCE_SYSTEMS[name](SequenceProblem(profile, cluster, length=32))
+    assert (made.method, made.paradigm, made.length) == (name, PARADIGMS.get(name, "hybrid"), 32)
     assert made.predicted_s == pytest.approx(price_plan(made, profile, cluster).total_s)
     assert made.predicted_s > 0
     check_inference(made, profile, cluster)
-    assert set(INFERENCE_SYSTEMS[name].plan(profile, cluster, length=32, ranks=(1, 2)).ranks) <= {1, 2}
+    assert set(INFERENCE_SYSTEMS[name](SequenceProblem(profile, cluster, length=32, ranks=(1, 2))).ranks) <= {1, 2}
 
 
 def test_local_takes_the_fastest_device_that_fits():
     profile, cluster = instance([4e9, 2e9, 1e9], (STACK,), memory_bytes=[WHOLE - 1, WHOLE, 10 * WHOLE])
-    assert local(profile, cluster, length=32).ranks == (1,)
-    assert local(*instance([4e9, 2e9, 1e9], (STACK,)), length=32).ranks == (0,)
+    assert local(SequenceProblem(profile, cluster, length=32)).ranks == (1,)
+    assert local(SequenceProblem(*instance([4e9, 2e9, 1e9], (STACK,)), length=32)).ranks == (0,)
     with pytest.raises(PlanError, match="'d0'"):
-        local(profile, cluster, length=32, ranks=(0,))
+        local(SequenceProblem(profile, cluster, length=32, ranks=(0,)))
 
 
 def test_megatron_cuts_equally_or_not_at_all():
     profile, cluster = instance([4e9, 2e9, 1e9, 1e9], (STACK,), memory_bytes=[WHOLE, WHOLE, WHOLE, WHOLE // 4])
     with pytest.raises(PlanError, match=r"'d3'.*missing"):  # oblivious of memory: out of memory
-        megatron_lm(profile, cluster, length=32)
-    made = megatron_lm(*instance([4e9, 2e9, 1e9, 1e9], (STACK,)), length=32)
+        megatron_lm(SequenceProblem(profile, cluster, length=32))
+    made = megatron_lm(SequenceProblem(*instance([4e9, 2e9, 1e9, 1e9], (STACK,)), length=32))
     assert (made.units, made.columns) == ((2, 2, 2, 2), (128, 128, 128, 128))
     with pytest.raises(PlanError, match=r"8 units, which 3 does not divide.*Use 2 of the devices"):
-        megatron_lm(profile, cluster, length=32, ranks=(0, 1, 2))
+        megatron_lm(SequenceProblem(profile, cluster, length=32, ranks=(0, 1, 2)))
 
 
 def test_sequence_parallelism_holds_all_weights_everywhere():
     profile, cluster = instance([4e9, 2e9], (STACK,), memory_bytes=[WHOLE, WHOLE - 1])
     with pytest.raises(PlanError, match="'d1'"):
-        sequence_parallel(profile, cluster, length=32)
-    assert sequence_parallel(*instance([4e9, 2e9], (STACK,)), length=33).tokens(33) == (17, 16)
+        sequence_parallel(SequenceProblem(profile, cluster, length=32))
+    assert sequence_parallel(SequenceProblem(*instance([4e9, 2e9], (STACK,)), length=33)).tokens(33) == (17, 16)
     with pytest.raises(PlanError, match="1 tokens on 2 devices"):
-        sequence_parallel(profile, cluster, length=1)
+        sequence_parallel(SequenceProblem(profile, cluster, length=1))
 
 
 def test_galaxy_has_no_scheme_2():
     profile, cluster = instance([4e9, 2e9], (STACK,))
-    made = galaxy(profile, cluster, length=32)
+    made = galaxy(SequenceProblem(profile, cluster, length=32))
     assert (made.configuration, made.overlap) == ((4, 0), True)
 
 
@@ -89,16 +90,16 @@ def test_edgeshard_is_the_best_of_all_pipelines(seed):
         prices.append(price_plan(made, profile, cluster).total_s)
     if not prices:
         with pytest.raises(PlanError, match=r"missing|fits"):
-            edgeshard(profile, cluster, length=length)
+            edgeshard(SequenceProblem(profile, cluster, length=length))
         return
-    assert edgeshard(profile, cluster, length=length).predicted_s == pytest.approx(min(prices))
+    assert edgeshard(SequenceProblem(profile, cluster, length=length)).predicted_s == pytest.approx(min(prices))
 
 
 def test_the_published_programme_is_never_better_than_the_exact_one():
     for seed in range(10):
         profile, cluster, length = unequal(seed, world_size=4, stack=shape(6, 8, unit_width=16))
-        problem = _Problem(profile, cluster, (0, 1, 2, 3), (length,), HELD)
-        exact, published = problem.exact(), problem.published()
+        paths = _Paths(SequenceProblem(profile, cluster, length=length))
+        exact, published = paths.exact(), paths.published()
         if published is None:
             continue
         assert exact is not None
@@ -121,5 +122,5 @@ def test_the_published_programme_is_never_better_than_the_exact_one():
 
 def test_edgeshard_on_more_devices_than_the_exact_programme_takes():
     profile, cluster = instance([1e9] * 10, (shape(12, 8, unit_width=16),), memory_bytes=2 * WHOLE // 4)
-    made = edgeshard(profile, cluster, length=32)
+    made = edgeshard(SequenceProblem(profile, cluster, length=32))
     assert (sum(made.layers), max(made.layers)) == (12, 2)

@@ -5,7 +5,7 @@ import pytest
 from galaxy_plus_builders import instance, shape, unequal
 
 from workbench.core.errors import ConfigError
-from workbench.planners.galaxy_plus import PAPER, check_inference, inference_needs, oracle, price_plan
+from workbench.planners.galaxy_plus import PAPER, SequenceProblem, check_inference, inference_needs, oracle, price_plan
 from workbench.planners.galaxy_plus.pricing import Cut
 from workbench.planners.galaxy_plus.programme import hybrid_plan
 
@@ -30,7 +30,8 @@ def brute_force(profile, cluster, *, length, memory):
 def test_it_is_what_trying_everything_finds(seed):
     profile, cluster, _ = unequal(seed, world_size=2 + seed % 2, stack=TINY)
     memory = PAPER if seed % 3 else replace(PAPER, full_everywhere=False)
-    found, tried = (search(profile, cluster, length=4, memory=memory) for search in (oracle, brute_force))
+    found = oracle(SequenceProblem(profile, cluster, length=4, memory=memory))
+    tried = brute_force(profile, cluster, length=4, memory=memory)
     if tried is None:
         assert found is None
         return
@@ -42,14 +43,14 @@ def test_it_is_what_trying_everything_finds(seed):
 
 def test_two_stacks_that_are_cut_alike():
     profile, cluster = instance([2e9, 1e9], (shape(2, 4, unit_width=8), shape(2, 4, unit_width=8, cross=True)))
-    found = oracle(profile, cluster, length=12)
+    found = oracle(SequenceProblem(profile, cluster, length=12))
     assert found is not None
     assert len(found.plan.schemes) == 4
     with pytest.raises(ConfigError, match="differ"):
-        oracle(profile, cluster, length=12, decoder_length=3)
+        oracle(SequenceProblem(profile, cluster, length=12, decoder_length=3))
 
 
 def test_what_it_cannot_do_is_refused():
     profile, cluster = instance([1e9] * 4, (shape(2, 12),))
     small = replace(cluster, devices=tuple(replace(one, memory_bytes=10) for one in cluster.devices))
-    assert oracle(profile, small, length=100) is None
+    assert oracle(SequenceProblem(profile, small, length=100)) is None

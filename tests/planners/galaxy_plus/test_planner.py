@@ -4,7 +4,7 @@ from galaxy_plus_builders import instance, shape, unequal
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
-from workbench.planners.galaxy_plus import HELD, PAPER, algorithm_1, check_inference, oracle, plan, price_plan
+from workbench.planners.galaxy_plus import PAPER, SequenceProblem, algorithm_1, check_inference, oracle, plan, price_plan
 from workbench.planners.galaxy_plus.search import Search
 
 
@@ -14,16 +14,16 @@ def test_never_worse_than_algorithm_1_and_whole_and_fitting(first):
     for seed in range(first, first + 3):
         profile, cluster, length = unequal(1000 + seed)
         try:
-            ours = plan(profile, cluster, length=length, effort=seed % 3)
+            ours = plan(SequenceProblem(profile, cluster, length=length), effort=seed % 3)
         except PlanError:
             with pytest.raises(PlanError):
-                algorithm_1(profile, cluster, length=length)
+                algorithm_1(SequenceProblem(profile, cluster, length=length))
             continue
         stack = profile.stacks[0]
         assert (sum(ours.units), sum(ours.columns), sum(ours.tokens(length))) == (stack.num_units, stack.columns, length)
         check_inference(ours, profile, cluster)
         try:
-            printed = algorithm_1(profile, cluster, length=length)
+            printed = algorithm_1(SequenceProblem(profile, cluster, length=length))
         except PlanError:
             continue
         compared += 1
@@ -36,31 +36,33 @@ def test_within_2_percent_of_the_optimum(seed):
     stack = shape((2, 4, 6)[seed % 3], (6, 8)[seed % 2], unit_width=16)
     profile, cluster, length = unequal(seed, world_size=2 + seed % 3, stack=stack)
     try:
-        ours = price_plan(plan(profile, cluster, length=length, ring=range(cluster.world_size)), profile, cluster).layers_s
+        ours = price_plan(
+            plan(SequenceProblem(profile, cluster, length=length, ranks=range(cluster.world_size)), is_ring=True), profile, cluster
+        ).layers_s
     except PlanError:
-        assert oracle(profile, cluster, length=length) is None
+        assert oracle(SequenceProblem(profile, cluster, length=length)) is None
         return
-    assert oracle(profile, cluster, length=length, below_s=ours / 1.02) is None
-    assert price_plan(plan(profile, cluster, length=length), profile, cluster).layers_s <= ours * (1 + 1e-9)
+    assert oracle(SequenceProblem(profile, cluster, length=length), below_s=ours / 1.02) is None
+    assert price_plan(plan(SequenceProblem(profile, cluster, length=length)), profile, cluster).layers_s <= ours * (1 + 1e-9)
 
 
 def test_the_price_decides_and_algorithm_1_is_asked_too():
     profile, cluster = instance([2e10, 1e10, 5e9, 4e9], (shape(6, 12),), memory_bytes=60_000_000)
-    printed = algorithm_1(profile, cluster, length=64)
+    printed = algorithm_1(SequenceProblem(profile, cluster, length=64))
     asked = []
 
     def price(one):
         asked.append(one)
         return 0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
 
-    options = {"length": 64, "overlap": None, "both_ways": None}
-    chosen = plan(profile, cluster, **options, price=price, most_steps=0, tile_tokens=16)
+    options = {"overlap": None, "both_ways": None}
+    chosen = plan(SequenceProblem(profile, cluster, length=64), **options, price=price, most_steps=0, tile_tokens=16)
     assert chosen.predicted_s == 0.5
     assert (chosen.units, chosen.columns, chosen.schemes) == (printed.units, printed.columns, printed.schemes)
     assert len(set(asked)) == len(asked) <= 12 + 3 * 2
     assert {(one.overlap, one.both_ways) for one in asked} == {(True, False), (True, True), (False, False)}
     assert all(one.tile_tokens == 16 for one in asked)
-    cheapest = plan(profile, cluster, length=64, price=lambda one: 1.0 + one.overlap, overlap=None)
+    cheapest = plan(SequenceProblem(profile, cluster, length=64), price=lambda one: 1.0 + one.overlap, overlap=None)
     assert not cheapest.overlap
 
 
@@ -74,22 +76,22 @@ def test_steps_follow_the_price_and_stay_within_memory():
         asked.append(one)
         return 10.0 - one.tokens(64)[-1] / 64 + sum(one.schemes) + one.units[0] / 12
 
-    start = plan(profile, cluster, length=64, price=price, most_steps=0)
+    start = plan(SequenceProblem(profile, cluster, length=64), price=price, most_steps=0)
     count = len(asked)
-    found = plan(profile, cluster, length=64, price=price, most_steps=50)
+    found = plan(SequenceProblem(profile, cluster, length=64), price=price, most_steps=50)
     assert len(asked) - count <= count + 50
     assert found.predicted_s == price(found) < start.predicted_s
     for one in asked:
         check_inference(one, profile, cluster)
         assert (sum(one.units), sum(one.columns), sum(one.tokens(64))) == (12, stack.columns, 64)
-    fixed = plan(profile, cluster, length=64, price=price, ring=(0, 2, 1), schemes=2, most_steps=30)
+    fixed = plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 2, 1)), price=price, is_ring=True, schemes=2, most_steps=30)
     assert (fixed.ranks, fixed.configuration) == ((0, 2, 1), (0, 6))
 
 
 def test_candidates_differ_in_schemes_rings_and_tokens():
     profile, cluster = instance([2e11, 1e11, 5e10, 4e10], (shape(12, 12),), mbit_per_s=125.0)
     found = []
-    plan(profile, cluster, length=128, price=lambda one: found.append(one) or 1.0, most_steps=0)
+    plan(SequenceProblem(profile, cluster, length=128), price=lambda one: found.append(one) or 1.0, most_steps=0)
     assert {(0, 12), (12, 0)} <= {one.configuration for one in found}
     assert len({one.shares for one in found}) > 3
     seconds = [price_plan(one, profile, cluster).layers_s for one in found]
@@ -99,31 +101,34 @@ def test_candidates_differ_in_schemes_rings_and_tokens():
 
 def test_devices_that_do_not_help_are_left_out():
     profile, cluster = instance([1e10, 1e10, 1e6], (shape(4, 8),), mbit_per_s=[1000.0, 1000.0, 1.0])
-    assert set(plan(profile, cluster, length=64).ranks) == {0, 1}
+    assert set(plan(SequenceProblem(profile, cluster, length=64)).ranks) == {0, 1}
     profile, cluster = instance([1e12] * 3, (shape(4, 8),), mbit_per_s=0.01)
-    single = plan(profile, cluster, length=64)
+    single = plan(SequenceProblem(profile, cluster, length=64))
     assert (single.num_positions, single.overlap) == (1, False)
     # A price is asked about one device alone, whatever Eq. 9 thinks of it.
     profile, cluster = instance([1e9] * 3, (shape(4, 8),))
-    assert plan(profile, cluster, length=64).num_positions == 3
-    assert plan(profile, cluster, length=64, price=lambda one: float(one.num_positions)).num_positions == 1
+    assert plan(SequenceProblem(profile, cluster, length=64)).num_positions == 3
+    assert plan(SequenceProblem(profile, cluster, length=64), price=lambda one: float(one.num_positions)).num_positions == 1
 
 
 def test_a_device_too_small_for_a_whole_network_works_without_tokens():
     stack = shape(8, 8)
     whole = 8 * (stack.attention_bytes + stack.feed_forward_bytes)
     profile, cluster = instance([1e11] * 3, (stack,), memory_bytes=[int(0.9 * whole), int(0.9 * whole), int(0.3 * whole)], mbit_per_s=20.0)
-    found = plan(profile, cluster, length=256)
+    found = plan(SequenceProblem(profile, cluster, length=256))
     assert found.configuration[1] > 0
-    assert price_plan(found, profile, cluster).layers_s <= price_plan(algorithm_1(profile, cluster, length=256), profile, cluster).layers_s
-    printed = plan(profile, cluster, length=256, memory=PAPER)
+    assert (
+        price_plan(found, profile, cluster).layers_s
+        <= price_plan(algorithm_1(SequenceProblem(profile, cluster, length=256)), profile, cluster).layers_s
+    )
+    printed = plan(SequenceProblem(profile, cluster, length=256, memory=PAPER))
     check_inference(printed, profile, cluster, memory=PAPER)
 
 
 def test_the_ring_avoids_slow_pairs():
     pairs = {f"d{a}>d{b}": Link(bytes_per_s=1e4) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 0), (2, 1), (3, 2), (0, 3))}
     profile, cluster = instance([1e10] * 4, (shape(4, 8),), pairs=pairs)
-    ring = plan(profile, cluster, length=64).ranks
+    ring = plan(SequenceProblem(profile, cluster, length=64)).ranks
     hops = {(a, b) for a, b in zip(ring, (*ring[1:], ring[0]), strict=True)}
     # Only (0, 2) and (1, 3) are quick: no ring of four is, so two devices remain.
     assert hops in ({(0, 2), (2, 0)}, {(1, 3), (3, 1)})
@@ -132,63 +137,63 @@ def test_the_ring_avoids_slow_pairs():
 @pytest.mark.parametrize(("units", "devices", "length"), [(3, 8, 40), (8, 5, 2), (1, 3, 1)])
 def test_more_devices_than_heads_or_tokens_is_no_error(units, devices, length):
     profile, cluster = instance([1e9] * devices, (shape(2, units),))
-    found = plan(profile, cluster, length=length, ring=range(devices))
+    found = plan(SequenceProblem(profile, cluster, length=length, ranks=range(devices)), is_ring=True)
     assert found.num_positions == devices
     assert sum(found.units) == units
     assert sum(found.tokens(length)) == length
-    assert algorithm_1(profile, cluster, length=length).units.count(0) == max(0, devices - units)
+    assert algorithm_1(SequenceProblem(profile, cluster, length=length)).units.count(0) == max(0, devices - units)
 
 
 def test_what_is_missing_is_said_in_all_and_by_device():
     stack = shape(4, 4)
     profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=[3_000_000, 2_000_000])
     with pytest.raises(PlanError, match=r"room for 'd0' 3.0 MB, 'd1' 2.0 MB: 7.6 MB are missing in all") as caught:
-        plan(profile, cluster, length=16)
+        plan(SequenceProblem(profile, cluster, length=16))
     assert "need 12.6 MB" in str(caught.value)
     profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=8_000_000, first_bytes=9_000_000)
     with pytest.raises(PlanError, match=r"missing in all|must stand on one device"):
-        plan(profile, cluster, length=16)
+        plan(SequenceProblem(profile, cluster, length=16))
 
 
 def test_scheme_2_everywhere_may_be_what_does_not_fit():
     stack = shape(4, 4)
     profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=4 * (stack.attention_bytes + stack.feed_forward_bytes) * 6 // 10)
-    assert plan(profile, cluster, length=16, schemes=1).num_positions == 2
+    assert plan(SequenceProblem(profile, cluster, length=16), schemes=1).num_positions == 2
     with pytest.raises(PlanError, match="each device needs all feed-forward networks"):
-        plan(profile, cluster, length=16, schemes=2)
+        plan(SequenceProblem(profile, cluster, length=16), schemes=2)
 
 
 def test_portal_ranks_ring_and_schemes_are_kept():
     profile, cluster = instance([1e10, 2e10, 3e10, 4e10], (shape(4, 8),))
-    assert plan(profile, cluster, length=64, portal=2).ranks[0] == 2
-    assert set(plan(profile, cluster, length=64, ranks=(0, 3)).ranks) <= {0, 3}
-    assert plan(profile, cluster, length=64, ring=(3, 1, 0)).ranks == (3, 1, 0)
-    assert plan(profile, cluster, length=64, schemes=1).configuration == (4, 0)
-    assert plan(profile, cluster, length=64, schemes=2).configuration == (0, 4)
+    assert plan(SequenceProblem(profile, cluster, length=64), portal=2).ranks[0] == 2
+    assert set(plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 3))).ranks) <= {0, 3}
+    assert plan(SequenceProblem(profile, cluster, length=64, ranks=(3, 1, 0)), is_ring=True).ranks == (3, 1, 0)
+    assert plan(SequenceProblem(profile, cluster, length=64), schemes=1).configuration == (4, 0)
+    assert plan(SequenceProblem(profile, cluster, length=64), schemes=2).configuration == (0, 4)
     with pytest.raises(ConfigError, match="portal"):
-        plan(profile, cluster, length=64, ranks=(0, 1), portal=3)
+        plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 1)), portal=3)
     with pytest.raises(ConfigError, match="Scheme 3"):
-        plan(profile, cluster, length=64, schemes=3)
+        plan(SequenceProblem(profile, cluster, length=64), schemes=3)
     with pytest.raises(ConfigError, match="each once"):
-        plan(profile, cluster, length=64, ranks=(0, 0))
+        plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 0)))
 
 
 def test_both_stacks_are_cut_in_proportion():
     stacks = (shape(4, 8, unit_width=16), shape(3, 6, unit_width=16, cross=True))
     profile, cluster = instance([2e9, 1e9, 5e8], stacks, memory_bytes=2_000_000)
-    found = plan(profile, cluster, length=40, decoder_length=7)
+    found = plan(SequenceProblem(profile, cluster, length=40, decoder_length=7))
     check_inference(found, profile, cluster, decoder_length=7)
     assert len(found.schemes) == 7
     assert found.cut(stacks[1])[0] == tuple(sorted(found.cut(stacks[1])[0], reverse=True)) or found.ranks != (0, 1, 2)
-    printed = algorithm_1(profile, cluster, length=40, decoder_length=7)
+    printed = algorithm_1(SequenceProblem(profile, cluster, length=40, decoder_length=7))
     seconds = [price_plan(one, profile, cluster, decoder_length=7).layers_s for one in (found, printed)]
     assert seconds[0] <= seconds[1] * (1 + 1e-9)
 
 
 def test_sixty_four_devices():
     profile, cluster = instance([1e10, 2e10, 4e10, 4e10] * 16, (shape(2, 16),), mbit_per_s=1000.0)
-    found = plan(profile, cluster, length=512, effort=1)
-    assert found.predicted_s <= algorithm_1(profile, cluster, length=512).predicted_s * (1 + 1e-9)
+    found = plan(SequenceProblem(profile, cluster, length=512), effort=1)
+    assert found.predicted_s <= algorithm_1(SequenceProblem(profile, cluster, length=512)).predicted_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("memory_bytes", [10**12, 10**6])
@@ -202,8 +207,8 @@ def test_a_slow_device_may_join_for_its_part_of_the_feed_forward_networks(memory
         asked.append(one)
         return 0.9 - 0.01 * one.tokens(96)[one.ranks.index(2)] if 2 in one.ranks else 1.0
 
-    settings = {"method": "galaxy_plus", "memory": HELD, "portal": None, "schemes": None, "is_ring": False}
-    search = Search(profile, cluster, lengths=(96,), longest=(96,), ranks=(0, 1, 2), **settings)
+    settings = {"method": "galaxy_plus", "portal": None, "schemes": None, "is_ring": False}
+    search = Search(SequenceProblem(profile, cluster, length=96, ranks=(0, 1, 2)), **settings)
     found, seconds = search.climb(start, price, most=30)
     if memory_bytes < 10**9:
         assert sorted(found.ranks) == [0, 1]

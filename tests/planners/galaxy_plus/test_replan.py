@@ -4,14 +4,23 @@ import pytest
 from galaxy_plus_builders import instance, shape
 
 from workbench.core.errors import ConfigError, PlanError
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, algorithm_1, check_inference, plan, price_plan, replan, slowed
+from workbench.planners.galaxy_plus import (
+    INFERENCE_SYSTEMS,
+    SequenceProblem,
+    algorithm_1,
+    check_inference,
+    plan,
+    price_plan,
+    replan,
+    slowed,
+)
 
 STACK = shape(6, 12, unit_width=16)
 
 
 def made():
     profile, cluster = instance([4e10, 4e10, 2e10, 1e10], (STACK,), memory_bytes=8_000_000)
-    return profile, cluster, plan(profile, cluster, length=48)
+    return profile, cluster, plan(SequenceProblem(profile, cluster, length=48))
 
 
 def test_a_lost_device_does_not_occur_and_nothing_is_renumbered():
@@ -40,7 +49,10 @@ def test_a_slow_device_gets_less_or_nothing():
     assert share < old.units[old.position_of(1)]
     seen = slowed(profile, {1: 4.0})
     assert price_plan(new, seen, cluster).layers_s < price_plan(old, seen, cluster).layers_s
-    assert price_plan(new, seen, cluster).layers_s <= price_plan(algorithm_1(seen, cluster, length=48), seen, cluster).layers_s
+    assert (
+        price_plan(new, seen, cluster).layers_s
+        <= price_plan(algorithm_1(SequenceProblem(seen, cluster, length=48)), seen, cluster).layers_s
+    )
     with pytest.raises(ConfigError, match="factor above 0"):
         replan(old, profile, cluster, slowdowns={1: 0.0})
 
@@ -48,7 +60,7 @@ def test_a_slow_device_gets_less_or_nothing():
 @pytest.mark.parametrize("name", INFERENCE_SYSTEMS)
 def test_every_system_is_planned_anew_by_its_own_planner(name):
     profile, cluster = instance([4e10, 4e10, 2e10, 1e10], (STACK,))
-    old = INFERENCE_SYSTEMS[name].plan(profile, cluster, length=48)
+    old = INFERENCE_SYSTEMS[name](SequenceProblem(profile, cluster, length=48))
     new = replan(old, profile, cluster, excluded=[0])
     assert new.method == name
     assert 0 not in new.ranks

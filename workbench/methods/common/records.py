@@ -36,7 +36,7 @@ class Progress:
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         """Handle an engine's event (see reporting.DeviceReporter)."""
         if "phase" in event:
-            self._notify(_device_event(rank, event))
+            self._notify(device_event(rank, event))
         cached = bool(event.get("cached"))
         if "loss" not in event or rank not in self._reporters[cached]:
             return
@@ -53,12 +53,12 @@ def show_device(notify: Notify, rank: int, state: str) -> None:
     notify(Event("device", rank, message=state, device=DeviceState(state)))
 
 
-def _device_event(rank: int, event: Mapping[str, Any]) -> Event:
-    """Convert a device message to the event that all methods use.  Between phases there is no step."""
+def device_event(rank: int, event: Mapping[str, Any], what: str = ", step") -> Event:
+    """Convert a device message to the event that all methods use.  Between phases there is no step.  what: the method's word for one."""
     at_step = "num_steps" in event
     step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
     state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
-    message = f"{state.phase}, step {step + 1} of {num_steps}" if at_step else state.phase
+    message = f"{state.phase}{what} {step + 1} of {num_steps}" if at_step else state.phase
     return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
 
 
@@ -146,8 +146,9 @@ def measured_timelines(
         begin_s = min(trace.start_s for traces in chosen for trace in traces)
         parts = [([span for trace in own for span in trace.spans], [one for trace in own for one in trace.memory]) for own in chosen]
         title = prediction.timelines[f"{name}, predicted"].title
-        shown = measured_timeline(parts, cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=title)
-        timelines[f"{name}, measured"] = replace(shown, spans=tuple(sorted(without_waiting(shown.spans), key=_span_order)))
+        timelines[f"{name}, measured"] = measured_timeline(
+            parts, cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=title
+        )
     return timelines
 
 
@@ -160,7 +161,7 @@ def measured_timeline(
     resident: Sequence[int],
     title: str,
 ) -> Timeline:
-    """Return each rank's spans and memory samples from a given moment.  resident[rank]: bytes that stay in memory."""
+    """Return each rank's spans, settled, and memory samples from a given moment.  resident[rank]: bytes that stay in memory."""
     memory = [
         (
             MemorySample(0.0, held),
@@ -173,24 +174,35 @@ def measured_timeline(
         source="real" if fidelity == "real" else "emulated",
         fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
         device_names=tuple(device.name for device in cluster.devices),
-        spans=tuple(spans),
+        spans=tuple(sorted(settled(spans), key=lambda span: (span.rank, span.start_s))),
         memory=tuple(memory),
         budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
         title=title,
     )
 
 
-def without_waiting(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with each communication starting when its last party arrives, as in the simulator.
+def settled(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with each communication starting when its last party arrives, and a transfer ending when it is received.
 
-    A receive is posted long before its value is sent, and the first member of a collective waits for the last.
+    This is as in the simulator.  A receive is posted long before its value is sent, the first member of a collective waits for the last,
+    and the sender notices late that a send has completed.
     """
     begins: dict[tuple, float] = {}
+    ends: dict[tuple, float] = {}
     for span in spans:
         if span.op.is_communication:
             key = _party_key(span)
             begins[key] = max(begins.get(key, 0.0), span.start_s)
-    return [span._replace(start_s=min(begins[_party_key(span)], span.end_s)) if span.op.is_communication else span for span in spans]
+            if span.op.kind == RECV:
+                ends[key] = span.end_s
+    made = []
+    for span in spans:
+        if span.op.is_communication:
+            key = _party_key(span)
+            end_s = ends.get(key, span.end_s)
+            span = span._replace(start_s=min(begins[key], end_s), end_s=end_s)
+        made.append(span)
+    return made
 
 
 def _party_key(span: Span) -> tuple:
@@ -206,7 +218,3 @@ def phase_seconds(results: Sequence[RankResult]) -> dict[str, float]:
         - min(result.phases_s[name][0] for result in results if name in result.phases_s)
         for name in names
     }
-
-
-def _span_order(span: Span) -> tuple[int, float]:
-    return span.rank, span.start_s

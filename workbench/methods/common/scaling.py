@@ -1,14 +1,14 @@
-"""Profile a cluster's devices: real devices measure themselves, emulated ones scale this host, others use the catalogue."""
+"""Costs of layers on a device, stored, scaled to emulated devices, or computed from sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import Engines, Event, Notify, Prepared
+from workbench.methods.base import Event, Notify, Prepared
 from workbench.models.facts import ModelFacts
 from workbench.profiler.analytic import LayerCost, layer_costs
 from workbench.profiler.cache import cached
@@ -45,43 +45,6 @@ HOST_MODELS = ("", "laptop-core")
 """Models of devices that are defined by their share of this host."""
 
 Layers = tuple[LayerProfile, ...]
-
-
-class ProfiledMethod(Protocol):
-    """The part of a method that profile_devices uses.  measure_rank: runs on a device to measure it, given (prepared, refresh)."""
-
-    name: str
-    measure_rank: Callable[..., Layers]
-
-    def host_layers(self, prepared: Any, notify: Notify, *, refresh: bool = False) -> Layers:
-        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
-        ...
-
-
-def profile_devices(
-    method: ProfiledMethod,
-    prepared: Prepared,
-    cluster: Cluster,
-    notify: Notify,
-    *,
-    emulated: bool,
-    engines: Engines | None,
-    refresh: bool,
-    catalogue: Callable[[], Profile],
-) -> Profile:
-    """Scale the host's measured profile to each device's share, or use the catalogue's figures for devices of other types.
-
-    emulated: the cluster will run here, so each device has its host_share of the host's speed, whatever its type.
-    engines: real devices measure themselves, all at once.
-    """
-    model = prepared.job.model
-    if engines is not None and engines.fidelity == "real":
-        notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
-        rows = engines.run(method.measure_rank, [(prepared, refresh)] * cluster.world_size)
-        return Profile(model=model, method=method.name, source="measured", layers=tuple(rows))
-    if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
-        return scale_to_cluster(method.host_layers(prepared, notify, refresh=refresh), cluster, model=model, method=method.name)
-    return catalogue()
 
 
 def kept_layers(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -61,7 +61,6 @@ class RankResult:
     phases_s: dict[str, tuple[float, float]] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     redistribution: list[Span] = field(default_factory=list)
-    overrun_share: float = 0.0
     resumed_at: tuple[int, int] | None = None
     late_s: float = 0.0
     paced_s: float = 0.0
@@ -115,52 +114,93 @@ class SessionJob:
 AJob = TypeVar("AJob", bound=SessionJob)
 
 
-class RankSession(Generic[AJob]):
-    """An open process group with its transport and pacer; use it as a context manager.  budget: read for the live progress."""
+class DeviceSession:
+    """A device's open process group with its transport, pacer and executor, for any method; use it as a context manager.
 
-    def __init__(self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> None:
-        self.context, self.rank_job = context, rank_job
-        self.rank = context.rank
-        self._group = group
-        self._exchanges = 0
-        self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(context.world_size)): group}
-        self._open_subgroups()
-        self._meeting = Meeting(context, [device.name for device in rank_job.cluster.devices], lambda: self.executor.aborted)
-        self.progress = DeviceReporter(context, budget)
-        self.slows_down = rank_job.is_paced and context.fidelity != "real"
-        self.pacer = Pacer(1.0 if self.slows_down else 0.0, dilation=context.dilation)
-        paced = context.fidelity == "paced" and self.slows_down
+    devices[i]: the cluster's number of the group's rank i (None: the same number).  is_paced: an emulated device is slowed down.
+    pacer: of this device (None: one that slows an emulated device down).
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        cluster: Cluster,
+        group: dist.ProcessGroup,
+        *,
+        timeout_s: float,
+        is_paced: bool,
+        devices: Sequence[int] | None = None,
+        pacer: Pacer | None = None,
+    ) -> None:
+        self.context, self.group, self.rank = context, group, context.rank
+        self.devices = tuple(range(context.world_size)) if devices is None else tuple(devices)
+        self._peers = {device: number for number, device in enumerate(self.devices)}
+        self._timeout_s = timeout_s * context.dilation
+        self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
+        # Parts of unequal size take unequal time to load: the others must not time out meanwhile.
+        self._meeting = Meeting(context, [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted)
+        self.slows_down = is_paced and context.fidelity != "real"
+        self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation)
+        paced = self.slows_down and context.fidelity == "paced"
         transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
-            paced_links=PacedLinks(cluster=rank_job.cluster.with_slower_links(context.dilation), rank=self.rank) if paced else None,
-            timeout_s=rank_job.timeout_s * context.dilation,
+            paced_links=PacedLinks(cluster=cluster.with_slower_links(context.dilation), rank=self.rank) if paced else None,
+            timeout_s=self._timeout_s,
+            peers=self._peers,
         )
         self.executor = Executor(self.rank, transport, self.pacer)
 
-    def __enter__(self) -> RankSession[AJob]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.executor.close()
 
-    def run(self, program: Program, handlers: dict[str, Handler], inputs: dict[Value, Any] | None = None) -> Execution:
+    def run(self, program: Program, handlers: dict[str, Handler], inputs: Mapping[Value, Any] | None = None) -> Execution:
         """Run this rank's part of a program; return its spans in the device's seconds.  Missing inputs are tokens."""
-        contents = {value: None for value in program.schedule.inputs[self.rank]} | (inputs or {})
-        return self.executor.begin(program, handlers, contents).finish().in_device_time(self.context.dilation)
-
-    def keeps_trace(self, step: int, num_steps: int) -> bool:
-        """Return whether a step's spans are kept: some in the middle of the epoch, after its warm-up."""
-        first = max(0, (num_steps - self.rank_job.trace_steps) // 2)
-        return first <= step < first + self.rank_job.trace_steps
+        contents = {value: None for value in program.schedule.inputs[self.rank]} | dict(inputs or {})
+        return self.executor.run(program, handlers, contents).in_device_time(self.context.dilation)
 
     def barrier(self, program: Program | None = None) -> None:
         """Wait for all ranks (see Meeting).  program: of the next step; raises ScheduleError if the ranks' programs differ."""
         self.sum(torch.zeros(1))
         if program is not None:
-            require_one_program(self._group, program)
+            require_one_program(self.group, program)
         self.executor.idle()
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over all ranks, in place, outside any schedule, once all ranks have arrived."""
+        self._meeting.sum(tensor)
+
+    def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """Return the group of some devices; its members create it at the first use."""
+        members = tuple(sorted(ranks))
+        if members not in self._subgroups:
+            numbers = [self._peers[rank] for rank in members]
+            timeout = timedelta(seconds=self._timeout_s)
+            self._subgroups[members] = dist.new_group(numbers, backend="gloo", timeout=timeout, use_local_synchronization=True)
+        return self._subgroups[members]
+
+
+class RankSession(DeviceSession, Generic[AJob]):
+    """A DeviceSession of a job.  budget: read for the live progress."""
+
+    def __init__(self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> None:
+        super().__init__(context, rank_job.cluster, group, timeout_s=rank_job.timeout_s, is_paced=rank_job.is_paced)
+        self.rank_job, self.progress = rank_job, DeviceReporter(context, budget)
+        self._exchanges = 0
+        plan = rank_job.plan
+        groups = {tuple(sorted(stage.ranks)) for stage in (*plan.stages, *([plan.cached] if plan.cached else []))}
+        for ranks in sorted(groups):
+            if len(ranks) > 1 and self.rank in ranks:
+                self._subgroup(ranks)  # now, so that no step takes longer for it
+
+    def keeps_trace(self, step: int, num_steps: int) -> bool:
+        """Return whether a step's spans are kept: some in the middle of the epoch, after its warm-up."""
+        first = max(0, (num_steps - self.rank_job.trace_steps) // 2)
+        return first <= step < first + self.rank_job.trace_steps
 
     def some(self, own: bool) -> bool:
         """Return whether any rank passes True; waits for all ranks (see Meeting)."""
@@ -169,42 +209,18 @@ class RankSession(Generic[AJob]):
         self.executor.idle()
         return bool(said)
 
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over all ranks, in place, outside any schedule, once all ranks have arrived."""
-        self._meeting.sum(tensor)
-
     def exchange(self, text: str) -> list[str]:
         """Return every rank's value, by rank, once all have arrived."""
-        store = dist.PrefixStore(f"exchange {self._exchanges}", self._group_store())
+        assert dist.group.WORLD is not None
+        store = dist.PrefixStore(f"exchange {self._exchanges}", dist.group.WORLD.get_group_store())
         self._exchanges += 1
         store.set(str(self.rank), text)
         self.barrier()
         return [store.get(str(rank)).decode() for rank in range(self.context.world_size)]
 
-    def _group_store(self) -> dist.Store:
-        assert dist.group.WORLD is not None
-        return dist.group.WORLD.get_group_store()
-
     def agree(self, mine: bool) -> bool:
         """Return whether every rank passes True."""
-        count = torch.tensor([0.0 if mine else 1.0])
-        self.sum(count)
-        return count.item() == 0
-
-    def _open_subgroups(self) -> None:
-        # torch requires every rank to take part in creating every group, in the same order.
-        plan = self.rank_job.plan
-        wanted = {frozenset(stage.ranks) for stage in plan.stages}
-        if plan.cached is not None:
-            wanted.add(frozenset(plan.cached.ranks))
-        for ranks in sorted(tuple(sorted(ranks)) for ranks in wanted):
-            if len(ranks) > 1 and ranks not in self._subgroups:
-                self._subgroups[ranks] = dist.new_group(
-                    list(ranks), backend="gloo", timeout=timedelta(seconds=self.rank_job.timeout_s * self.context.dilation)
-                )
-
-    def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        return self._subgroups[tuple(sorted(ranks))]
+        return not self.some(not mine)
 
 
 def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> float:

@@ -14,7 +14,7 @@ from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute, 
 from workbench.methods.training.handlers import Targets
 from workbench.models.families import LayerContext
 from workbench.models.layer_parts import LayerParts
-from workbench.models.parallel_adapter import made_up_labels
+from workbench.models.parallel_adapter import made_up_labels, made_up_mask
 from workbench.models.quantization import StoredWeight
 from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -77,7 +77,7 @@ def measure_parts(
 
     def calls(compute: Callable[[Tensor, LayerContext, int], Tensor], groups: int) -> tuple[Maker, Maker]:
         def forward(batch: int, length: int) -> Callable[[], Tensor]:
-            hidden, mask = torch.randn(batch, length, stack.hidden_size), _padded(batch, length)
+            hidden, mask = torch.randn(batch, length, stack.hidden_size), made_up_mask(batch, length)
             context = layer_context(backbone.family, backbone.rotary, mask, hidden)
             return lambda: compute(hidden.detach().requires_grad_(), context, groups)
 
@@ -91,13 +91,6 @@ def measure_parts(
         makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     return time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
-
-
-def _padded(batch: int, length: int) -> Tensor:
-    """Return a mask (n, t) with some padding: without any, attention takes a faster path that real batches do not."""
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    mask[::2, -max(1, length // 8) :] = 0
-    return mask
 
 
 def crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
@@ -166,7 +159,7 @@ class _Bench:
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)
-        mask = _padded(batch, length)
+        mask = made_up_mask(batch, length)
         targets = None
         if self._is_last:
             labels = made_up_labels(self._model.config.kind, batch, length)

@@ -21,7 +21,7 @@ from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
-from workbench.methods.training.backups import with_room
+from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.predict import Predictor
@@ -74,27 +74,18 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     if prepared.is_asynchronous:
         searches = prepared.options.paradigm == "hybrid"
         return plan_asynchronous(stage_costs(prepared, profile, cluster), searches=searches, method="asynchronous_1f1b")
-    job, paradigm = prepared.job, prepared.options.paradigm
-    profile = with_room(profile, job)
-    typical, longest = prepared.typical_length, prepared.longest
+    problem, paradigm = planning_problem(prepared, profile, cluster), prepared.options.paradigm
     typical_step = cache(prepared.typical_step)
 
-    def made_by(planner: Callable[..., Plan]) -> Plan:
-        sizes = {"batch_size": job.batch_size, "micro_batches": job.micro_batches}
-        return planner(profile, cluster, **sizes, sequence_length=typical, memory_length=longest)
-
     def simulated_s(plan: Plan) -> float:
-        return Predictor(rank_job(prepared, profile, cluster, plan).phases()[0]).seconds(typical_step(plan.num_micro_batches))
+        return Predictor(rank_job(prepared, problem.profile, cluster, plan).phases()[0]).seconds(typical_step(plan.num_micro_batches))
 
     if paradigm != "hybrid":
-        return made_by(PARADIGMS[paradigm])
-    hybrid = refine(
-        [made_by(asteroid)], profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS
-    )
-    plans = [hybrid]
+        return PARADIGMS[paradigm](problem)
+    plans = [refine([asteroid(problem)], problem, simulated_s, max_prices=MAX_SIMULATIONS)]
     for name in ("standalone", "data_parallel"):
         with contextlib.suppress(PlanError):  # if a simpler plan does not fit
-            plans.append(made_by(PARADIGMS[name]))
+            plans.append(PARADIGMS[name](problem))
     return min(plans, key=simulated_s)
 
 

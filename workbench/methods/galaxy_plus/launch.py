@@ -14,10 +14,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
 from workbench.core.plan import Plan
 from workbench.core.report import StepRecord
-from workbench.core.schedule import RECV, SEND
-from workbench.core.timeline import Span, Timeline
-from workbench.methods.base import DeviceState, Event, Notify, Prediction
-from workbench.methods.common.records import measured_timeline
+from workbench.core.timeline import Timeline
+from workbench.methods.base import Event, Notify, Prediction
+from workbench.methods.common.records import device_event, measured_timeline
 from workbench.methods.galaxy_plus.predict import REQUEST, TOKEN, shown_request
 from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -49,15 +48,12 @@ class Progress:
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         """Handle an engine's event (see worker)."""
-        is_request = "num_steps" in event
-        step, count = (event["step"], event["num_steps"]) if is_request else (-1, 0)
-        state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
-        message = f"{state.phase} request {step + 1} of {count}" if is_request else state.phase
-        self._notify(Event("device", rank, event.get("epoch", -1), step, count, message=message, device=state))
-        if is_request and rank == self._first:
+        self._notify(device_event(rank, event, " request"))
+        if "num_steps" in event and rank == self._first:
             # Samples since the last report: not every short request is reported.
+            step, count = event["step"], event["num_steps"]
             samples, self._told = step + 1 - self._told, step + 1
-            self._notify(Event("step", rank, 0, step, count, seconds=state.step_s, samples=samples))
+            self._notify(Event("step", rank, 0, step, count, seconds=event.get("step_s"), samples=samples))
 
 
 def measured_steps(served: RankServed, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
@@ -97,36 +93,8 @@ def measured_timelines(results: Sequence[RankServed], cluster: Cluster, predicti
             continue
         begin_s = min(span.start_s for spans, _ in parts for span in spans if not span.op.is_communication)
         held = [result.nbytes["weights"] for result in results]
-        shown = measured_timeline(parts, cluster, fidelity, begin_s=begin_s, resident=held, title=known.title)
-        spans = sorted(settled(shown.spans), key=lambda span: (span.rank, span.start_s))
-        timelines[f"{name}, measured"] = replace(shown, spans=tuple(spans))
+        timelines[f"{name}, measured"] = measured_timeline(parts, cluster, fidelity, begin_s=begin_s, resident=held, title=known.title)
     return timelines
-
-
-def settled(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with equal times at both ends of a transfer, from send to arrival, as in the simulator.
-
-    A receive is posted long before its value is sent, and the sender notices late that a send has completed.
-    """
-    sent = {(span.op.ranks, span.op.reads[0]): span for span in spans if span.op.kind == SEND}
-    came = {(span.op.ranks, span.op.writes[0]): span for span in spans if span.op.kind == RECV}
-    begins: dict[object, float] = {}
-    for span in spans:
-        if span.op.is_communication and span.op.kind not in (SEND, RECV):
-            key = (span.op.kind, span.op.stage, span.op.ranks)
-            begins[key] = max(begins.get(key, 0.0), span.start_s)
-    made = []
-    for span in spans:
-        op = span.op
-        if op.kind in (SEND, RECV):
-            transfer = (op.ranks, (op.reads or op.writes)[0])
-            start, end = sent.get(transfer, span).start_s, came.get(transfer, span).end_s
-            span = span._replace(start_s=min(start, end), end_s=end)
-        elif op.is_communication:
-            # The first member of a collective waits for the last.
-            span = span._replace(start_s=min(begins[op.kind, op.stage, op.ranks], span.end_s))
-        made.append(span)
-    return made
 
 
 def largest_error(answers: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:

@@ -10,13 +10,13 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
-from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
-from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.plans import REAL_TIMEOUT_S
-from workbench.methods.common.scaling import HOST_MODELS, forward_costs
+from workbench.methods.common.records import overrun_share
+from workbench.methods.common.scaling import forward_costs
 from workbench.methods.galaxy_plus.launch import (
     Progress,
     largest_error,
@@ -27,10 +27,11 @@ from workbench.methods.galaxy_plus.launch import (
 )
 from workbench.methods.galaxy_plus.planning import check_memory, check_plan, inference_of, plan_job
 from workbench.methods.galaxy_plus.predict import predict, shown_request
-from workbench.methods.galaxy_plus.prepare import PreparedJob, prepare, require_known
-from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile
+from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, prepare, require_known
+from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile, of_devices
 from workbench.methods.galaxy_plus.requests import local_hidden, local_texts
 from workbench.methods.galaxy_plus.worker import RankServed, serve_rank
+from workbench.methods.training.method import ProfiledMethod
 from workbench.models.loading import load_tokenizer
 from workbench.profiler.analytic import LayerCost
 from workbench.profiler.inference import scaled_to
@@ -40,39 +41,34 @@ SILENT_AFTER_REQUESTS = 10
 SHORTEST_TIMEOUT_S = 20.0
 
 
-class GalaxyPlus:
+def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:
+    """Return the costs on this device's core.  asked: the HostQuestion, and whether to measure again."""
+    question, refresh = asked
+    return answer_of_host(question, ignore, refresh=refresh)
+
+
+class GalaxyPlus(ProfiledMethod[PreparedJob]):
     """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a baseline."""
 
-    def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Reject unknown names (see Method)."""
-        require_known(job)
+    name = METHOD
+    known = staticmethod(require_known)
+    prepared = staticmethod(prepare)
+    measure_rank = staticmethod(measure_rank)
 
-    def prepare(self, job: Job, notify: Notify) -> PreparedJob:
-        """Find model and data (see Method)."""
-        require_known(job)
-        notify(Event("phase", message=f"Loading {job.task} and {job.model}"))
-        return prepare(job)
+    def asked(self, prepared: PreparedJob) -> HostQuestion:
+        """Return the parameters of a host profile (see ProfiledMethod)."""
+        return HostQuestion.of(prepared)
 
-    def profile(
-        self,
-        prepared: PreparedJob,
-        cluster: Cluster,
-        notify: Notify,
-        *,
-        emulated: bool = True,
-        engines: Engines | None = None,
-        refresh: bool = False,
-    ) -> Profile:
-        """Scale the host's measured operations to each device's share, or use the catalogue's figures for devices of other types.
+    def joined(self, prepared: PreparedJob, cluster: Cluster, rows: Sequence[InferenceProfile]) -> Profile:
+        """Return every operation's cost on every device (see ProfiledMethod)."""
+        return as_profile(of_devices(rows), cluster)
 
-        emulated: the cluster will run here, so each device has its host_share of the host's speed, whatever its type.
-        engines: real devices measure themselves, all at once.
-        """
-        if engines is not None and engines.fidelity == "real":
-            notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
-            return as_profile(measured_devices(HostQuestion.of(prepared), cluster, engines, refresh=refresh), cluster)
-        if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
-            return as_profile(scaled_to(host_profile(prepared, notify, refresh=refresh), cluster), cluster)
+    def scaled(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
+        """Return every operation's cost on every device (see ProfiledMethod)."""
+        return as_profile(scaled_to(host_profile(prepared, notify, refresh=refresh), cluster), cluster)
+
+    def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
+        """Return every operation's cost on every device (see ProfiledMethod)."""
         return as_profile(catalogue_profile(prepared, cluster), cluster)
 
     def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
@@ -87,33 +83,22 @@ class GalaxyPlus:
         """Check for errors that would end the run later (see Method)."""
         check_memory(prepared, inference_of(profile), cluster, check_plan(prepared, profile, cluster, plan))
 
-    def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+    def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every request (see Method)."""
-        return predict(prepared, profile, cluster, plan)
+        return predict(*planned)
 
     def execute(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        prediction: Prediction,
-        engines: Engines,
-        *,
-        folder: Path,
-        resume: bool,
-        notify: Notify,
+        self, planned: Planned[PreparedJob], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
     ) -> Outcome:
         """Answer every request on the engines, and compare some answers with the local model's (see Method)."""
-        results = self._serve(prepared, profile, cluster, plan, engines, prediction, notify)
-        served = _first(results, plan)
+        prepared, cluster = planned.prepared, planned.cluster
+        results = self._serve(planned, engines, prediction, notify)
+        served = _first(results, planned.plan)
         steps = measured_steps(served, prediction.steps)
         metrics = latency_metrics(served, prepared)
         if served.outputs:
             notify(Event("phase", message="Comparing answers with the local model's", stage="compare"))
             metrics |= _compared(prepared, served)
-        is_real = engines.fidelity == "real"
-        paced = 0.0 if is_real else sum(result.paced_s for result in results)
         sent = sum(trace.bytes_sent for result in results for trace in result.requests)
         return Outcome(
             fidelity=engines.fidelity,
@@ -126,21 +111,13 @@ class GalaxyPlus:
             },
             bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()}
             | {"sent for a request": round(sent / len(served.requests))},
-            overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
+            overrun_share=overrun_share(results, is_real=engines.fidelity == "real"),
             artifacts=_texts(prepared, served),
             notes=("Nothing is kept between runs of single requests, so there is nothing to resume: all are answered.",) if resume else (),
         )
 
-    def _serve(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        engines: Engines,
-        prediction: Prediction,
-        notify: Notify,
-    ) -> list[RankServed]:
+    def _serve(self, planned: Planned[PreparedJob], engines: Engines, prediction: Prediction, notify: Notify) -> list[RankServed]:
+        prepared, _, cluster, plan = planned
         is_real = engines.fidelity == "real"
         # A peer counts as silent when it takes far longer than a request should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
@@ -156,48 +133,23 @@ class GalaxyPlus:
         )
         return engines.run(serve_rank, [message] * cluster.world_size, on_event=Progress(plan, notify))
 
-    def sweep_point(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        name: str,
-        plan: Plan,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
-    ) -> SweepPoint:
+    def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
+        prepared, profile, cluster, plan = planned
         shown = shown_request(prepared)
         test = prepared.test
         ids: Any = (test.ids[shown],) * num_steps
         labels: Any = (test.labels[shown],) * num_steps
         repeated = replace(prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps)), windows=()))
         check_plan(prepared, profile, cluster, plan)
-        prediction = predict(repeated, profile, cluster, plan)
+        planned = planned._replace(prepared=repeated)
+        prediction = self.predict(planned)
         point = SweepPoint(name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps)
         if engines is None:
             return point
-        results = self._serve(repeated, profile, cluster, plan, engines, prediction, ignore)
-        served, paced = _first(results, plan), sum(result.paced_s for result in results)
-        return replace(
-            point,
-            measured_s=median(trace.end_s - trace.start_s for trace in served.requests),
-            overrun_share=sum(result.late_s for result in results) / paced if paced else 0.0,
-        )
-
-
-def measured_devices(asked: HostQuestion, cluster: Cluster, engines: Engines, *, refresh: bool = False) -> InferenceProfile:
-    """Return the costs on real devices, which measure themselves, all at once."""
-    rows = engines.run(measure_rank, [(asked, refresh)] * cluster.world_size)
-    return replace(rows[0], costs=tuple(row.costs[0] for row in rows))
-
-
-def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:
-    """Return the costs on this device's core.  asked: the HostQuestion, and whether to measure again."""
-    question, refresh = asked
-    return answer_of_host(question, ignore, refresh=refresh)
+        results = self._serve(planned, engines, prediction, ignore)
+        measured_s = median(trace.end_s - trace.start_s for trace in _first(results, plan).requests)
+        return replace(point, measured_s=measured_s, overrun_share=overrun_share(results))
 
 
 def _first(results: Sequence[RankServed], plan: Plan) -> RankServed:

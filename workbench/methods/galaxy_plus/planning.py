@@ -12,9 +12,9 @@ from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, check_inference, stack_lengths
-from workbench.planners.galaxy_plus.planner import is_split, of_split
-from workbench.schedules.inference import MESSAGE_S, InferenceLayout, InferencePrices, choose_tiles, inference_schedule, tile_options, tune
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, check_inference, plan, stack_lengths
+from workbench.planners.galaxy_plus.search import is_split
+from workbench.schedules.inference import MESSAGE_S, InferenceLayout, InferencePrices, choose_tiles, tile_options, tune
 from workbench.simulator import simulate
 
 SHIFTS = 40
@@ -39,21 +39,19 @@ def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster
         return chosen
     if options.tile_tokens is not None:
         return replace(chosen, tile_tokens=options.tile_tokens)
-    settings: dict[str, Any] = {"profile": profile, "cluster": cluster, "length": prepared.typical_length}
 
     def fits(plan: InferencePlan) -> bool:
         try:
             check_memory(prepared, profile, cluster, plan)
         except PlanError:
             return False
-        return True
+        return options.scheme is None or is_split(plan)
 
     if options.system == "galaxy_plus" and options.planner == "own":
         others = [plan_inference(prepared, profile, cluster, tile_tokens=size) for size in tile_options(prepared.typical_length) if size]
-        judge = price if options.scheme is None else of_split(price)
-        tiled = tune([chosen, *others], judge, fits=fits, is_scheme_free=options.scheme is None, tries=SHIFTS, **settings)
+        tiled = tune([chosen, *others], price, fits=fits, is_scheme_free=options.scheme is None, tries=SHIFTS)
     else:
-        tiled = choose_tiles(chosen, price, **settings)
+        tiled = choose_tiles(chosen, price)
     both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
     return replace(tiled, both_ways=both_ways)
 
@@ -83,22 +81,21 @@ def _price_of_splitting(
 def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, *, tile_tokens: int = 0) -> InferencePlan:
     """Return the plan of the job system's planner.  tile_tokens: tile size for our planner's cost estimates, if the job names none."""
     options = prepared.options
-    wanted: dict[str, Any] = {"length": prepared.typical_length, "decoder_length": prepared.decoder_length}
-    name = options.system
-    if name == "galaxy_plus" and options.planner == "algorithm_1":
-        name = "algorithm_1"  # type: ignore[assignment]
-        wanted |= {"overlap": options.overlap is not False, "both_ways": bool(options.both_ways), "memory_length": prepared.longest}
-        wanted |= {"substitute": options.scheme != 1}
-    elif name == "galaxy_plus":
-        wanted |= {
-            "price": prices(prepared, profile, cluster),
-            "overlap": options.overlap,
-            "both_ways": options.both_ways,
-            "schemes": options.scheme,
-            "memory_length": prepared.longest,
-            "tile_tokens": tile_tokens if options.tile_tokens is None else options.tile_tokens,
-        }
-    chosen = INFERENCE_SYSTEMS[name].plan(profile, cluster, **wanted)
+    sizes: dict[str, Any] = {"length": prepared.typical_length, "memory_length": prepared.longest}
+    problem = SequenceProblem(profile, cluster, **sizes, decoder_length=prepared.decoder_length)
+    if options.system != "galaxy_plus":
+        chosen = INFERENCE_SYSTEMS[options.system](problem)
+    elif options.planner == "algorithm_1":
+        chosen = replace(algorithm_1(problem, substitute=options.scheme != 1), both_ways=bool(options.both_ways))
+    else:
+        chosen = plan(
+            problem,
+            price=prices(prepared, profile, cluster),
+            overlap=options.overlap,
+            both_ways=options.both_ways,
+            schemes=options.scheme,
+            tile_tokens=tile_tokens if options.tile_tokens is None else options.tile_tokens,
+        )
     return replace(chosen, overlap=False, both_ways=False) if options.overlap is False else chosen
 
 
@@ -109,8 +106,7 @@ def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -
 
 def prices_of(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], message_s: float = MESSAGE_S) -> InferencePrices:
     """Return the cost function of a plan, by simulation of a request.  lengths: tokens in each stack.  message_s: cost of a message."""
-    given: dict[str, Any] = {"build": inference_schedule, "simulate": simulate, "message_s": message_s}
-    return InferencePrices(profile=profile, cluster=cluster, lengths=lengths, **given)
+    return InferencePrices(profile=profile, cluster=cluster, lengths=lengths, simulate=simulate, message_s=message_s)
 
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:

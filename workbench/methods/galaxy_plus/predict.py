@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
@@ -12,8 +11,6 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import StepRecord
-from workbench.core.schedule import Schedule
-from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prepare import PreparedJob
@@ -39,76 +36,28 @@ class Programs:
         self._profile = profile or InferenceProfile(
             model="", source="analytic", stacks=stacks, costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size
         )
-        self._kept: OrderedDict[tuple, Prepared] = OrderedDict()
+        self._kept = lru_cache(maxsize=KEPT_PROGRAMS)(self._made)
 
     def sequence(self, plan: InferencePlan, lengths: tuple[int, ...]) -> Prepared:
         """Return the program of one sequence (one length for each stack)."""
-        return self._program(
-            (plan, lengths),
-            lambda: InferenceLayout.build(plan, self.stacks, lengths),
-            lambda layout: inference_schedule(layout, self.cluster.world_size),
-        )
+        return self._kept(plan, lengths)
 
     def token(self, plan: InferencePlan, *, past: int, memory_length: int) -> Prepared:
         """Return the program of one more token after `past` tokens."""
-        return self._program(
-            (plan, past, memory_length),
-            lambda: InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length),
-            lambda layout: decode_schedule(layout, self.cluster.world_size),
-        )
+        return self._kept(plan, None, past, memory_length)
 
-    def _program(
-        self, key: tuple, layout_of: Callable[[], InferenceLayout], schedule_of: Callable[[InferenceLayout], Schedule]
-    ) -> Prepared:
-        found = self._kept.get(key)
-        if found is None:
-            layout = layout_of()
-            costs = InferenceCosts(self._profile, self.cluster, layout)
-            found = Prepared(layout, Program.on(self.cluster, schedule_of(layout), costs))
-            self._kept[key] = found
-            if len(self._kept) > KEPT_PROGRAMS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return found
+    def _made(self, plan: InferencePlan, lengths: tuple[int, ...] | None, past: int = 0, memory_length: int = 0) -> Prepared:
+        if lengths is None:
+            layout = InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length)
+            schedule = decode_schedule(layout, self.cluster.world_size)
+        else:
+            layout = InferenceLayout.build(plan, self.stacks, lengths)
+            schedule = inference_schedule(layout, self.cluster.world_size)
+        return Prepared(layout, Program.on(self.cluster, schedule, InferenceCosts(self._profile, self.cluster, layout)))
 
 
 REQUEST, TOKEN = "request", "next token"
 """Names of the timelines."""
-
-
-class Predictor:
-    """Simulates requests of one plan on one cluster."""
-
-    def __init__(self, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan) -> None:
-        self._programs, self._plan = Programs(cluster, profile.stacks, profile), plan
-        self._seconds: dict[tuple[int, ...], float] = {}
-
-    def timeline(self, lengths: tuple[int, ...], *, title: str = "", memory: bool = True) -> Timeline:
-        """Return the timeline of one sequence."""
-        made = simulate(self._programs.sequence(self._plan, lengths).program, title=title, memory=memory)
-        self._seconds[lengths] = made.makespan_s
-        return made
-
-    def seconds(self, lengths: tuple[int, ...]) -> float:
-        """Return the seconds of one sequence."""
-        if lengths not in self._seconds:
-            self.timeline(lengths, memory=False)
-        return self._seconds[lengths]
-
-    def token_timeline(self, past: int, memory_length: int, *, title: str = "", memory: bool = True) -> Timeline:
-        """Return the timeline of one more token."""
-        token = self._programs.token(self._plan, past=past, memory_length=memory_length)
-        return simulate(token.program, title=title, memory=memory)
-
-    def tokens_s(self, lengths: tuple[int, ...], count: int) -> float:
-        """Return the seconds of `count` more tokens: `count` times the middle one (the cost grows linearly with the past length)."""
-        if count < 1:
-            return 0.0
-        past, memory_length = (lengths[-1] + (count - 1) // 2), (lengths[0] if len(lengths) > 1 else 0)
-        key = (-1, past, memory_length)
-        if key not in self._seconds:
-            self._seconds[key] = self.token_timeline(past, memory_length, memory=False).makespan_s
-        return count * self._seconds[key]
 
 
 def shown_request(prepared: PreparedJob) -> int:
@@ -119,19 +68,29 @@ def shown_request(prepared: PreparedJob) -> int:
 
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
     """Return every request's simulated seconds, one after the other, and the timeline of a typical one."""
-    assert plan.inference is not None
-    generate = prepared.options.generate
-    predictor = Predictor(inference_of(profile), cluster, plan.inference)
+    chosen, inference, further = plan.inference, inference_of(profile), prepared.options.generate - 1
+    assert chosen is not None
+    programs = Programs(cluster, inference.stacks, inference)
+
+    def token(lengths: tuple[int, ...], place: int) -> Program:
+        return programs.token(chosen, past=lengths[-1] + place, memory_length=lengths[0] if len(lengths) > 1 else 0).program
+
+    @cache
+    def seconds(lengths: tuple[int, ...]) -> float:
+        found_s = simulate(programs.sequence(chosen, lengths).program, memory=False).makespan_s
+        if further > 0:  # each as long as the middle one: the cost grows linearly with the past length
+            found_s += further * simulate(token(lengths, (further - 1) // 2), memory=False).makespan_s
+        return found_s
+
     shown = shown_request(prepared)
     lengths = prepared.lengths(shown)
-    timelines = {f"{REQUEST}, predicted": predictor.timeline(lengths, title=f"Request {shown + 1}, {lengths[0]} tokens")}
-    if generate > 1:
-        memory_length, title = lengths[0] if len(lengths) > 1 else 0, f"The second new token of request {shown + 1}"
-        timelines[f"{TOKEN}, predicted"] = predictor.token_timeline(lengths[-1], memory_length, title=title)
-    steps = []
-    for number in range(prepared.num_requests):
-        lengths = prepared.lengths(number)
-        seconds = predictor.seconds(lengths) + predictor.tokens_s(lengths, generate - 1)
-        steps.append(StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds))
+    title = f"Request {shown + 1}, {lengths[0]} tokens"
+    timelines = {f"{REQUEST}, predicted": simulate(programs.sequence(chosen, lengths).program, title=title)}
+    if further > 0:
+        timelines[f"{TOKEN}, predicted"] = simulate(token(lengths, 0), title=f"The second new token of request {shown + 1}")
+    steps = [
+        StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds(prepared.lengths(number)))
+        for number in range(prepared.num_requests)
+    ]
     whole = sum(step.predicted_s or 0.0 for step in steps)
     return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": whole})

@@ -174,6 +174,11 @@ def host_profile(prepared: PreparedJob, notify: Notify, *, refresh: bool = False
     return answer_of_host(HostQuestion.of(prepared), notify, refresh=refresh)
 
 
+def of_devices(rows: Sequence[InferenceProfile]) -> InferenceProfile:
+    """Return the costs on all devices.  rows: each device's own, of itself alone."""
+    return replace(rows[0], costs=tuple(row.costs[0] for row in rows))
+
+
 def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> InferenceProfile:
     """Return host_profile's answer."""
     # The name alone may be a folder that contains another model by now.

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, require_numbers
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.core.program import Program
 from workbench.core.schedule import Value
+from workbench.methods.common.session import DeviceSession
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
 from workbench.methods.galaxy_plus.predict import Prepared, Programs
 from workbench.methods.galaxy_plus.requests import Answer, Generated, Request, check_request
@@ -34,10 +34,7 @@ from workbench.models.sharding import (
 )
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.context import RankContext
-from workbench.runtime.executor import Executor
-from workbench.runtime.pacing import PacedLinks, Pacer
-from workbench.runtime.process_group import Meeting, require_one_program
-from workbench.runtime.transport import Transport
+from workbench.runtime.pacing import Pacer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +99,8 @@ class Slices:
             self._source = None
 
 
-class InferenceSession:
-    """One rank of a group that answers requests; a context manager.
-
-    devices[i]: the cluster device of the group's rank i (None: the same number), for the devices that remain after a failure.
-    pacer: of this device (None: one that slows an emulated device down).  programs: those made before.
-    """
+class InferenceSession(DeviceSession):
+    """A DeviceSession that answers requests.  devices: those that remain after a failure.  programs: those made before."""
 
     def __init__(
         self,
@@ -120,37 +113,16 @@ class InferenceSession:
         pacer: Pacer | None = None,
         programs: Programs | None = None,
     ) -> None:
-        self.context, self.setup, self.group = context, setup, group
-        self.devices = tuple(range(context.world_size)) if devices is None else tuple(devices)
-        self.rank = context.rank
-        self._peers = {device: number for number, device in enumerate(self.devices)}
-        self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
-        # Shards of unequal size take unequal time to load: the others must not time out meanwhile.
-        self._meeting = Meeting(context, [setup.cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted)
-        self.layout = layout or model_layout(setup.model)
+        is_paced = setup.host is not None
+        super().__init__(context, setup.cluster, group, timeout_s=setup.timeout_s, is_paced=is_paced, devices=devices, pacer=pacer)
+        self.setup, self.layout = setup, layout or model_layout(setup.model)
         self.stacks = self.layout.stacks
         self._slices = Slices(setup.model, self.layout)
-        is_paced = setup.paced_by(context) is not None
-        self.pacer = pacer or Pacer(1.0 if is_paced else 0.0, dilation=context.dilation)
-        transport = Transport(
-            group,
-            self.rank,
-            subgroup=self._subgroup,
-            paced_links=PacedLinks(cluster=setup.cluster.with_slower_links(context.dilation), rank=self.rank)
-            if is_paced and context.fidelity == "paced"
-            else None,
-            timeout_s=setup.timeout_s * context.dilation,
-            peers=self._peers,
-        )
-        self.executor = Executor(self.rank, transport, self.pacer)
         self.control = ControlChannel(group, self.rank, self._peers)
         self.programs = programs or Programs(setup.cluster, self.stacks, setup.paced_by(context))
 
-    def __enter__(self) -> InferenceSession:
-        return self
-
     def __exit__(self, *exc: object) -> None:
-        self.executor.close()
+        super().__exit__(*exc)
         self._slices.close()
 
     def load(self, plan: InferencePlan, *, spare: Holding | None = None) -> Holding:
@@ -229,7 +201,7 @@ class InferenceSession:
         layout, program = prepared
         inputs: dict[Value, object] = {value: ids[layout.blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]}
         self.executor.idle()
-        done = self.executor.run(program, handlers.table(), inputs).in_device_time(self.context.dilation)
+        done = self.run(program, handlers.table(), inputs)
         computed = [span for span in done.spans if not span.op.is_communication]
         output = next(iter(done.outputs.values()), None)
         return Answer(
@@ -239,25 +211,6 @@ class InferenceSession:
             tuple(done.spans),
             tuple(done.memory),
         )
-
-    def barrier(self, program: Program | None = None) -> None:
-        """Wait for all devices of the group (see Meeting).  program: of the next request; raises ScheduleError if they differ."""
-        self._meeting.sum(torch.zeros(1))
-        if program is not None:
-            require_one_program(self.group, program)
-
-    def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        """Return the group of some devices; its members create it at the first use."""
-        members = tuple(sorted(ranks))
-        if members not in self._subgroups:
-            numbers = [self._peers[rank] for rank in members]
-            self._subgroups[members] = dist.new_group(
-                numbers,
-                backend="gloo",
-                timeout=timedelta(seconds=self.setup.timeout_s * self.context.dilation),
-                use_local_synchronization=True,
-            )
-        return self._subgroups[members]
 
 
 def _likeliest(logits: torch.Tensor | None) -> int:

@@ -12,10 +12,11 @@ import torch
 from workbench.core.inference import InferencePlan
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING, DeviceReporter
-from workbench.methods.common.session import moved
+from workbench.methods.common.session import RankResult, moved
 from workbench.methods.galaxy_plus.prepare import request_of
 from workbench.methods.galaxy_plus.requests import Answer, Request
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
+from workbench.methods.training.worker import note_pace_and_memory
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
@@ -54,13 +55,12 @@ class RequestTrace(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class RankServed:
+class RankServed(RankResult):
     """An engine's results.  outputs: answers to the first requests, as lists of numbers or as tensors; only from the first device.
 
     spans, memory: of the shown request; token_spans, token_memory: of its second new token.
     """
 
-    rank: int
     requests: list[RequestTrace] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
     spans: tuple[Span, ...] = ()
@@ -68,9 +68,6 @@ class RankServed:
     token_spans: tuple[Span, ...] = ()
     token_memory: tuple[MemorySample, ...] = ()
     load_s: float = 0.0
-    late_s: float = 0.0
-    paced_s: float = 0.0
-    nbytes: dict[str, int] = field(default_factory=dict)
 
 
 def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
@@ -136,8 +133,7 @@ class _Run:
                 self._answer(holding, number, is_measured=True)
         self._reporter.phase(WAITING)
         session.barrier()
-        result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
-        result.nbytes["peak resident"] = read_memory().peak_rss_bytes
+        note_pace_and_memory(session, result)
         self._reporter.phase(DONE)
         return result
 

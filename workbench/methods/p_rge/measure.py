@@ -16,6 +16,7 @@ from workbench.methods.common.scaling import describe_facts, profiled_length
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.facts import ModelFacts
+from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.zeroth_order import CausalModel, Prompts, StepLog
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import METHOD
@@ -36,14 +37,11 @@ _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.
 def made_up_batch(ids: Tensor) -> Prompts:
     """Return a batch with these ids (n, t), some padding and one target each, at the end."""
     count, length = ids.shape[:2]
-    padding = max(1, length // 8)
-    mask = torch.ones(count, length, dtype=torch.int64)
-    mask[::2, -padding:] = 0
     return Prompts(
         input_ids=ids,
-        attention_mask=mask,
+        attention_mask=made_up_mask(count, length),
         targets=torch.zeros(count, 1, dtype=torch.int64),
-        positions=torch.full((count, 1), length - padding - 1),
+        positions=torch.full((count, 1), length - max(1, length // 8) - 1),
         target_mask=torch.ones(count, 1, dtype=torch.bool),
     )
 

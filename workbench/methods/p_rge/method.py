@@ -14,7 +14,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import EpochRecord, SweepPoint
-from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, ignore
+from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
 from workbench.methods.common.scaling import forward_costs, kept_layers, profiled_length, scale_to_cluster
@@ -24,7 +24,7 @@ from workbench.methods.p_rge.measure import catalogue_profile, in_precision, mea
 from workbench.methods.p_rge.policy import Done, ProfileOf, Run, fitted_setting
 from workbench.methods.p_rge.predict import notes_of, predict
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
-from workbench.methods.training.method import ProfiledMethod
+from workbench.methods.training.method import LayerMethod
 from workbench.models.loading import load_tokenizer
 from workbench.models.saving import kept_name, save_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay
@@ -45,7 +45,7 @@ def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple
     return PRGE().host_layers(prepared, refresh=refresh)
 
 
-class PRGE(ProfiledMethod[PreparedJob]):
+class PRGE(LayerMethod[PreparedJob]):
     """Fine-tuning with forward passes; the queries of a step are divided among the devices."""
 
     name = METHOD
@@ -91,63 +91,46 @@ class PRGE(ProfiledMethod[PreparedJob]):
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""
-        setting, costs = self._settled(prepared, profile, cluster, plan)
+        setting, costs = self._settled(Planned(prepared, profile, cluster, plan))
         check_plan(prepared, cluster, plan, setting)
         chosen_passings(costs, cluster, plan, prepared.size(setting))
 
-    def predict(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+    def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every step (see Method)."""
-        setting, costs = self._settled(prepared, profile, cluster, plan)
-        return predict(prepared, costs, cluster, plan, setting)
+        setting, costs = self._settled(planned)
+        return predict(planned.prepared, costs, planned.cluster, planned.plan, setting)
 
     def execute(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        prediction: Prediction,
-        engines: Engines,
-        *,
-        folder: Path,
-        resume: bool,
-        notify: Notify,
+        self, planned: Planned[PreparedJob], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
-        with self._run(prepared, profile, cluster, plan, engines, folder=folder, resume=resume, notify=notify) as run:
-            notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
+        plan = planned.plan
+        with self._run(planned, engines, folder=folder, resume=resume, notify=notify) as run:
+            notify(Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train"))
             done = run.coordinated(plan, engines) if isinstance(engines, Lender) else run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 
-    def sweep_point(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        name: str,
-        plan: Plan,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
-    ) -> SweepPoint:
+    def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
-        options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
-        short = replace(prepared, options=options)
-        check_plan(short, cluster, plan, self._settled(short, profile, cluster, plan)[0])
-        steps = self.predict(short, profile, cluster, plan).steps
+        prepared, _, cluster, plan = planned
+        short = replace(prepared, options=replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False))
+        planned = planned._replace(prepared=short)
+        check_plan(short, cluster, plan, self._settled(planned)[0])
+        steps = self.predict(planned).steps
         results = None
         if engines is not None:
-            with self._run(short, profile, cluster, plan, engines, folder=folder, resume=False, notify=ignore) as run:
+            with self._run(planned, engines, folder=folder, resume=False, notify=ignore) as run:
                 results = results_of(run.together(plan, engines))
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
 
-    def _run(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, engines: Engines, **settings: Any) -> Run:
-        setting, profile_of = self._settled(prepared, profile, cluster, plan)[0], self._profile_of(prepared, profile, cluster)
+    def _run(self, planned: Planned[PreparedJob], engines: Engines, **settings: Any) -> Run:
+        prepared, profile, cluster, _ = planned
+        setting, profile_of = self._settled(planned)[0], self._profile_of(prepared, profile, cluster)
         return Run(prepared, cluster, setting=setting, profile_of=profile_of, is_real=engines.fidelity == "real", **settings)
 
-    def _settled(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> tuple[Setting, Profile]:
+    def _settled(self, planned: Planned[PreparedJob]) -> tuple[Setting, Profile]:
         """Return a plan's setting, and the profile with its precision."""
+        prepared, profile, cluster, plan = planned
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = prepared.setting
         if prepared.options.adapts:

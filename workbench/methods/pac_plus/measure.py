@@ -16,7 +16,7 @@ from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import boundary_tokens, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_labels
+from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_labels, made_up_mask
 from workbench.models.quantization import held_bytes
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import Call, Stacks, kept_bytes, saved_by_autograd, time_grids
@@ -104,7 +104,7 @@ class _Bench:
     def forward(self, batch: int, length: int) -> Call:
         """Return the backbone's forward pass."""
         source, _, decoder_ids = self._backbone.make_inputs(batch, length, max(1, self._config.target_length))
-        mask = _mask(batch, length)
+        mask = made_up_mask(batch, length)
         source = source.to(self._hidden_dtype) if source.is_floating_point() else source
         return lambda: self._compute.backbone_forward(source, mask, decoder_ids)
 
@@ -148,7 +148,7 @@ class _Bench:
         if self._is_last:
             labels = made_up_labels(config.kind, batch, length, config.target_length)
             targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
-        return side, taps, _mask(batch, length), targets
+        return side, taps, made_up_mask(batch, length), targets
 
 
 def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int], Call]:
@@ -166,10 +166,3 @@ def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int
         return lambda: cache.batch(range(batch), length, buffer)
 
     return make
-
-
-def _mask(batch: int, length: int) -> Tensor:
-    """Return a mask with some padding: without any, attention takes a faster path that real batches do not."""
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    mask[::2, -max(1, length // 8) :] = 0
-    return mask

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
@@ -22,7 +22,7 @@ from workbench.methods.pac_plus.initial import begin
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
-from workbench.methods.training.backups import with_room
+from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.predict import Predictor
 from workbench.methods.training.worker import TrainingWorker, train
@@ -33,7 +33,7 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import quantize
 from workbench.models.saving import AdapterDescription, kept_name, save_adapter, save_tokenizer
 from workbench.models.stack import LayerStack
-from workbench.planners import candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
+from workbench.planners import Problem, candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 from workbench.planners.memory import check as check_memory
 from workbench.planners.memory import check_cached
 from workbench.profiler.analytic import TechniqueSizes
@@ -48,50 +48,32 @@ PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError if nothing fits."""
-    job = prepared.job
-    profile = with_room(profile, job)
-    chosen = _first_epoch(prepared, profile, cluster)
-    if job.epochs == 1:
+    problem = planning_problem(prepared, profile, cluster)
+    chosen = _first_epoch(prepared, problem)
+    if prepared.job.epochs == 1:
         return chosen
-    if prepared.options.paradigm == "standalone":
-        (rank,) = chosen.stages[0].ranks
-        cached = Stage(start=0, stop=chosen.num_layers, shares=(Share(rank=rank, samples=job.batch_size),))
-    else:
-        cached = plan_cached(
-            profile,
-            cluster,
-            batch_size=job.batch_size,
-            sequence_length=prepared.typical_length,
-            memory_length=prepared.longest,
-        )
-    return replace(chosen, cached=cached)
+    ranks = chosen.stages[0].ranks if prepared.options.paradigm == "standalone" else None
+    return replace(chosen, cached=plan_cached(problem, ranks=ranks))
 
 
-def _first_epoch(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+def _first_epoch(prepared: PreparedJob, problem: Problem) -> Plan:
     """Run Algorithm 1; of its W_s take the best by the objective, or (by default) the plan with the shortest simulated step."""
-    job, options = prepared.job, prepared.options
-    typical, longest = prepared.typical_length, prepared.longest
+    options = prepared.options
     if options.paradigm != "hybrid":
-        planner: Callable[..., Plan] = PARADIGMS[options.paradigm]
-        return planner(profile, cluster, batch_size=job.batch_size, sequence_length=typical, micro_batches=job.micro_batches)
+        return PARADIGMS[options.paradigm](problem)
     found = candidates(
-        profile,
-        cluster,
-        batch_size=job.batch_size,
-        micro_batches=job.micro_batches,
+        problem,
         order="all" if options.order == "all" else None,
         objective="bottleneck" if options.objective == "simulated" else options.objective,
-        sequence_length=typical,
-        memory_length=longest,
     )
     if options.objective != "simulated":
         return found[0]
-    step = prepared.typical_step(job.micro_batches)
+    step = prepared.typical_step(problem.micro_batches)
 
     def simulated_s(plan: Plan) -> float:
-        return Predictor(rank_job(prepared, profile, cluster, plan).phases()[0]).seconds(step)
+        return Predictor(rank_job(prepared, problem.profile, problem.cluster, plan).phases()[0]).seconds(step)
 
-    return refine(found, profile, cluster, simulated_s, sequence_length=typical, memory_length=longest, max_prices=MAX_SIMULATIONS)
+    return refine(found, problem, simulated_s, max_prices=MAX_SIMULATIONS)
 
 
 def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> RankResult:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, homes_of
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import ALLREDUCE, RECV, SEND, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
 from workbench.methods.common.scaling import layers_seconds
-from workbench.methods.pac_plus.prepare import PreparedJob, record_layout
-from workbench.methods.pac_plus.redistribution import adapter_moves, cached_steps, shard_moves, shard_owners, tape_moves
+from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, rank_taps, record_layout, whole_taps
+from workbench.methods.pac_plus.redistribution import adapter_state, cached_steps, part_name, shard_owners, taped_samples
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.runtime.activation_records import RecordLayout
 from workbench.schedules.cached import cached_step
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.moves import Move
+from workbench.schedules.moves import Move, moves
 from workbench.schedules.pipeline import ORDERS, OrderName, hybrid_1f1b
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
 
@@ -101,13 +101,8 @@ class CachedCosts:
 
     def resident_bytes(self, rank: int) -> int:
         """Return the bytes of the adapter, its gradients and its optimizer state; the backbone is released."""
-        return adapter_bytes(self.profile, rank)
-
-
-def adapter_bytes(profile: Profile, rank: int) -> int:
-    """Return the bytes of the whole adapter on a rank: weights, gradients and optimizer state."""
-    layers = profile.layers[rank]
-    return resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)
+        layers = self.profile.layers[rank]
+        return resident_bytes(self.profile, layers) - sum(layer.frozen_bytes for layer in layers)
 
 
 def _backbone_part(schedule: Schedule) -> Schedule:
@@ -163,7 +158,9 @@ class PacPlusRankJob(RankJob):
 
     def adapter_moves(self) -> tuple[Move, ...]:
         """Return the transfers that bring the whole adapter to every device (section V-B)."""
-        return adapter_moves(self.adapter, self.plan, self.cluster)
+        assert self.plan.cached is not None, "a plan without shares for cached epochs"
+        specs, layers = adapter_state(self.adapter)
+        return moves(dict.fromkeys(specs, self.plan.cached.ranks), homes_of(self.plan, layers), specs, self.cluster)
 
     def filling_steps(self, samples: Sequence[int]) -> tuple[PlannedStep, ...]:
         """Return the steps in which the backbone recomputes the activations of some samples, exactly as in the first epoch."""
@@ -175,12 +172,30 @@ class PacPlusRankJob(RankJob):
         return tuple(PlannedStep.of(cut_mini_batch(batch, self.plan.num_micro_batches), lengths) for batch in batches)
 
     def shard_moves(self, holders: Mapping[int, Sequence[int]]) -> tuple[Move, ...]:
-        """Return the transfers of activations from the ranks that have them to the devices that keep them.  holders: by sample."""
-        return shard_moves(self.adapter, self.cluster, holders, self.owners, self.split.lengths, self.record_layout)
+        """Return the transfers of activations from the shards of the ranks that have them to the devices that keep them.
+
+        holders: by sample.
+        """
+        taps = whole_taps(self.adapter)
+        return self._record_moves({(sample, taps): tuple(ranks) for sample, ranks in holders.items()})
 
     def tape_moves(self, steps: Sequence[PlannedStep]) -> tuple[Move, ...]:
         """Return the transfers of the activations taped in some steps to the devices that keep them (section V-B)."""
-        return tape_moves(self.adapter, self.plan, self.cluster, steps, self.owners, self.split.lengths, self.record_layout)
+        holders: dict[tuple[int, StageTaps], tuple[int, ...]] = {}
+        for rank, taps in sorted(rank_taps(self.plan, self.adapter.num_encoder_layers).items()):
+            holders |= {(sample, taps): (rank,) for sample in sorted(taped_samples(self.plan, rank, steps))}
+        return self._record_moves(holders)
+
+    def _record_moves(self, holders: Mapping[tuple[int, StageTaps], tuple[int, ...]]) -> tuple[Move, ...]:
+        """Return the transfers of parts of records to the devices that keep the samples.  holders: by sample and taps."""
+        owners, layout, lengths = self.owners, self.record_layout, self.split.lengths
+        held = {part_name(sample, taps): ranks for (sample, taps), ranks in holders.items()}
+        wanted = {part_name(sample, taps): (owners[sample],) for sample, taps in holders}
+        specs: dict[str, Spec] = {}
+        for sample, taps in holders:
+            part = replace(layout, num_taps=taps.num_taps, num_target_taps=taps.num_target_taps)
+            specs[part_name(sample, taps)] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
+        return moves(wanted, held, specs, self.cluster)
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
         adapter, tapes = self.adapter_moves(), self.tape_moves(self.planned_epoch(0))

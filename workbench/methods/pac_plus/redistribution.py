@@ -6,24 +6,20 @@ Records are sent as the bytes on the disk, whatever their storage dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from torch import Tensor
 
-from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec
-from workbench.core.plan import Plan, Stage, homes_of
-from workbench.methods.pac_plus.prepare import StageTaps, rank_taps, whole_taps
+from workbench.core.plan import Plan, Stage
+from workbench.methods.pac_plus.prepare import StageTaps
 from workbench.methods.training.handlers import PlannedStep
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.runtime.activation_cache import ActivationCache
-from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
-from workbench.schedules.moves import Move, moves
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 
 
@@ -68,51 +64,6 @@ def adapter_state(config: ParallelAdapterConfig) -> tuple[dict[str, Spec], dict[
             for kind in STATE_KINDS:
                 specs[f"{kind}/{name}"], layers[f"{kind}/{name}"] = spec_of(parameter), (layer,)
     return specs, layers
-
-
-def adapter_moves(config: ParallelAdapterConfig, plan: Plan, cluster: Cluster) -> tuple[Move, ...]:
-    """Return the transfers of every stage's adapter, with its moments, to all devices that train from the cache."""
-    assert plan.cached is not None, "a plan without shares for cached epochs"
-    specs, layers = adapter_state(config)
-    return moves(dict.fromkeys(specs, plan.cached.ranks), homes_of(plan, layers), specs, cluster)
-
-
-def tape_moves(
-    config: ParallelAdapterConfig,
-    plan: Plan,
-    cluster: Cluster,
-    steps: Sequence[PlannedStep],
-    owners: Sequence[int],
-    lengths: Sequence[int],
-    layout: RecordLayout,
-) -> tuple[Move, ...]:
-    """Return the transfers of records to their owners from the tapes of some steps.  layout: of a whole record."""
-    held: dict[str, tuple[int, ...]] = {}
-    specs: dict[str, Spec] = {}
-    wanted: dict[str, tuple[int, ...]] = {}
-    for rank, taps in sorted(rank_taps(plan, config.num_encoder_layers).items()):
-        part = replace(layout, num_taps=taps.num_taps, num_target_taps=taps.num_target_taps)
-        for sample in sorted(taped_samples(plan, rank, steps)):
-            name = part_name(sample, taps)
-            held[name], wanted[name] = (rank,), (owners[sample],)
-            specs[name] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
-    return moves(wanted, held, specs, cluster)
-
-
-def shard_moves(
-    config: ParallelAdapterConfig,
-    cluster: Cluster,
-    holders: Mapping[int, Sequence[int]],
-    owners: Sequence[int],
-    lengths: Sequence[int],
-    layout: RecordLayout,
-) -> tuple[Move, ...]:
-    """Return the transfers of records to their owners from shards of an interrupted run.  holders: the ranks that have a sample."""
-    taps = whole_taps(config)
-    names = {sample: part_name(sample, taps) for sample in holders}
-    specs = {name: Spec((layout.rows(lengths[sample]), layout.row_bytes), "uint8") for sample, name in names.items()}
-    wanted = {name: (owners[sample],) for sample, name in names.items()}
-    return moves(wanted, {name: tuple(holders[sample]) for sample, name in names.items()}, specs, cluster)
 
 
 def part_name(sample: int, taps: StageTaps) -> str:

@@ -20,6 +20,8 @@ from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
 from workbench.methods.common.session import RankResult, RankSession
 from workbench.methods.training.phases import AJob, RankJob
+from workbench.methods.training.prepare import PreparedTraining
+from workbench.planners import Problem
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.state import Backups, State, carry_out, spec_of
 from workbench.runtime.transport import empty
@@ -135,7 +137,8 @@ def _loading_s(cluster: Cluster, profile: Profile, rank: int, stage: Stage) -> f
 
 def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:
     """Return each layer's trainable tensors, and the ranks that train them."""
-    specs = {f"layer {layer}": Spec((_state_bytes(profile, layer),), "uint8") for layer in range(plan.num_layers)}
+    trained = [len(STATE_KINDS) * layer.trainable_bytes for layer in profile.layers[0][: plan.num_layers]]
+    specs = {f"layer {number}": Spec((nbytes,), "uint8") for number, nbytes in enumerate(trained)}
     return specs, homes_of(plan, {name: (layer,) for layer, name in enumerate(specs)})
 
 
@@ -151,8 +154,17 @@ def with_room(profile: Profile, job: Job) -> Profile:
     return replace(profile, optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + kept)
 
 
-def _state_bytes(profile: Profile, layer: int) -> int:
-    return len(STATE_KINDS) * profile.layers[0][layer].trainable_bytes
+def planning_problem(prepared: PreparedTraining, profile: Profile, cluster: Cluster) -> Problem:
+    """Return the problem of planning a job's mini-batches, with room for backups."""
+    job = prepared.job
+    return Problem(
+        with_room(profile, job),
+        cluster,
+        batch_size=job.batch_size,
+        micro_batches=job.micro_batches,
+        sequence_length=prepared.typical_length,
+        memory_length=prepared.longest,
+    )
 
 
 def _specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:

@@ -18,11 +18,11 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import Recovery, SweepPoint
 from workbench.core.serial import to_json
-from workbench.methods.base import Engines, Event, Notify, Outcome, Prediction, Prepared, ignore
+from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end, weights_digest
 from workbench.methods.common.plans import REAL_TIMEOUT_S
-from workbench.methods.common.scaling import BATCH_SIZES, describe_facts, kept_layers, profile_devices
+from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.faults import with_faults
 from workbench.methods.training.handlers import typical_steps
@@ -71,24 +71,33 @@ def nothing(*args: Any) -> tuple[str, ...]:
 
 
 class ProfiledMethod(ABC, Generic[A]):
-    """A method whose devices are measured layer by layer; the part before its plan.
+    """The part of a method before its plan.
 
     known: raises ConfigError at once for an unknown option, task or model.  prepared: finds model and data.
-    measure_rank: measures a device's own core; a function of the method's own module, so that its type can be sent to real devices.
+    measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); a function of the method's own
+    module, so that its type can be sent to real devices.
     """
 
     name: str
     known: Callable[[Job], Any]
     prepared: Callable[[Job], A]
-    measure_rank: Callable[..., tuple[LayerProfile, ...]]
+    measure_rank: Callable[..., Any]
 
     @abstractmethod
-    def host_layers(self, prepared: A, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
+    def joined(self, prepared: A, cluster: Cluster, rows: Sequence[Any]) -> Profile:
+        """Return the costs on every device from those that real devices have measured."""
+
+    @abstractmethod
+    def scaled(self, prepared: A, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
+        """Return the costs on every emulated device from those measured on this host, now or earlier."""
 
     @abstractmethod
     def catalogue(self, prepared: A, cluster: Cluster) -> Profile:
-        """Return every layer's cost on every device from the catalogue's figures."""
+        """Return the costs on every device from the catalogue's figures."""
+
+    def asked(self, prepared: A) -> Any:
+        """Return the parts of a job that a device needs to measure itself."""
+        return prepared
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names (see Method)."""
@@ -110,12 +119,37 @@ class ProfiledMethod(ABC, Generic[A]):
         engines: Engines | None = None,
         refresh: bool = False,
     ) -> Profile:
-        """Return every layer's cost on every device (see profile_devices)."""
-        catalogue = partial(self.catalogue, prepared, cluster)
-        return profile_devices(self, prepared, cluster, notify, emulated=emulated, engines=engines, refresh=refresh, catalogue=catalogue)
+        """Scale the host's measured costs to each device's share, or use the catalogue's figures for devices of other types.
+
+        emulated: the cluster will run here, so each device has its host_share of the host's speed, whatever its type.
+        engines: real devices measure themselves, all at once.
+        """
+        if engines is not None and engines.fidelity == "real":
+            notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
+            return self.joined(prepared, cluster, engines.run(self.measure_rank, [(self.asked(prepared), refresh)] * cluster.world_size))
+        if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
+            return self.scaled(prepared, cluster, notify, refresh=refresh)
+        return self.catalogue(prepared, cluster)
 
 
-class TrainingMethod(ProfiledMethod[P]):
+class LayerMethod(ProfiledMethod[A]):
+    """A ProfiledMethod whose devices are measured layer by layer."""
+
+    @abstractmethod
+    def host_layers(self, prepared: A, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
+
+    def joined(self, prepared: A, cluster: Cluster, rows: Sequence[Any]) -> Profile:
+        """Return every layer's cost on every device (see ProfiledMethod)."""
+        return Profile(model=prepared.job.model, method=self.name, source="measured", layers=tuple(rows))
+
+    def scaled(self, prepared: A, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
+        """Return every layer's cost on every device (see ProfiledMethod)."""
+        layers = self.host_layers(prepared, notify, refresh=refresh)
+        return scale_to_cluster(layers, cluster, model=prepared.job.model, method=self.name)
+
+
+class TrainingMethod(LayerMethod[P]):
     """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
 
     plan, rank_job, check_plan: see Method.plan, phases.RankJob, common.plans.require_plan.
@@ -184,16 +218,17 @@ class TrainingMethod(ProfiledMethod[P]):
         )
         return tuple(replace(cost, tap_bytes_per_token=round(technique.tap_share * cost.tap_bytes_per_token)) for cost in costs)
 
-    def predict(self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+    def predict(self, planned: Planned[P]) -> Prediction:
         """Simulate every step and the faults to inject (see Method)."""
-        first = self.rank_job(prepared, profile, cluster, plan)
+        first = self.rank_job(*planned)
         prediction = predict(first)
-        changes = prepared.job.faults or any(device.leave_below or device.leave_if_throttled for device in cluster.devices)
-        return with_faults(prediction, first, self._replanner(first, prepared, profile, cluster)) if changes else prediction
+        changes = planned.prepared.job.faults or any(device.leave_below or device.leave_if_throttled for device in planned.cluster.devices)
+        return with_faults(prediction, first, self._replanner(first, planned)) if changes else prediction
 
-    def _replanner(self, first: RankJob, prepared: P, profile: Profile, cluster: Cluster, **fields: Any) -> Replanned:
+    def _replanner(self, first: RankJob, planned: Planned[P], **fields: Any) -> Replanned:
         """Return a function that makes the job of some devices with their slowdown.  first: job of all.  fields: of all these jobs."""
-        prepared = first.handed_on(prepared)
+        _, profile, cluster, _ = planned
+        prepared = first.handed_on(planned.prepared)
 
         def job(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
             part = cluster.part(ranks)
@@ -203,24 +238,15 @@ class TrainingMethod(ProfiledMethod[P]):
         return Replanned(job, partial(self.stand_in, prepared, profile, cluster))
 
     def execute(
-        self,
-        prepared: P,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        prediction: Prediction,
-        engines: Engines,
-        *,
-        folder: Path,
-        resume: bool,
-        notify: Notify,
+        self, planned: Planned[P], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
+        prepared, cluster = planned.prepared, planned.cluster
         job, is_real = prepared.job, engines.fidelity == "real"
         recoveries: tuple[Recovery, ...] = ()
         spent_s: dict[str, float] = {}
         stack = load_stack(job.model)
-        message = replace(self.rank_job(prepared, profile, cluster, plan), folder=folder)
+        message = replace(self.rank_job(*planned), folder=folder)
         identity = _fingerprint(prepared, stack, message)
         resumes = resume and holds_run(folder, identity, job) and all(map(is_whole, message.begins_with()))
         if not resumes:
@@ -233,7 +259,7 @@ class TrainingMethod(ProfiledMethod[P]):
         message = replace(message, fingerprint=identity)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         if isinstance(engines, Lender):
-            replanned = self._replanner(message, prepared, profile, cluster, folder=folder, fingerprint=identity)
+            replanned = self._replanner(message, planned, folder=folder, fingerprint=identity)
             policy = TrainingPolicy(message, former, replanned, notify)
             with served(engines, self.serve_rank) as devices:
                 recoveries = policy.run(devices, engines.cluster, job)
@@ -244,7 +270,7 @@ class TrainingMethod(ProfiledMethod[P]):
         else:
             while True:
                 message = replace(message, timeout_s=REAL_TIMEOUT_S, **former.begins)
-                results = engines.run(self.run_rank, message.on_ranks(), on_event=records.Progress(plan, notify))
+                results = engines.run(self.run_rank, message.on_ranks(), on_event=records.Progress(planned.plan, notify))
                 if message.until == math.inf:
                     break
                 former, message = take_up(message), message.going_on(message)
@@ -282,19 +308,9 @@ class TrainingMethod(ProfiledMethod[P]):
             recoveries=recoveries,
         )
 
-    def sweep_point(
-        self,
-        prepared: P,
-        profile: Profile,
-        cluster: Cluster,
-        name: str,
-        plan: Plan,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
-    ) -> SweepPoint:
+    def sweep_point(self, planned: Planned[P], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate, and on engines measure, some steps of the first phase under a plan (see Method)."""
+        prepared, profile, cluster, plan = planned
         self.check_plan(prepared, cluster, plan)
         message = replace(self.rank_job(prepared, profile, cluster, plan.at(0)), folder=folder)
         phase = message.phases()[0]

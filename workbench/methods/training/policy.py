@@ -202,7 +202,8 @@ class Succession:
         if it saves more over the steps left, from `step` on, than it costs to load layers and move the trainable state.
         """
         members, job = next_job(self.first, self._replanned, ready, factors)
-        if self.now is None or not is_another(generation, members, job):
+        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
+        if self.now is None or is_same:
             return False
         was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
         price_s = repartition_s(self.first.cluster, self.first.profile, was, new)
@@ -356,11 +357,6 @@ def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, f
     if len(used) == len(ready):
         return ready, job
     return chosen(replanned, tuple(rank for place, rank in enumerate(ready) if place in used), factors)
-
-
-def is_another(generation: Generation, members: tuple[int, ...], job: RankJob) -> bool:
-    """Return whether a job gives the devices other work than a generation's."""
-    return members != generation.members or shares_of(job.plan) != shares_of(generation.plan)
 
 
 def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
 from workbench.methods.training.backups import backup_s
-from workbench.methods.training.handlers import PlannedStep, StepShape
+from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.simulator import simulate
 
@@ -19,19 +20,15 @@ class Predictor:
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
-        self._seconds: dict[StepShape, float] = {}
+        self._seconds = cache(lambda shape: simulate(phase.program(shape), memory=False).makespan_s)
 
-    def timeline(self, planned: PlannedStep, *, title: str = "", memory: bool = True) -> Timeline:
+    def timeline(self, planned: PlannedStep, *, title: str = "") -> Timeline:
         """Return the timeline of a step."""
-        timeline = simulate(self._phase.program(planned.shape), title=title, memory=memory)
-        self._seconds[planned.shape] = timeline.makespan_s
-        return timeline
+        return simulate(self._phase.program(planned.shape), title=title)
 
     def seconds(self, planned: PlannedStep) -> float:
         """Return the seconds of a step."""
-        if planned.shape not in self._seconds:
-            self.timeline(planned, memory=False)
-        return self._seconds[planned.shape]
+        return self._seconds(planned.shape)
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""

@@ -20,7 +20,7 @@ from workbench.core.program import Program
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.reporting import DONE, IDLE, WAITING
 from workbench.methods.common.session import AJob as ASessionJob
-from workbench.methods.common.session import RankResult, RankSession, StepTrace, loss_of, on_rank_zeros_clock, trace_of
+from workbench.methods.common.session import DeviceSession, RankResult, RankSession, StepTrace, loss_of, on_rank_zeros_clock, trace_of
 from workbench.methods.training.backups import Keeper
 from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
@@ -186,9 +186,8 @@ def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
     return paced.end_s - paced.start_s - paced.late_s
 
 
-def note_pace_and_memory(session: RankSession[Any], result: RankResult) -> None:
+def note_pace_and_memory(session: DeviceSession, result: RankResult) -> None:
     """Record in a result how well the host kept pace, and the peak memory."""
-    result.overrun_share = session.pacer.overrun_share
     result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
     result.nbytes["peak resident"] = read_memory().peak_rss_bytes
 

@@ -5,6 +5,7 @@ from workbench.planners.galaxy_plus.baselines import InferencePlanner, edgeshard
 from workbench.planners.galaxy_plus.memory import HELD, PAPER, MemoryRule, check_inference, inference_needs
 from workbench.planners.galaxy_plus.planner import plan
 from workbench.planners.galaxy_plus.pricing import price_plan
+from workbench.planners.galaxy_plus.problem import SequenceProblem
 from workbench.planners.galaxy_plus.programme import oracle
 from workbench.planners.galaxy_plus.systems import INFERENCE_SYSTEMS, replan, slowed
 from workbench.planners.galaxy_plus.times import (

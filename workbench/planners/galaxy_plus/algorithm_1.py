@@ -21,37 +21,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, inference_needs, part_bytes
+from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.planners.galaxy_plus.memory import part_bytes
 from workbench.planners.galaxy_plus.pricing import price_plan
-from workbench.planners.galaxy_plus.times import capacity, checked_ranks, stack_lengths
+from workbench.planners.galaxy_plus.problem import SequenceProblem
+from workbench.planners.galaxy_plus.times import capacity
 
 
-def algorithm_1(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    ranks: Sequence[int] | None = None,
-    memory: MemoryRule = HELD,
-    memory_length: int | None = None,
-    overlap: bool = True,
-    both_ways: bool = False,
-    tile_tokens: int = 0,
-    substitute: bool = True,
-    method: str = "algorithm_1",
-) -> InferencePlan:
+def algorithm_1(problem: SequenceProblem, *, substitute: bool = True, method: str = "algorithm_1") -> InferencePlan:
     """Return the plan of Algorithm 1; the module's docstring lists our choices for open points.
 
-    substitute: False keeps scheme 1 in all layers (Galaxy).  memory_length: tokens that must fit (default: `length`).
+    substitute: False keeps scheme 1 in all layers (Galaxy).
     Raises PlanError, naming device and bytes, where the printed algorithm exits with Fail (line 35).
     """
-    lengths = stack_lengths(profile, length, decoder_length)
-    chosen = checked_ranks(profile, cluster, ranks)
-    v = [capacity(profile, rank, lengths) for rank in chosen]
-    longest, layers = max(length, memory_length or 0), profile.num_layers
+    profile, cluster, chosen = problem.profile, problem.cluster, problem.members
+    v = [capacity(profile, rank, problem.lengths) for rank in chosen]
+    layers = profile.num_layers
     unit_bytes, column_bytes, _ = map(int, part_bytes(profile, (0,) * len(profile.stacks)))
     plan = InferencePlan(
         method=method,
@@ -61,15 +46,13 @@ def algorithm_1(
         columns=proportional_parts(profile.stacks[0].columns, v),
         shares=tuple(v),
         schemes=(1,) * layers,
-        overlap=overlap,
-        both_ways=both_ways,
-        tile_tokens=tile_tokens,
-        length=length,
+        overlap=True,
+        length=problem.length,
     )
 
     def spare_bytes(plan: InferencePlan) -> list[int]:
-        needs = inference_needs(plan, profile, length=longest, decoder_length=decoder_length, memory=memory)
-        return [memory.budget_bytes(cluster, rank) - needs[rank].total_bytes for rank in chosen]
+        needs = problem.needs(plan)
+        return [problem.memory.budget_bytes(cluster, rank) - needs[rank].total_bytes for rank in chosen]
 
     def balanced(plan: InferencePlan, name: str, piece_bytes: int, left: Sequence[int]) -> InferencePlan:
         """Move the overflow of one partition to devices with room (lines 7-17).  piece_bytes: of a unit or column in all layers."""
@@ -90,7 +73,7 @@ def algorithm_1(
     if min(spare_bytes(plan)) < 0:
         everyone = range(len(chosen))
         plan = balanced(balanced(plan, "columns", column_bytes, everyone), "units", unit_bytes, everyone)
-        check_inference(plan, profile, cluster, length=longest, decoder_length=decoder_length, memory=memory)  # lines 34-35
+        problem.check(plan)  # lines 34-35
         plan = replace(plan, notes=("heads and columns were shifted to devices with more memory",))
     elif substitute:
         for second in range(1, layers + 1):
@@ -98,4 +81,4 @@ def algorithm_1(
             if min(spare_bytes(more)) < 0:
                 break
             plan = more
-    return replace(plan, predicted_s=price_plan(plan, profile, cluster, decoder_length=decoder_length).total_s)
+    return replace(plan, predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s)

@@ -11,89 +11,50 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
-from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
-from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, least_missing
 from workbench.planners.galaxy_plus.pricing import boundary_bytes, price_plan
-from workbench.planners.galaxy_plus.times import checked_ranks, ends_s, layer_s, stack_lengths
+from workbench.planners.galaxy_plus.problem import SequenceProblem
+from workbench.planners.galaxy_plus.times import ends_s, layer_s
 
-Ranks = tuple[int, ...]
-Lengths = tuple[int, ...]
-Make = Callable[[InferenceProfile, Cluster, Ranks, Lengths, MemoryRule], InferencePlan]
-
-
-class InferencePlanner(Protocol):
-    """Returns a plan for one sequence of `length` tokens on all or some ranks.  Raises PlanError, naming device and bytes, if none fits."""
-
-    def __call__(
-        self,
-        profile: InferenceProfile,
-        cluster: Cluster,
-        *,
-        length: int,
-        decoder_length: int | None = None,
-        ranks: Sequence[int] | None = None,
-        memory: MemoryRule = HELD,
-    ) -> InferencePlan:
-        """Plan for `length` tokens, and `decoder_length` (default: the same) in a decoder with an encoder."""
-        ...
+InferencePlanner = Callable[[SequenceProblem], InferencePlan]
+"""Returns a plan for one sequence.  Raises PlanError, naming device and bytes, if none fits."""
 
 
-def checked(make: Make) -> InferencePlanner:
-    """Return a planner that validates its arguments, checks that its plan fits, and predicts the plan's time."""
-
-    @wraps(make)
-    def planner(
-        profile: InferenceProfile,
-        cluster: Cluster,
-        *,
-        length: int,
-        decoder_length: int | None = None,
-        ranks: Sequence[int] | None = None,
-        memory: MemoryRule = HELD,
-    ) -> InferencePlan:
-        lengths = stack_lengths(profile, length, decoder_length)
-        made = make(profile, cluster, checked_ranks(profile, cluster, ranks), lengths, memory)
-        return _finished(made, profile, cluster, lengths, memory)
-
-    return planner
+def _finished(made: InferencePlan, problem: SequenceProblem) -> InferencePlan:
+    """Return a plan with its predicted time.  Raises PlanError if it does not fit."""
+    problem.check(made)
+    return replace(made, predicted_s=price_plan(made, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s)
 
 
-def _finished(made: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
-    check_inference(made, profile, cluster, length=lengths[0], decoder_length=lengths[-1], memory=memory)
-    return replace(made, predicted_s=price_plan(made, profile, cluster, length=lengths[0], decoder_length=lengths[-1]).total_s)
-
-
-@checked
-def local(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
+def local(problem: SequenceProblem) -> InferencePlan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if it fits on none."""
     made, refusals = [], []
-    for rank in ranks:
-        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(profile.num_layers,), length=lengths[0])
+    for rank in problem.members:
+        layers = (problem.profile.num_layers,)
+        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=problem.lengths[0])
         try:
-            made.append(_finished(one, profile, cluster, lengths, memory))
+            made.append(_finished(one, problem))
         except PlanError as error:
-            refusals.append((cluster.devices[rank].memory_bytes, error))
+            refusals.append((problem.cluster.devices[rank].memory_bytes, error))
     if not made:
         raise max(refusals, key=lambda refusal: refusal[0])[1]
     return min(made, key=lambda plan: plan.predicted_s)
 
 
-@checked
-def megatron_lm(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
+def megatron_lm(problem: SequenceProblem) -> InferencePlan:
     """Return tensor parallelism with equal heads and columns on every device, regardless of speed and memory (Megatron-LM).
 
     Raises PlanError if the number of heads is not a multiple of the devices, or if a device runs out of memory.
     """
+    profile, ranks = problem.profile, problem.members
     count, units = len(ranks), profile.stacks[0].num_units
     if any(shape.num_units % count for shape in profile.stacks):
         able = max(number for number in range(1, count) if all(shape.num_units % number == 0 for shape in profile.stacks))
@@ -104,22 +65,26 @@ def megatron_lm(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengt
         )
     columns = proportional_parts(profile.stacks[0].columns, (1,) * count)
     parts = (units // count,) * count
-    return InferencePlan(method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=lengths[0])
+    length = problem.lengths[0]
+    made = InferencePlan(method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=length)
+    return _finished(made, problem)
 
 
-@checked
-def sequence_parallel(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
+def sequence_parallel(problem: SequenceProblem) -> InferencePlan:
     """Return sequence parallelism: equal parts of the sequence, and the whole model on every device.
 
     Raises PlanError if the sequence has fewer tokens than there are devices, or if a device runs out of memory.
     """
+    ranks, lengths = problem.members, problem.lengths
     if min(lengths) < len(ranks):
         raise PlanError(
             f"Equal parts of {min(lengths)} tokens on {len(ranks)} devices were asked for (sequence parallelism).",
             "That leaves a device without a token.",
             f"Use {min(lengths)} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
         )
-    return InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=(1.0,) * len(ranks), length=lengths[0])
+    shares = (1.0,) * len(ranks)
+    made = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=shares, length=lengths[0])
+    return _finished(made, problem)
 
 
 galaxy: InferencePlanner = partial(algorithm_1, substitute=False, method="galaxy")
@@ -130,28 +95,27 @@ Path = tuple[tuple[int, int], ...]
 """A sequence of (rank, layers)."""
 
 
-@checked
-def edgeshard(profile: InferenceProfile, cluster: Cluster, ranks: Ranks, lengths: Lengths, memory: MemoryRule) -> InferencePlan:
+def edgeshard(problem: SequenceProblem) -> InferencePlan:
     """Return the sequential pipeline with the least latency; devices that do not help are left out.
 
     Embedding and head are on the first device, and the result is sent back to it.
     Raises PlanError with the missing memory if no pipeline fits.
     """
-    problem = _Problem(profile, cluster, ranks, lengths, memory)
-    path = problem.exact() if len(ranks) <= MOST_EXACT else problem.published()
+    paths = _Paths(problem)
+    path = paths.exact() if len(paths.ranks) <= MOST_EXACT else paths.published()
     if path is None:
-        raise least_missing(profile, cluster, ranks, length=lengths[0], decoder_length=lengths[-1], memory=memory)
-    path_ranks, layers = tuple(rank for rank, _ in path), tuple(count for _, count in path)
-    return InferencePlan(method="edgeshard", paradigm="pipeline", ranks=path_ranks, layers=layers, length=lengths[0])
+        raise problem.least_missing()
+    ranks, layers = zip(*path, strict=True)
+    return _finished(InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.length), problem)
 
 
-class _Problem:
+class _Paths:
     """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are finished."""
 
-    def __init__(
-        self, profile: InferenceProfile, cluster: Cluster, ranks: tuple[int, ...], lengths: tuple[int, ...], memory: MemoryRule
-    ) -> None:
-        self.ranks, self.layers = ranks, profile.num_layers
+    def __init__(self, problem: SequenceProblem) -> None:
+        profile, cluster, lengths, memory = problem.profile, problem.cluster, problem.lengths, problem.memory
+        ranks = self.ranks = problem.members
+        self.layers = profile.num_layers
         stacks = [profile.stack_of(layer) for layer in range(self.layers)]
         shapes = [profile.stacks[stack] for stack in stacks]
         sizes = [shape.attention_bytes + shape.feed_forward_bytes + memory.layers * shape.layer_bytes for shape in shapes]
@@ -162,7 +126,7 @@ class _Problem:
             (a, b): np.array([cluster.link(ranks[a], ranks[b]).transfer_s(nbytes) for nbytes in crossing])
             for a, b in itertools.permutations(range(len(ranks)), 2)
         }
-        working = profile.working_bytes_per_token * max(lengths) if memory.working else 0
+        working = profile.working_bytes_per_token * max(problem.longest) if memory.working else 0
         self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
         nbytes = held[None, :] - held[:, None]
         for rank in ranks:

@@ -120,13 +120,6 @@ def inference_needs(
     }
 
 
-def room_bytes(profile: InferenceProfile, cluster: Cluster, memory: MemoryRule, ranks: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Return the bytes at each position for attention and feed-forward weights, after subtracting its fixed memory."""
-    anyway = profile.working_bytes_per_token * max(lengths) if memory.working else 0
-    anyway += sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks) if memory.layers else 0
-    return [memory.budget_bytes(cluster, rank) - anyway - memory.ends_bytes(profile, i) for i, rank in enumerate(ranks)]
-
-
 def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
     """Return the bytes of a unit in all layers, of a column in scheme-1 layers, and of a column in scheme-2 layers.
 
@@ -169,42 +162,4 @@ def check_inference(
         f" embedding and head {readable(need.ends_bytes)}, activations {readable(need.working_bytes)}):"
         f" {readable(short[worst])} are missing.{whole}",
         "Add a device, raise its memory, use scheme 1 in more layers, or a smaller model.",
-    )
-
-
-def least_missing(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    ranks: Sequence[int],
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    memory: MemoryRule = HELD,
-    schemes: int | None = None,
-) -> PlanError:
-    """Return the error if no partition over these devices fits: the need, each device's room, and the missing bytes in total.
-
-    schemes: 2 if every layer had to be of scheme 2.
-    """
-    attention = sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks)
-    feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)
-    working = profile.working_bytes_per_token * max(stack_lengths(profile, length, decoder_length)) if memory.working else 0
-    everywhere = working + (sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks) if memory.layers else 0)
-    # Without embedding and head, which one device has in addition to its part.
-    room = {rank: max(0, memory.budget_bytes(cluster, rank) - everywhere - memory.ends_bytes(profile, 1)) for rank in ranks}
-    ends = memory.ends_bytes(profile, 0) if memory.embedding == "first" else 0
-    need, most, biggest = attention + feed_forward, sum(room.values()), max(room.values())
-    listed = ", ".join(f"'{cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in room.items())
-    if need + ends > most:
-        why = f"{readable(need + ends - most)} are missing in all"
-    elif ends > biggest:
-        why = f"embedding and head must stand on one device, where {readable(ends - biggest)} are missing"
-    elif schemes == 2:
-        why = f"with scheme 2 in every layer each device needs all feed-forward networks, {readable(feed_forward)}"
-    else:
-        why = "no cut into whole heads and columns fits each device"
-    return PlanError(
-        f"A plan of '{profile.model}' for {length} tokens on {len(room)} devices was asked for.",
-        f"Its layers need {readable(need)}, embedding and head {readable(ends)}; the devices have room for {listed}: {why}.",
-        "Add a device, raise memory, or take a smaller model.",
     )

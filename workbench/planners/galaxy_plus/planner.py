@@ -14,15 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
-from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, least_missing
 from workbench.planners.galaxy_plus.pricing import Cut, cut_of
+from workbench.planners.galaxy_plus.problem import SequenceProblem
 from workbench.planners.galaxy_plus.programme import Programme
-from workbench.planners.galaxy_plus.search import MOST_POSITIONS, Price, Ranks, Search, is_split
-from workbench.planners.galaxy_plus.times import checked_ranks, stack_lengths
+from workbench.planners.galaxy_plus.search import MOST_POSITIONS, Price, Ranks, Search
 
 MOST_CANDIDATES = 12
 GAINS = 1.25
@@ -30,58 +28,38 @@ GAINS = 1.25
 
 
 def plan(
-    profile: InferenceProfile,
-    cluster: Cluster,
+    problem: SequenceProblem,
     *,
-    length: int,
-    decoder_length: int | None = None,
     price: Price | None = None,
     overlap: bool | None = True,
     both_ways: bool | None = False,
     tile_tokens: int = 0,
-    ranks: Sequence[int] | None = None,
-    ring: Sequence[int] | None = None,
+    is_ring: bool = False,
     portal: int | None = None,
     schemes: int | None = None,
-    memory: MemoryRule = HELD,
-    memory_length: int | None = None,
     most_steps: int = 80,
     effort: int = 2,
     method: str = "galaxy_plus",
 ) -> InferencePlan:
-    """Return the fastest plan found for one sequence of `length` tokens (`decoder_length` in a second stack).
+    """Return the fastest plan found for one sequence.
 
     The measure is Eq. 9, or price(plan): seconds of a sequence, for example by simulation.  `price` is called for `candidates`, for
     variants of the best ones, and for `most_steps` changes of the best.  Algorithm 1's plan is always included, so the result is never
     slower by the same measure.
     overlap, both_ways: as in InferencePlan; None: the better one by `price` (without a price: True, False).
-    tile_tokens: of the plan.  ranks: the devices that may take part (default: all); ring: exactly these, in this order.  portal: is first
-    and has embedding and head.  schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.
-    memory_length: tokens that must fit (default: `length`).  effort: 0 tries few rings, 2 more.
+    tile_tokens: of the plan.  is_ring: all the problem's ranks take part, in this order.  portal: is first and has embedding and head.
+    schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.  effort: 0 tries few rings, 2 more.
     Raises PlanError naming the device and the missing memory if no plan fits.
     """
-    lengths = stack_lengths(profile, length, decoder_length)
-    chosen = checked_ranks(profile, cluster, ring if ring is not None else ranks)
+    chosen = problem.members
     if portal is not None and portal not in chosen:
         raise ConfigError(f"A plan with portal {portal} was asked for.", f"The devices are {list(chosen)}.", "Let the portal take part.")
     if schemes not in (None, 1, 2):
         raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
-    longest = stack_lengths(profile, max(length, memory_length or 0), decoder_length)
-    search = Search(
-        profile,
-        cluster,
-        method=method,
-        lengths=lengths,
-        longest=longest,
-        memory=memory,
-        ranks=chosen,
-        portal=portal,
-        schemes=schemes,
-        is_ring=ring is not None,
-    )
+    search = Search(problem, method=method, portal=portal, schemes=schemes, is_ring=is_ring)
     found = candidates(search, effort)
     if not found:
-        raise least_missing(profile, cluster, chosen, length=longest[0], decoder_length=decoder_length, memory=memory, schemes=schemes)
+        raise problem.least_missing(schemes=schemes)
     first_way = (overlap is not False, both_ways is True)
     made = [_variant(one, *first_way, tile_tokens) for one in found]
     if price is None:
@@ -148,11 +126,6 @@ def _variety(search: Search, best: Cut) -> list[Cut]:
     return found
 
 
-def of_split(price: Price) -> Price:
-    """Return a price that never chooses a plan without a split."""
-    return lambda plan: price(plan) if is_split(plan) else math.inf
-
-
 def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: int) -> InferencePlan:
     count = one.num_positions
     return replace(one, overlap=overlap and count > 1, both_ways=both_ways and count > 2, tile_tokens=tile_tokens)
@@ -164,16 +137,7 @@ def _algorithm_1(search: Search) -> Cut | None:
     if search.portal is not None and not search.is_ring:
         order = (search.portal, *(rank for rank in order if rank != search.portal))
     try:
-        printed = algorithm_1(
-            search.profile,
-            search.cluster,
-            length=search.lengths[0],
-            decoder_length=search.lengths[-1] if len(search.lengths) > 1 else None,
-            ranks=order,
-            memory=search.memory,
-            memory_length=search.longest[0],
-            substitute=search.schemes != 1,
-        )
+        printed = algorithm_1(replace(search.problem, ranks=order), substitute=search.schemes != 1)
     except PlanError:
         return None
     if search.schemes == 2 and printed.schemes.count(1):
@@ -252,7 +216,7 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
     shape, n = search.profile.stacks[0], len(ring)
     programme = None
     if 1 < n <= MOST_POSITIONS and not plain:
-        programme = Programme(search.profile, search.cluster, ring, search.lengths, room, search.memory)
+        programme = Programme(search.problem, ring, room)
     by_room = sorted(range(n), key=lambda i: room[i])
     fewest = n - 1 if every and not search.memory.full_everywhere else 0
     for second in seconds:

@@ -17,12 +17,12 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.planners.galaxy_plus.memory import HELD, MemoryRule, check_inference, part_bytes, room_bytes
+from workbench.planners.galaxy_plus.memory import part_bytes
 from workbench.planners.galaxy_plus.pricing import Cut, price_plan
-from workbench.planners.galaxy_plus.times import Line, block_lines, checked_ranks, hop_lines, num_blocks, stack_lengths
+from workbench.planners.galaxy_plus.problem import SequenceProblem
+from workbench.planners.galaxy_plus.times import Line, block_lines, hop_lines, num_blocks
 
 Row = dict[int, float]
 """Coefficients by variable."""
@@ -34,21 +34,14 @@ class Programme:
     A second stack is split in the first one's proportion.  For a given number of scheme-2 layers Eq. 6-9 are linear in these.
     """
 
-    def __init__(
-        self,
-        profile: InferenceProfile,
-        cluster: Cluster,
-        ranks: Sequence[int],
-        lengths: Sequence[int],
-        room: Sequence[float],
-        memory: MemoryRule,
-    ) -> None:
-        """room: bytes at each position for attention and feed-forward weights."""
+    def __init__(self, problem: SequenceProblem, ranks: Sequence[int], room: Sequence[float]) -> None:
+        """ranks: the ring.  room: bytes at each position for attention and feed-forward weights."""
+        profile, lengths = problem.profile, problem.lengths
         if any(min(c.fixed_s, c.token_s, c.unit_s, c.token_unit_s) < 0 for row in profile.costs for s in row for c in s.pieces.values()):
             raise ConfigError(
                 "An optimum was asked for.", "A cost of the profile is below 0.", "Profile again, or use an analytic profile."
             )
-        self.profile, self.cluster, self.ranks, self.room, self.memory = profile, cluster, tuple(ranks), room, memory
+        self.profile, self.cluster, self.ranks, self.room, self.memory = profile, problem.cluster, tuple(ranks), room, problem.memory
         first = profile.stacks[0]
         self.totals = (first.num_units, first.columns, lengths[0])
         self.width = 6 * len(ranks)  # a, b, s and their flags
@@ -98,8 +91,6 @@ class Programme:
         *,
         holders: Sequence[bool] | None = None,
         integer: bool = False,
-        gap: float = 1e-4,
-        time_limit_s: float = 20.0,
         cutoff: float = math.inf,
     ) -> Any:
         """Return HiGHS's answer for given numbers of scheme-2 layers.  holders: positions whose token flags are set; None: all free."""
@@ -131,7 +122,7 @@ class Programme:
             integrality=kinds,
             bounds=Bounds(low, high),
             constraints=LinearConstraint(matrix, lower, [limit for _, limit in rows]),
-            options={"mip_rel_gap": gap, "time_limit": time_limit_s},
+            options={"mip_rel_gap": GAP, "time_limit": TIME_LIMIT_S},
         )
 
     def _memory_rows(self, q: Sequence[int]) -> list[tuple[Row, float]]:
@@ -181,34 +172,27 @@ class Optimum:
     pruned: int = 0
 
 
-def oracle(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    decoder_length: int | None = None,
-    ranks: Sequence[int] | None = None,
-    memory: MemoryRule = HELD,
-    gap: float = 1e-4,
-    below_s: float = math.inf,
-    time_limit_s: float = 20.0,
-) -> Optimum | None:
-    """Return the optimum of Eq. 9 on the ring of these ranks, None if no plan fits, or none takes less than `below_s`.
+GAP = 1e-4
+"""The relative gap within which HiGHS proves the optimum."""
+TIME_LIMIT_S = 20.0
+"""Seconds for one programme."""
 
-    gap: the relative gap within which HiGHS proves the optimum.  below_s: only prove that no plan is much better than this, which is
-    faster.  time_limit_s: of one programme; an unfinished programme lowers bound_s.
+
+def oracle(problem: SequenceProblem, *, below_s: float = math.inf) -> Optimum | None:
+    """Return the optimum of Eq. 9 on the ring of the problem's ranks, None if no plan fits, or none takes less than `below_s`.
+
+    below_s: only prove that no plan is much better than this, which is faster.  An unfinished programme lowers bound_s.
     With two stacks both must have equal units, columns and tokens.  Raises ConfigError otherwise.
     """
-    chosen = checked_ranks(profile, cluster, ranks)
-    lengths = stack_lengths(profile, length, decoder_length)
+    profile, chosen = problem.profile, problem.members
     stacks = profile.stacks
-    if len({(shape.num_units, shape.columns, n) for shape, n in zip(stacks, lengths, strict=True)}) > 1:
+    if len({(shape.num_units, shape.columns, n) for shape, n in zip(stacks, problem.lengths, strict=True)}) > 1:
         raise ConfigError(
             f"The optimum for '{profile.model}' was asked for.",
             "Its two stacks differ in units, columns or tokens, so that one partition does not determine the other linearly.",
             "Compare plans by price_plan instead.",
         )
-    programme = Programme(profile, cluster, chosen, lengths, room_bytes(profile, cluster, memory, chosen, lengths), memory)
+    programme = Programme(problem, chosen, problem.room_bytes(chosen))
     numbers = list(itertools.product(*(range(shape.num_layers + 1) for shape in stacks)))
     relaxed = [(programme.solve(q), q) for q in numbers]
     waiting = sorted((found.fun, q) for found, q in relaxed if found.x is not None)
@@ -216,10 +200,10 @@ def oracle(
     bound, solved, unsolved = math.inf, 0, 0
     for lower, q in waiting:
         # Only a plan better than the best by more than the gap is needed: HiGHS proves most other programmes infeasible at once.
-        cutoff = below_s if best is None else best[0] * (1 - gap)
+        cutoff = below_s if best is None else best[0] * (1 - GAP)
         if lower >= cutoff:
             break
-        found = programme.solve(q, integer=True, gap=gap, time_limit_s=time_limit_s, cutoff=cutoff)
+        found = programme.solve(q, integer=True, cutoff=cutoff)
         solved += 1
         if found.status == 2:
             bound = min(bound, cutoff)
@@ -230,17 +214,17 @@ def oracle(
             continue
         units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(found.x))
         plan = hybrid_plan("oracle", profile, Cut(chosen, units, columns, tokens, q))
-        value = price_plan(plan, profile, cluster, length=length, decoder_length=decoder_length).layers_s
+        value = price_plan(plan, profile, problem.cluster, length=problem.length, decoder_length=problem.decoder_length).layers_s
         if best is None or value < best[0]:
             best = value, plan
     if best is None and unsolved:
         raise ConfigError(
             f"The optimum for '{profile.model}' was asked for.",
-            f"HiGHS neither found nor excluded a plan in {time_limit_s} s, {unsolved} times.",
-            "Raise time_limit_s, or use fewer devices.",
+            f"HiGHS neither found nor excluded a plan in {TIME_LIMIT_S} s, {unsolved} times.",
+            "Use fewer devices.",
         )
     if best is None:
         return None
     rest = waiting[solved][0] if solved < len(waiting) else math.inf
-    check_inference(best[1], profile, cluster, length=length, decoder_length=decoder_length, memory=memory)
+    problem.check(best[1])
     return Optimum(plan=best[1], value_s=best[0], bound_s=min(best[0], bound, rest), solved=solved, pruned=len(waiting) - solved)

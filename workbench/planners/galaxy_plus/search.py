@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.planners.galaxy_plus.memory import MemoryRule, inference_needs, part_bytes, room_bytes
+from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.planners.galaxy_plus.memory import part_bytes
 from workbench.planners.galaxy_plus.pricing import Cut, HybridPricer, cut_of
+from workbench.planners.galaxy_plus.problem import SequenceProblem
 from workbench.planners.galaxy_plus.programme import hybrid_plan
 from workbench.planners.galaxy_plus.times import Line, capacity, ends_s
 
@@ -29,36 +29,23 @@ GAIN = 1e-4
 
 
 class Search:
-    """One model, cluster and sequence.  lengths, longest: tokens of each stack, for timing and for memory.
+    """One problem.  is_ring: all its ranks take part, in their order.  portal: is first.
 
-    ranks: the devices that may take part; is_ring: all of them, in this order.  portal: is first.
     schemes: of all layers, which at least two devices then split; None: free.
     """
 
-    def __init__(
-        self,
-        profile: InferenceProfile,
-        cluster: Cluster,
-        *,
-        method: str,
-        lengths: Sequence[int],
-        longest: Sequence[int],
-        memory: MemoryRule,
-        ranks: Ranks,
-        portal: int | None,
-        schemes: int | None,
-        is_ring: bool,
-    ) -> None:
-        self.profile, self.cluster, self.method, self.lengths, self.longest = profile, cluster, method, tuple(lengths), tuple(longest)
-        self.memory, self.ranks, self.portal, self.schemes, self.is_ring = memory, ranks, portal, schemes, is_ring
+    def __init__(self, problem: SequenceProblem, *, method: str, portal: int | None, schemes: int | None, is_ring: bool) -> None:
+        profile, lengths, ranks = problem.profile, problem.lengths, problem.members
+        self.problem, self.profile, self.cluster, self.lengths, self.ranks = problem, profile, problem.cluster, lengths, ranks
+        self.memory, self.method, self.portal, self.schemes, self.is_ring = problem.memory, method, portal, schemes, is_ring
         self.layers = tuple(shape.num_layers for shape in profile.stacks)
         self.speed = {rank: capacity(profile, rank, lengths) for rank in ranks}
         self.kind: dict[int, int] = {}
         for rank in ranks:
             self.kind[rank] = next((first for first in set(self.kind.values()) if self._are_alike(first, rank)), rank)
         self._passed: set[Cut] = set()
-        self._pricer = HybridPricer(profile, cluster, lengths)
-        self.room = cache(lambda ring: room_bytes(profile, cluster, memory, ring, longest))
+        self._pricer = HybridPricer(profile, problem.cluster, lengths)
+        self.room = cache(problem.room_bytes)
         self.part_bytes = cache(lambda second: part_bytes(profile, second))
         self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)
 
@@ -97,13 +84,7 @@ class Search:
         plan = hybrid_plan(self.method, self.profile, cut)
         if self.schemes is not None and len(self.ranks) > 1 and not is_split(plan):
             return False
-        needs = inference_needs(
-            plan,
-            self.profile,
-            length=self.longest[0],
-            decoder_length=self.longest[-1] if len(self.longest) > 1 else None,
-            memory=self.memory,
-        )
+        needs = self.problem.needs(plan)
         return all(need.total_bytes <= self.memory.budget_bytes(self.cluster, rank) for rank, need in needs.items())
 
     def leveled(self, cut: Cut) -> Cut | None:

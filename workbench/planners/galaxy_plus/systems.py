@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, Paradigm
+from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
 from workbench.planners.galaxy_plus.baselines import InferencePlanner, edgeshard, galaxy, local, megatron_lm, sequence_parallel
 from workbench.planners.galaxy_plus.planner import Price, plan
+from workbench.planners.galaxy_plus.problem import SequenceProblem
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceSystem:
-    """A system of the evaluation.  label: as in the paper."""
-
-    label: str
-    paradigm: Paradigm
-    plan: InferencePlanner
-
-
-INFERENCE_SYSTEMS: dict[str, InferenceSystem] = {
-    "galaxy_plus": InferenceSystem(label="Galaxy+", paradigm="hybrid", plan=plan),
-    "algorithm_1": InferenceSystem(label="Galaxy+ (Algorithm 1)", paradigm="hybrid", plan=algorithm_1),
-    "galaxy": InferenceSystem(label="Galaxy", paradigm="hybrid", plan=galaxy),
-    "megatron_lm": InferenceSystem(label="M-LM", paradigm="tensor", plan=megatron_lm),
-    "sequence_parallel": InferenceSystem(label="SP", paradigm="sequence", plan=sequence_parallel),
-    "edgeshard": InferenceSystem(label="EdgeShard", paradigm="pipeline", plan=edgeshard),
-    "local": InferenceSystem(label="Local", paradigm="pipeline", plan=local),
+INFERENCE_SYSTEMS: dict[str, InferencePlanner] = {
+    "galaxy_plus": plan,
+    "algorithm_1": algorithm_1,
+    "galaxy": galaxy,
+    "megatron_lm": megatron_lm,
+    "sequence_parallel": sequence_parallel,
+    "edgeshard": edgeshard,
+    "local": local,
 }
 
 
@@ -70,24 +61,20 @@ def replan(
             f"Cluster '{cluster.name}' has no other device.",
             "Wait until a device is back.",
         )
-    seen = slowed(profile, slowdowns or {})
-    tokens = length or old.length or 1
-    system = INFERENCE_SYSTEMS.get(old.method)
-    if old.method == "galaxy_plus" or system is None:
+    seen, tokens = slowed(profile, slowdowns or {}), length or old.length or 1
+    problem = SequenceProblem(seen, cluster, length=tokens, decoder_length=decoder_length, ranks=left)
+    planner = INFERENCE_SYSTEMS.get(old.method)
+    if old.method == "galaxy_plus" or planner is None:
         return plan(
-            seen,
-            cluster,
-            length=tokens,
-            decoder_length=decoder_length,
+            problem,
             price=price,
             overlap=old.overlap if old.num_positions > 1 else True,
             both_ways=old.both_ways,
             tile_tokens=old.tile_tokens,
-            ranks=left,
             portal=old.ranks[0] if old.ranks[0] in left else None,
             effort=1,
             most_steps=20,
             method=old.method,
         )
-    made = system.plan(seen, cluster, length=tokens, decoder_length=decoder_length, ranks=left)
+    made = planner(problem)
     return replace(made, tile_tokens=old.tile_tokens, both_ways=old.both_ways and made.paradigm == "hybrid")

@@ -24,24 +24,6 @@ def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | 
     return lengths
 
 
-def checked_ranks(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the ranks that may take part (default: all).  Raises ConfigError for a repeated or unknown rank."""
-    if profile.world_size != cluster.world_size:
-        raise ConfigError(
-            f"A plan of '{profile.model}' for cluster '{cluster.name}' was asked for.",
-            f"The profile has {profile.world_size} devices, the cluster {cluster.world_size}.",
-            "Profile the model on this cluster.",
-        )
-    chosen = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
-    if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= rank < cluster.world_size for rank in chosen):
-        raise ConfigError(
-            f"A plan on the ranks {list(chosen)} was asked for.",
-            f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
-            "Name at least one of them, each once.",
-        )
-    return chosen
-
-
 def num_blocks(shape: StackShape) -> int:
     """Return how many blocks of a layer end in a synchronisation under scheme 1: 2, or 3 with cross-attention."""
     return 3 if shape.has_cross_attention else 2

@@ -11,7 +11,7 @@ from itertools import product
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.planners.galaxy_plus import algorithm_1
+from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1
 from workbench.plots.export import Captioned
 from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.drawing import draw, paired_bars
@@ -221,7 +221,11 @@ def _fits(constants: Constants, model: str, environment: str, second: int) -> bo
 def _second_layers(constants: Constants, model: str, on: Cluster, environment: str) -> Number:
     costs = profile(constants, model, environment)
     try:
-        plan = algorithm_1(costs, on, length=constants.length(model), decoder_length=constants.decoder_tokens, memory=constants.memory_rule)
+        plan = algorithm_1(
+            SequenceProblem(
+                costs, on, length=constants.length(model), decoder_length=constants.decoder_tokens, memory=constants.memory_rule
+            )
+        )
     except PlanError:
         return OOM
     return float(plan.configuration[1])

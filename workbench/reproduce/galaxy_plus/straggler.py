@@ -11,10 +11,10 @@ from workbench.core.device_faults import Fault
 from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.profiles import made_up_host, measured_host
-from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult, Variant, load_spike_executed
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult, load_spike_executed
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
-from workbench.planners.galaxy_plus import algorithm_1, stack_lengths
+from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1, stack_lengths
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import line_panels, lines
 from workbench.reproduce.galaxy_plus.testbed import CLUSTERS, FIG_16, PAPER, Constants, cluster, load_constants, profile
@@ -30,7 +30,7 @@ NUM_REQUESTS = 20
 STEP_S = 10.0
 REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude", "excluded or kept with less": "best"}
 WITHOUT, WITH, OWN = REACTIONS
-EXECUTED: dict[Variant, str] = {"without re-scheduling": WITHOUT, "exclusion": WITH}
+
 SPIKE = LoadSpike(rank=LOADED, start_s=20.0, factor=4.0, until_s=45.0)
 QUICK_SPIKE = LoadSpike(rank=LOADED, start_s=3.0, factor=4.0, until_s=9.0)
 
@@ -41,7 +41,7 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
     on, costs = cluster(constants, FIG_16), profile(constants, "GPT2-L", FIG_16)
     lengths = stack_lengths(costs, constants.length("GPT2-L"))
     begins = printed(PAPER, "fig16")[("external load begins",)]
-    first = algorithm_1(costs, on, length=lengths[0])
+    first = algorithm_1(SequenceProblem(costs, on, length=lengths[0]))
     planner, times = planner_of(costs, on, lengths, first=first, is_priced=False), simulated_times(costs, on, lengths)
     return {
         name: simulate_serving(
@@ -170,9 +170,9 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
 
 def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Result:
     """Return the result from the reports."""
-    (before, without), (_, after) = (found.throughput_per_s(name) for name in EXECUTED)
-    restored_s = found.restored_s("exclusion", 0.9)
-    reports = {shown: found.reports[name] for name, shown in EXECUTED.items()}
+    (before, without), (_, after) = found.throughput_per_s("none"), found.throughput_per_s("exclude")
+    restored_s = found.restored_s("exclude", 0.9)
+    reports = {name: found.reports[REACTIONS[name]] for name in (WITHOUT, WITH)}
     names = [device.name for device in reports[WITH].cluster.devices]
     rows: list[tuple[Number, ...]] = [
         (name, event.time_s, event.kind, names[event.rank] if event.rank >= 0 else "", event.value or None, event.detail)

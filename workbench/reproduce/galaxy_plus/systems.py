@@ -163,33 +163,28 @@ def run_system(
     on = cluster(constants, environment, mbit_per_s, collectives=system in (MEGATRON, SEQUENCE))
     costs = profile(constants, model, environment)
     length, decoder_length = constants.length(model), constants.decoder_tokens
+    problem = galaxy_plus.SequenceProblem(costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
+    is_staged = system == EDGESHARD and reading != "latency"
     try:
-        if system == EDGESHARD and reading != "latency":
-            plan = _staged(constants, costs, on, length, decoder_length, is_equal=reading == "equal")
-        else:
-            plan = PLANNERS[system](costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
+        plan = _staged(problem, is_equal=reading == "equal") if is_staged else PLANNERS[system](problem)
     except PlanError as error:
         return Run(reason=str(error))
-    lengths = galaxy_plus.stack_lengths(costs, length, decoder_length)
     handled = handling(constants, on)
     ways = [plan, replace(plan, overlap=False)] if plan.overlap and environment in WITH_GPUS else [plan]
-    seconds = {way: printed_s(way, costs, on, lengths, handled) for way in ways}
+    seconds = {way: printed_s(way, costs, on, problem.lengths, handled) for way in ways}
     best = min(ways, key=lambda way: seconds[way])
     return Run(plan=best, seconds=seconds[best])
 
 
-def _staged(
-    constants: Constants, costs: InferenceProfile, on: Cluster, length: int, decoder_length: int, *, is_equal: bool
-) -> InferencePlan:
+def _staged(problem: galaxy_plus.SequenceProblem, *, is_equal: bool) -> InferencePlan:
     """Return a pipeline through all devices: with equal layers on each, or with the fastest possible slowest stage.
 
     EdgeShard's programme for throughput aims at the latter; among equally good stages those on fast devices are filled first.
     """
+    costs, on = problem.profile, problem.cluster
     shares = list(proportional_parts(costs.num_layers, (1,) * on.world_size))
     if not is_equal:
-        layer_s = [
-            1 / galaxy_plus.capacity(costs, rank, galaxy_plus.stack_lengths(costs, length, decoder_length)) for rank in range(on.world_size)
-        ]
+        layer_s = [1 / galaxy_plus.capacity(costs, rank, problem.lengths) for rank in range(on.world_size)]
         slowest = sorted(count * seconds for seconds in layer_s for count in range(1, costs.num_layers + 1))
         rooms = ([int(limit / seconds + 1e-9) for seconds in layer_s] for limit in slowest)
         room = next(each for each in rooms if min(each) and sum(each) >= costs.num_layers)
@@ -198,6 +193,7 @@ def _staged(
             more = min(left, room[rank] - 1)
             shares[rank] += more
             left -= more
-    plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=tuple(range(on.world_size)), layers=tuple(shares), length=length)
-    galaxy_plus.check_inference(plan, costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
+    ranks = tuple(range(on.world_size))
+    plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.length)
+    problem.check(plan)
     return plan

@@ -11,6 +11,7 @@ from typing import Any
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.program import Program
+from workbench.planners import Problem
 from workbench.planners.hetpipe import hetpipe as plan_hetpipe
 from workbench.planners.systems import asteroid, homogeneous
 from workbench.reproduce.items import Item
@@ -62,16 +63,17 @@ def _run(constants: Constants, model: str, system: str) -> Run:
             if system == OURS:
                 plans += pipelines(replace(constants, micro_batches=count), costs_of, cluster, max_group=None)
             else:
-                plans.append(homogeneous(costs_of, cluster, micro_batches=count, **given))
+                plans.append(homogeneous(Problem(costs_of, cluster, micro_batches=count, **given)))
         seconds, plan = fastest(costs_of, cluster, plans, "parallel_adapters", length)
         hours = {epochs: sum(pac_plus_hours(constants, model, plan, seconds, samples, epochs, cluster)) for epochs in EPOCHS}
         return Run(hours=hours, plan=_words(plan))
     costs_of = profile(constants, model, "full", cluster)
+    problem = Problem(costs_of, cluster, micro_batches=constants.micro_batches, **given)
     if system == ASTEROID:
-        plan = asteroid(costs_of, cluster, micro_batches=constants.micro_batches, **given)
+        plan = asteroid(problem)
         seconds, words = seconds_per_sample(costs_of, cluster, plan, "full", length), _words(plan)
     else:
-        workers = plan_hetpipe(costs_of, cluster, micro_batches=constants.micro_batches, **given)
+        workers = plan_hetpipe(problem)
         costs = VirtualWorkerCosts(costs_of, cluster, workers, sequence_length=length)
         timeline = simulate(Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs), memory=False)
         seconds = timeline.makespan_s / (WAVES * workers.wave_samples)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.planners import candidates
+from workbench.planners import Problem, candidates
 from workbench.planners.fixed import data_parallel
 from workbench.planners.memory import in_flight, plan_needs, rank_need
 from workbench.plots.export import Captioned
@@ -36,17 +36,14 @@ def _candidates(constants: Constants, costs_of: Profile, count: int, micro_batch
     devices gives each one sample.
     """
     try:
-        return candidates(
-            costs_of,
-            nanos(constants, count),
-            batch_size=count * micro_batches,
-            micro_batches=micro_batches,
-            sequence_length=constants.sequence_length,
-            objective="bottleneck",
-            max_group=max_group,
-        )
+        return candidates(_problem(constants, costs_of, count, micro_batches), objective="bottleneck", max_group=max_group)
     except PlanError:
         return []
+
+
+def _problem(constants: Constants, costs_of: Profile, count: int, micro_batches: int) -> Problem:
+    sizes = {"batch_size": count * micro_batches, "micro_batches": micro_batches}
+    return Problem(costs_of, nanos(constants, count), **sizes, sequence_length=constants.sequence_length)
 
 
 @lru_cache(maxsize=256)
@@ -81,9 +78,8 @@ def _plan(constants: Constants, costs_of: Profile, model: str, count: int, parad
     if paradigm == PIPELINE:
         plans = _candidates(constants, costs_of, count, micro_batches, 1)
         return next((plan for plan in plans if len(plan.stages) == count), None)
-    batch, length = count * micro_batches, constants.sequence_length
     try:
-        return data_parallel(costs_of, nanos(constants, count), batch_size=batch, sequence_length=length, micro_batches=micro_batches)
+        return data_parallel(_problem(constants, costs_of, count, micro_batches))
     except PlanError:
         return None
 

@@ -14,7 +14,7 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import BROADCAST, SEND, Op
 from workbench.core.timeline import Timeline
-from workbench.planners import candidates, standalone
+from workbench.planners import Problem, candidates, standalone
 from workbench.planners.cached import plan_cached
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import Technique
@@ -76,9 +76,9 @@ def step(constants: Constants, model: str, technique: Technique, paradigm: Parad
     try:
         if paradigm == "standalone":
             samples = constants.mini_batch // devices if alone is None else alone
-            plans = [standalone(costs_of, cluster, batch_size=samples, sequence_length=length)]
+            plans = [standalone(Problem(costs_of, cluster, batch_size=samples, sequence_length=length))]
         elif paradigm == "data_parallel":
-            plans = [data_parallel(costs_of, cluster, batch_size=constants.mini_batch, sequence_length=length)]
+            plans = [data_parallel(Problem(costs_of, cluster, batch_size=constants.mini_batch, sequence_length=length))]
         else:
             plans = pipelines(constants, costs_of, cluster, max_group=1 if paradigm == "pipeline_parallel" else None)
     except PlanError as error:
@@ -89,18 +89,11 @@ def step(constants: Constants, model: str, technique: Technique, paradigm: Parad
 
 def pipelines(constants: Constants, costs_of: Profile, cluster: Cluster, *, max_group: int | None) -> list[Plan]:
     """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in flight."""
-    in_flight = constants.micro_batches
+    in_flight, size, length = constants.micro_batches, constants.micro_batch_size, constants.sequence_length
     while True:
+        problem = Problem(costs_of, cluster, batch_size=in_flight * size, micro_batches=in_flight, sequence_length=length)
         try:
-            return candidates(
-                costs_of,
-                cluster,
-                batch_size=in_flight * constants.micro_batch_size,
-                micro_batches=in_flight,
-                sequence_length=constants.sequence_length,
-                objective="bottleneck",
-                max_group=max_group,
-            )
+            return candidates(problem, objective="bottleneck", max_group=max_group)
         except PlanError:
             if in_flight == 1:
                 raise
@@ -110,7 +103,7 @@ def pipelines(constants: Constants, costs_of: Profile, cluster: Cluster, *, max_
 def cached_timeline(constants: Constants, costs_of: Profile, cluster: Cluster) -> tuple[Timeline, Stage]:
     """Return one step from the activation cache, data parallel, and its shares (section V-B)."""
     length = constants.sequence_length
-    stage = plan_cached(costs_of, cluster, batch_size=constants.mini_batch, sequence_length=length)
+    stage = plan_cached(Problem(costs_of, cluster, batch_size=constants.mini_batch, sequence_length=length))
     plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=constants.mini_batch, num_micro_batches=1)
     schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=cluster.world_size)
     costs = PlanCosts(costs_of, cluster, plan, sizes=(constants.mini_batch,), lengths=(length,))

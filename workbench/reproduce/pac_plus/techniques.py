@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from workbench.core.timeline import Timeline
-from workbench.planners.fixed import fixed_plan
+from workbench.planners import Problem, fixed_plan
 from workbench.planners.memory import cached_needs, rank_need
 from workbench.profiler.analytic import Technique
 from workbench.reproduce.items import Item
@@ -64,16 +64,9 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
     for model in MODELS:
         for technique in (*BASELINES, OURS):
             costs_of = profile(constants, model, technique, cluster)
-            plan = fixed_plan(
-                costs_of,
-                cluster,
-                layers=[costs_of.num_layers // DEVICES] * DEVICES,
-                groups=[[rank] for rank in range(DEVICES)],
-                batch_size=constants.mini_batch,
-                micro_batches=constants.micro_batches,
-                sequence_length=length,
-                check_memory=False,
-            )
+            sizes = {"batch_size": constants.mini_batch, "micro_batches": constants.micro_batches, "sequence_length": length}
+            layers, groups = [costs_of.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
+            plan = fixed_plan(Problem(costs_of, cluster, **sizes), layers=layers, groups=groups, check_memory=False)
             timeline = step_timeline(costs_of, cluster, plan, technique, length, gpipe=True)
             given: dict[str, Any] = {"samples": plan.micro_batch_size, "sequence_length": length, "in_flight": plan.num_micro_batches}
             needs = [rank_need(costs_of, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages]

@@ -12,32 +12,8 @@ Operations (stage: block number; part: first tile; microbatch: step of the ring)
   'pipeline': LAYER (stage: layer) makes lay of the next layer from lay.
 """
 
-from __future__ import annotations
-
-from workbench.core.schedule import Schedule
-from workbench.schedules.inference.baselines import pipeline_inference, sequence_inference, tensor_inference
+from workbench.schedules.inference.baselines import pipeline_inference
 from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
-from workbench.schedules.inference.hybrid import hybrid_inference
 from workbench.schedules.inference.layout import InferenceLayout
+from workbench.schedules.inference.paradigms import decode_schedule, inference_schedule
 from workbench.schedules.inference.tuning import InferencePrices, choose_tiles, smallest_tile, tile_options, tune
-
-
-def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one sequence by the plan's paradigm, complete with its transfers.
-
-    world_size: of the cluster; ranks that the plan does not use have no operations.
-    """
-    builders = {
-        "hybrid": hybrid_inference,
-        "tensor": tensor_inference,
-        "sequence": sequence_inference,
-        "pipeline": pipeline_inference,
-    }
-    return builders[layout.plan.paradigm](layout, world_size)
-
-
-def decode_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one more token (a layout of InferenceLayout.decode): scheme 1 in every layer, or the pipeline."""
-    if layout.plan.paradigm == "pipeline":
-        return pipeline_inference(layout, world_size)
-    return tensor_inference(layout, world_size)

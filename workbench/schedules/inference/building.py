@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, paused_collector, recv, send
+from workbench.core.schedule import NONE, Op, Schedule, Value, send
 from workbench.schedules.inference.layout import InferenceLayout
+from workbench.schedules.lowering import insert_receives
 
 
 @lru_cache(maxsize=4096)
@@ -77,36 +78,3 @@ class Builder:
             ops[rank] = tuple(self.lists[position])
             inputs[rank], outputs[rank] = tuple(self._inputs[position]), tuple(self._outputs[position])
         return insert_receives(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
-
-
-@paused_collector()
-def insert_receives(schedule: Schedule) -> Schedule:
-    """Return the schedule with the RECV of every SEND.  It comes before the first operation that reads the value, or earlier if a later
-    value of the same channel is read earlier, so that both sides of a channel have the same order.
-    """
-    first_reads: list[dict[Value, int]] = [{} for _ in schedule.ops]
-    for rank, ops in enumerate(schedule.ops):
-        reads = first_reads[rank]
-        for index, op in enumerate(ops):
-            for value in op.reads:
-                reads.setdefault(value, index)
-    receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
-    for rank, ops in enumerate(schedule.ops):
-        earliest: dict[int, int] = {}  # by destination: the position of the channel's next RECV
-        for op in reversed(ops):
-            if op.kind != SEND:
-                continue
-            destination, value = op.ranks[1], op.reads[0]
-            end = len(schedule.ops[destination])
-            place = min(first_reads[destination].get(value, end), earliest.get(destination, end))
-            earliest[destination] = place
-            receives[destination].setdefault(place, []).append(recv(value, rank, destination))
-    complete = []
-    for rank, ops in enumerate(schedule.ops):
-        merged: list[Op] = []
-        for index, op in enumerate(ops):
-            merged += reversed(receives[rank].get(index, ()))
-            merged.append(op)
-        merged += reversed(receives[rank].get(len(ops), ()))
-        complete.append(tuple(merged))
-    return Schedule(ops=tuple(complete), inputs=schedule.inputs, outputs=schedule.outputs)

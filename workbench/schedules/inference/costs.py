@@ -101,23 +101,12 @@ class InferenceCosts:
         if position is None:
             return 0
         total = self._profile.first_bytes + self._profile.last_bytes if position == 0 else 0
-        is_whole = plan.paradigm in ("sequence", "pipeline")
-        owners = [owner for owner, count in enumerate(plan.layers) for _ in range(count)]
-        works = is_whole
-        layer = 0
-        for stack, shape in enumerate(layout.stacks):
-            units, columns = layout.units[stack][position], layout.columns[stack][position]
-            for _ in range(shape.num_layers):
-                if plan.paradigm == "pipeline" and owners[layer] != position:
-                    layer += 1
-                    continue
-                has_tokens = plan.paradigm == "hybrid" and plan.shares[position] > 0
-                is_held = has_tokens and plan.schemes[layer] == 2
-                held = shape.columns if is_held else columns
-                total += units * (shape.unit_bytes + shape.cross_unit_bytes) + held * shape.column_bytes
-                total += shape.layer_bytes if units or held or has_tokens else 0
-                works = works or bool(units or held or has_tokens)
-                layer += 1
+        has_tokens = plan.paradigm == "hybrid" and plan.shares[position] > 0
+        works = plan.paradigm in ("sequence", "pipeline")
+        for shape, units, columns in plan.parts(layout.stacks, position):
+            total += units * (shape.unit_bytes + shape.cross_unit_bytes) + columns * shape.column_bytes
+            if units or columns or has_tokens:
+                total, works = total + shape.layer_bytes, True
         return total + (self._profile.working_bytes_per_token * max(layout.lengths) if works else 0)
 
     def _position(self, rank: int) -> int:

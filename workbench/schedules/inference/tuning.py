@@ -15,10 +15,10 @@ from functools import partial
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.program import Program
-from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
 from workbench.schedules.inference.layout import InferenceLayout
+from workbench.schedules.inference.paradigms import inference_schedule
 
 WORTH = 4.0
 """Minimum ratio of transfer time to per-message overhead: 48 KB at 1000 Mbit/s and 0.1 ms."""
@@ -28,19 +28,12 @@ GAIN = 0.998
 
 TRIES = 60
 
-Price = Callable[[InferencePlan], float]
+
+PIECES = (2, 3, 4, 6, 8)
+"""Numbers of pieces into which the largest tile may be cut."""
 
 
-def choose_tiles(
-    plan: InferencePlan,
-    price: Price,
-    *,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    length: int,
-    message_s: float = MESSAGE_S,
-    pieces: Iterable[int] = (1, 2, 3, 4, 6, 8),
-) -> InferencePlan:
+def choose_tiles(plan: InferencePlan, price: InferencePrices) -> InferencePlan:
     """Return the plan with the tile size and the direction of the ring that take the least time.
 
     A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the fewest messages win;
@@ -48,9 +41,9 @@ def choose_tiles(
     """
     if plan.paradigm != "hybrid" or plan.num_positions < 2:
         return replace(plan, tile_tokens=0, group_tokens=0, merge_tokens=0, both_ways=False)
-    smallest = smallest_tile(profile, cluster, plan.ranks, message_s=message_s)
-    largest = max(plan.tokens(length))
-    sizes = [0, *(-(-largest // count) for count in pieces if count > 1 and largest / count >= smallest)]
+    smallest, tokens = smallest_tile(price, plan.ranks), plan.tokens(price.lengths[0])
+    largest = max(tokens)
+    sizes = [0, *(-(-largest // count) for count in PIECES if largest / count >= smallest)]
     plan = found = replace(plan, tile_tokens=0, group_tokens=0, merge_tokens=0, both_ways=False)
     best_s = price(found)
     for tile_tokens in dict.fromkeys(sizes):
@@ -63,7 +56,7 @@ def choose_tiles(
                 seconds = price(tried)
                 if seconds < GAIN * best_s:
                     found, best_s = tried, seconds
-    ordered = sorted(plan.tokens(length), reverse=True)
+    ordered = sorted(tokens, reverse=True)
     for merged in range(2, plan.num_positions):  # the own tile is there from the start
         tried = replace(found, merge_tokens=sum(ordered[:merged]))
         seconds = price(tried)
@@ -72,10 +65,10 @@ def choose_tiles(
     return found
 
 
-def smallest_tile(profile: InferenceProfile, cluster: Cluster, ranks: Sequence[int], *, message_s: float = MESSAGE_S) -> int:
+def smallest_tile(price: InferencePrices, ranks: Sequence[int]) -> int:
     """Return the fewest tokens whose transfer takes WORTH times the overhead of their message, on the fastest link in use."""
-    fastest = max(cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
-    return max(1, round(WORTH * message_s * fastest / profile.stacks[0].hidden_bytes))
+    fastest = max(price.cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
+    return max(1, round(WORTH * price.message_s * fastest / price.profile.stacks[0].hidden_bytes))
 
 
 def tile_options(length: int) -> tuple[int, ...]:
@@ -85,14 +78,10 @@ def tile_options(length: int) -> tuple[int, ...]:
 
 def tune(
     plans: Iterable[InferencePlan],
-    price: Price,
+    price: InferencePrices,
     *,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    length: int,
     fits: Callable[[InferencePlan], bool] = lambda plan: True,
     is_scheme_free: bool = True,
-    message_s: float = MESSAGE_S,
     tries: int = TRIES,
 ) -> InferencePlan:
     """Return the fastest plan, from plans of one paradigm or of several: choose its tiles, then shift work between devices.
@@ -101,30 +90,27 @@ def tune(
     order of the ring after the first device; it is kept if it saves time and the plan still fits.
     is_scheme_free: layers may change their scheme.  tries: the number of plans simulated on the way, for each of the two.
     """
-    tiled = {
-        choose_tiles(plan, price, profile=profile, cluster=cluster, length=length, message_s=message_s) if plan.overlap else plan
-        for plan in plans
-    }
-    ordered = sorted(tiled, key=price)
+    ordered = sorted({choose_tiles(plan, price) if plan.overlap else plan for plan in plans}, key=price)
     first = ordered[0]
     if first.overlap and is_scheme_free:  # tiles that are multiplied together can make the other scheme faster
         others = [replace(first, schemes=(scheme,) * len(first.schemes)) for scheme in (1, 2)]
         for other in others:
             if other.schemes != first.schemes and fits(other):
-                ordered.append(choose_tiles(other, price, profile=profile, cluster=cluster, length=length, message_s=message_s))
+                ordered.append(choose_tiles(other, price))
         ordered.sort(key=price)
-    best = min((*(_shifted(plan, price, length, fits, tries) for plan in ordered[:2]), *ordered[:1]), key=price)
+    best = min((*(_shifted(plan, price, fits, tries) for plan in ordered[:2]), *ordered[:1]), key=price)
     while best.overlap:  # new shares may need new tiles, and these new shares
-        again = choose_tiles(best, price, profile=profile, cluster=cluster, length=length, message_s=message_s)
+        again = choose_tiles(best, price)
         if price(again) >= GAIN * price(best):
             break
-        best = min(again, _shifted(again, price, length, fits, tries), key=price)
+        best = min(again, _shifted(again, price, fits, tries), key=price)
     return best
 
 
-def _shifted(plan: InferencePlan, price: Price, length: int, fits: Callable[[InferencePlan], bool], tries: int) -> InferencePlan:
+def _shifted(plan: InferencePlan, price: InferencePrices, fits: Callable[[InferencePlan], bool], tries: int) -> InferencePlan:
     if plan.paradigm != "hybrid" or plan.num_positions < 2:
         return plan
+    length = price.lengths[0]
     found, best_s = replace(plan, shares=tuple(map(float, plan.tokens(length)))), price(plan)
     left, has_gained = tries, True
     while has_gained and left > 0:
@@ -190,21 +176,19 @@ KEPT_LAYERS = 4
 """The number of layers simulated of a run of equal layers."""
 
 Simulate = Callable[..., Timeline]
-Build = Callable[[InferenceLayout, int], Schedule]
 
 
 @dataclass(slots=True, kw_only=True)
 class InferencePrices:
     """Seconds of plans on one profile and cluster: prices(plan).  Results are cached.
 
-    lengths: of each stack's sequence.  build: inference_schedule.  simulate: simulator.simulate; it is passed in, because that package is
-    on the same layer as this one.
+    lengths: of each stack's sequence.  simulate: simulator.simulate; it is passed in, because that package is on the same layer as this
+    one.
     """
 
     profile: InferenceProfile
     cluster: Cluster
     lengths: tuple[int, ...]
-    build: Build
     simulate: Simulate
     message_s: float = MESSAGE_S
     _known: dict[InferencePlan, float] = field(default_factory=dict)
@@ -238,16 +222,14 @@ class InferencePrices:
             at += shape.num_layers
         short = replace(plan, schemes=tuple(kept) if plan.paradigm == "hybrid" else ())
         timeline = self._simulated(short, tuple(stacks))
-        ends_s = _layer_ends(timeline, self._layout(short, tuple(stacks)))
+        ends_s = _layer_ends(timeline, InferenceLayout.build(short, stacks, self.lengths))
         return timeline.makespan_s + sum(times * (ends_s[layer] - ends_s[layer - 2]) / 2 for layer, times in repeated)
 
-    def _layout(self, plan: InferencePlan, stacks: Sequence[StackShape]) -> InferenceLayout:
-        return InferenceLayout.build(plan, stacks, self.lengths)
-
     def _simulated(self, plan: InferencePlan, stacks: Sequence[StackShape], *, memory: bool = False, title: str = "") -> Timeline:
-        layout = self._layout(plan, stacks)
+        layout = InferenceLayout.build(plan, stacks, self.lengths)
         costs = InferenceCosts(self.profile, self.cluster, layout, message_s=self.message_s)
-        return self.simulate(Program.on(self.cluster, self.build(layout, self.cluster.world_size), costs), memory=memory, title=title)
+        program = Program.on(self.cluster, inference_schedule(layout, self.cluster.world_size), costs)
+        return self.simulate(program, memory=memory, title=title)
 
 
 def _runs(schemes: Sequence[int]) -> list[tuple[int, int]]:

@@ -125,53 +125,45 @@ def _text(path: Path) -> str:
         return ""
 
 
-Variant = Literal["without re-scheduling", "exclusion", "best of both"]
-
-VARIANTS: dict[Variant, Reaction] = {"without re-scheduling": "none", "exclusion": "exclude", "best of both": "best"}
-"""The paper compares the first two; the last may keep a straggler with a smaller share."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpike:
-    """A load on one device: it computes `factor` times slower from start_s to end_s (None: to the end).  until_s: of the service."""
+    """A load on one device: it computes `factor` times slower from start_s on.  until_s: of the service."""
 
-    rank: int = 1
-    start_s: float = 50.0
-    end_s: float | None = None
-    factor: float = 4.0
-    until_s: float = 100.0
+    rank: int
+    start_s: float
+    factor: float
+    until_s: float
 
     @property
     def fault(self) -> Fault:
         """Return it as a fault."""
-        return Fault(kind="slow", rank=self.rank, start=self.start_s, end=self.end_s, factor=self.factor)
+        return Fault(kind="slow", rank=self.rank, start=self.start_s, factor=self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpikeResult:
-    """reports: by variant.  best_per_s: answers per second of the best plan without the loaded device, obtained like the reports."""
+    """reports: by reaction.  best_per_s: answers per second of the best plan without the loaded device, obtained like the reports."""
 
     spike: LoadSpike
-    reports: dict[str, ServingReport]
+    reports: dict[Reaction, ServingReport]
     best_per_s: float
 
-    def restored_s(self, variant: Variant, share: float = 0.9, *, window_s: float = 1.0) -> float | None:
+    def restored_s(self, reaction: Reaction, share: float = 0.9) -> float | None:
         """Return the seconds from the load to a throughput of `share` of the best without the device; None: never reached again.
 
         Only answers after the throughput has fallen count: from the second request on that began after the load.
         """
-        report = self.reports[variant]
+        report = self.reports[reaction]
         later = [request.end_s for request in report.requests if request.start_s > self.spike.start_s]
         if len(later) < 2:
             return None
-        after_s = report.restored_after_s(later[0], share * self.best_per_s, window_s=window_s)
+        after_s = report.restored_after_s(later[0], share * self.best_per_s, window_s=1.0)
         return None if after_s is None else later[0] + after_s - self.spike.start_s
 
-    def throughput_per_s(self, variant: Variant) -> tuple[float, float]:
-        """Return the requests per second before the load, and in the second half of the time after it (to its end, if it has one)."""
-        report, spike = self.reports[variant], self.spike
-        end_s = min(report.end_s, spike.end_s or report.end_s)
-        return report.throughput_per_s(0.0, spike.start_s), report.throughput_per_s((spike.start_s + end_s) / 2, end_s)
+    def throughput_per_s(self, reaction: Reaction) -> tuple[float, float]:
+        """Return the requests per second before the load, and in the second half of the time after it."""
+        report, start_s = self.reports[reaction], self.spike.start_s
+        return report.throughput_per_s(0.0, start_s), report.throughput_per_s((start_s + report.end_s) / 2, report.end_s)
 
 
 def load_spike_executed(
@@ -204,8 +196,8 @@ def load_spike_executed(
         )
         return cut(report)
 
-    compared: tuple[Variant, ...] = ("without re-scheduling", "exclusion")
-    reports: dict[str, ServingReport] = {name: served(name, VARIANTS[name], (spike.fault,), spike.until_s) for name in compared}
+    compared: dict[Reaction, str] = {"none": "without re-scheduling", "exclude": "with re-scheduling"}
+    reports = {reaction: served(name, reaction, (spike.fault,), spike.until_s) for reaction, name in compared.items()}
     best = served("the best plan without the device", "none", (), min(10.0, spike.until_s / 2), left_out=(spike.rank,))
     return LoadSpikeResult(spike=spike, reports=reports, best_per_s=best.throughput_per_s(1.0, best.end_s))
 

@@ -21,8 +21,8 @@ from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planne
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
+from workbench.planners.galaxy_plus import SequenceProblem, replan, slowed
 from workbench.planners.galaxy_plus import plan as make_plan
-from workbench.planners.galaxy_plus import replan, slowed
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import EngineDevices, Fleet
@@ -53,9 +53,7 @@ def planner_of(
     def prices(seen: InferenceProfile) -> InferencePrices | None:
         return prices_of(seen, cluster, lengths) if is_priced else None
 
-    if first is None:
-        first = make_plan(profile, cluster, length=lengths[0], decoder_length=decoder_length, price=prices(profile))
-    chosen = first
+    chosen = first or make_plan(SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length), price=prices(profile))
 
     def planner(ranks: tuple[int, ...], slow_downs: Mapping[int, float]) -> InferencePlan:
         ranks = tuple(rank for rank in ranks if rank not in left_out)

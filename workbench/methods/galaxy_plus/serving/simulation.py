@@ -15,7 +15,6 @@ from workbench.core.device_faults import Fault, FaultSchedule, never_begun
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.detector import means
-from workbench.methods.galaxy_plus.serving.loading import bytes_to_read
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Rescheduler, Times
 from workbench.runtime.virtual_devices import Agenda
@@ -69,6 +68,24 @@ def simulate_serving(
         valid=not notes,
         notes=notes,
     )
+
+
+def bytes_to_read(old: InferencePlan | None, new: InferencePlan, profile: InferenceProfile, rank: int) -> int:
+    """Return the bytes that a device reads from its disk to switch plans (Galaxy+, section III-E2): weights in memory are reused."""
+    held = itertools.zip_longest(_held_bytes(old, profile, rank), _held_bytes(new, profile, rank), fillvalue=0)
+    return sum(max(0, after - before) for before, after in held)
+
+
+def _held_bytes(plan: InferencePlan | None, profile: InferenceProfile, rank: int) -> list[int]:
+    """Return the bytes of embedding and head, and of attention, feed-forward network and norms in each layer; nothing outside the plan."""
+    position = None if plan is None else plan.position_of(rank)
+    if plan is None or position is None:
+        return []
+    found = [profile.first_bytes + profile.last_bytes if position == 0 else 0]
+    for shape, units, columns in plan.parts(profile.stacks, position):
+        held = units * (shape.unit_bytes + shape.cross_unit_bytes), columns * shape.column_bytes
+        found += (*held, shape.layer_bytes if any(held) else 0)
+    return found
 
 
 @dataclass(slots=True)
