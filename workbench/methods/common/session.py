@@ -174,13 +174,12 @@ class DeviceSession:
         """Sum a tensor over all ranks, in place, outside any schedule, once all ranks have arrived."""
         self._meeting.sum(tensor)
 
-    def _subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        """Return the group of some devices; its members create it at the first use."""
+    def _subgroup(self, ranks: tuple[int, ...], *, by_all: bool = False) -> dist.ProcessGroup:
+        # Its members create it at the first use.  by_all: every device takes part, as torch requires where groups overlap.
         members = tuple(sorted(ranks))
         if members not in self._subgroups:
-            numbers = [self._peers[rank] for rank in members]
-            timeout = timedelta(seconds=self._timeout_s)
-            self._subgroups[members] = dist.new_group(numbers, backend="gloo", timeout=timeout, use_local_synchronization=True)
+            numbers, timeout = [self._peers[rank] for rank in members], timedelta(seconds=self._timeout_s)
+            self._subgroups[members] = dist.new_group(numbers, backend="gloo", timeout=timeout, use_local_synchronization=not by_all)
         return self._subgroups[members]
 
 
@@ -194,8 +193,8 @@ class RankSession(DeviceSession, Generic[AJob]):
         plan = rank_job.plan
         groups = {tuple(sorted(stage.ranks)) for stage in (*plan.stages, *([plan.cached] if plan.cached else []))}
         for ranks in sorted(groups):
-            if len(ranks) > 1 and self.rank in ranks:
-                self._subgroup(ranks)  # now, so that no step takes longer for it
+            if len(ranks) > 1:
+                self._subgroup(ranks, by_all=True)
 
     def keeps_trace(self, step: int, num_steps: int) -> bool:
         """Return whether a step's spans are kept: some in the middle of the epoch, after its warm-up."""
