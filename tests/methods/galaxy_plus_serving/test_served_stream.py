@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,7 +148,7 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
 def test_what_cannot_be_served() -> None:
     cluster, host = soak_cluster(), made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S)
     stream = StreamSettings(num_requests=1, length=SOAK_LENGTH)
-    engines: Any = None  # what is wrong is said before any is needed
+    engines: Any = SimpleNamespace(fidelity="paced")  # what is wrong is said before any is needed
     with pytest.raises(ConfigError, match="4 devices"):
         serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start=0.0)])
     with pytest.raises(ConfigError, match="reads 1 to"):
