@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from statistics import median
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from workbench.bench.frame import Progress, require_kernel_links
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import Cluster
 from workbench.core.costs import TOKEN, Spec, ring_allreduce_s
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, unrolled
@@ -41,7 +41,6 @@ from workbench.simulator import simulate
 SIZES = (2, 3, 4)
 MICRO_BATCHES = 8
 MBIT_PER_S = 500
-LATENCY_S = 2e-4
 CROSSING = Spec((4, 32, 128))
 """The value that crosses a boundary: 64 KB, 1.05 ms on the link."""
 SECONDS = {"F": 6e-3, "SF": 2e-3, "B": 9e-3, "SB": 3e-3, "STEP": 1e-3, "GEMM": 8e-3, "ATTN": 6e-3, "MLP": 5e-3, "MLPB": 9e-3, "ATTNB": 8e-3}
@@ -227,9 +226,7 @@ def _line(point: Mapping[str, Any]) -> str:
 
 
 def _cluster(size: int) -> Cluster:
-    laptop = load_cluster("laptop")
-    link = Link(bytes_per_s=MBIT_PER_S * 125_000, latency_s=LATENCY_S)
-    return replace(laptop, devices=tuple(replace(device, link=link) for device in laptop.devices[:size]))
+    return load_cluster("laptop").part(range(size)).with_bandwidth(MBIT_PER_S)
 
 
 def _plan(groups: Sequence[Sequence[int]]) -> Plan:

@@ -110,6 +110,12 @@ class Explorer(Panel):
             self._paused = False
         self.changed()
 
+    def refuse(self, headline: str, why: str) -> None:
+        """Show why a request has no answer, and no figure."""
+        self.headline.value = BIG_FIRST.format(headline, "")
+        self.message.error(why)
+        self.show()
+
     def show(self, *figures: Callable[[], go.Figure]) -> None:
         """Show a figure for each tab, or none; only the visible one is drawn, because drawing is the most expensive part."""
         self._figures = figures

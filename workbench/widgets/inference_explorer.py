@@ -59,10 +59,7 @@ class InferenceExplorer(Explorer):
         self._first_s = self._first_s or first.seconds
         self.table.value = inference_table(self.compared, problem)._repr_html_()
         if made is None:
-            self.message.error(first.why)
-            self.headline.value = BIG_FIRST.format("No plan fits.", "")
-            self.show()
-            return
+            return self.refuse("No plan fits.", first.why)
         change = f" ({first.seconds / self._first_s - 1:+.0%} against the beginning)" if first.seconds != self._first_s else ""
         words = "{} [{}, {}] on {} devices (simulated)".format(first.planner, *made.configuration, made.num_positions)
         self.headline.value = BIG_FIRST.format(f"{time_unit(first.seconds).text(first.seconds)} a sequence{change}", words)

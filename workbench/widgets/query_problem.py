@@ -121,10 +121,7 @@ class QueryDivider(Explorer):
         names = [device.name for device in problem.cluster.devices]
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
         if lacking:
-            self.message.error(f"{', '.join(lacking)}: not enough memory for the model.")
-            self.headline.value = BIG_FIRST.format("Out of memory.", "")
-            self.show()
-            return
+            return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")
         whole_s = problem.seconds(counts)
         unit = time_unit(whole_s)
         waits = [max(seconds) - one for one in seconds]

@@ -52,10 +52,7 @@ class PlannerExplorer(Explorer):
         self._first = first or found
         made = found.plan
         if made is None:
-            self.message.error(found.why)
-            self.headline.value = BIG_FIRST.format("No plan fits.", "")
-            self.show()
-            return
+            return self.refuse("No plan fits.", found.why)
         change = (
             f" ({found.samples_per_s / first.samples_per_s - 1:+.0%} against the beginning)"
             if first is not None and first.samples_per_s
