@@ -111,6 +111,7 @@ def test_real_devices_over_ssh_go_on_likewise(
 ) -> None:
     """Over OpenSSH and a network of its own where they are to be had, else over pipes; losses are the emulated run's, though one dies."""
     names, homes = tuple(device.name for device in unbroken.cluster.devices), tmp_path
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
     if WHY_NOT:
         monkeypatch.setattr(ssh_devices, "agent_command", over_pipes(tmp_path))
     else:

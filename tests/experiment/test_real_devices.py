@@ -5,28 +5,47 @@ Over OpenSSH and a network of its own where they are to be had, else over pipes.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, over_pipes, real_cluster
+from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, home, over_pipes, real_cluster
 
+from tests.experiment.running import losses, run
 from workbench import experiment
+from workbench.core import Job
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError
 from workbench.core.serving import ServingEvent, StreamSettings
+from workbench.fetch import cache_folder
+from workbench.methods.fine_tuning import measure as fine_tuning_measure
+from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
 from workbench.methods.galaxy_plus.serving.experiments import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
 from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.methods.p_rge import measure as p_rge_measure
+from workbench.methods.p_rge import method as p_rge
+from workbench.methods.ringada import measure as ringada_measure
+from workbench.methods.ringada import method as ringada
 from workbench.models.sharding import model_layout
 from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 from workbench.runtime.ssh_devices import SshEngines
 
 NAMES = ("alpha", "beta")
+JOBS: dict[str, dict[str, Any]] = {
+    "pac_plus": {"options": {"paradigm": "pipeline_parallel"}},
+    "confidant": {},
+    "ringada": {"options": {"local_iterations": 1, "unfreeze_every": 3, "bottleneck": 8, "replan": False}, "train_samples": 56},
+    "p_rge": {"model": "tiny-llama-2"},
+    "galaxy_plus": {"options": {"system": "megatron_lm"}},
+}
 
 
 class Place:
@@ -41,6 +60,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("devices")
     hosts: Hosts | None = None
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
+        brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
+        patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
+        patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
+        patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
         if WHY_NOT:
             patch.setattr(ssh_devices, "agent_command", over_pipes(folder))
         else:
@@ -54,6 +78,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         finally:
             if hosts is not None:
                 hosts.close()
+
+
+@pytest.mark.parametrize("method", JOBS)
+def test_a_run_is_the_emulated_one(method: str, job: Job, place: Place, tmp_path: Path) -> None:
+    job = replace(job, method=method, epochs=2, **JOBS[method])
+    emulated = run(job, tmp_path)
+    for name in NAMES:  # how fast they are was measured before: they are this machine
+        kept = home(place.folder, name) / ".workbench-kit/cache/profiles"
+        shutil.copytree(cache_folder() / "profiles", kept, dirs_exist_ok=True)
+    shutil.rmtree(place.real.folder, ignore_errors=True)
+    report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, chosen_plan=emulated.plan)
+    assert report.source == "real" and report.plan.busy_ranks == {0, 1}
+    found, wanted_losses = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
+    assert found == pytest.approx(wanted_losses, rel=1e-5)
+    wanted = emulated.metrics if method != "galaxy_plus" else {"largest error": pytest.approx(0, abs=1e-4)}
+    assert {name: report.metrics[name] for name in wanted} == wanted
 
 
 def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:

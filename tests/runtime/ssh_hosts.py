@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
-from workbench.runtime.ssh import Connection, agent_command
+from workbench.runtime.ssh import Connection, agent_command, forget_host
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 WHY_NOT = "" if SSHD and shutil.which("ssh") else "OpenSSH's server is not installed (apt install openssh-server)"
@@ -82,6 +82,7 @@ class Hosts:
 
     def trust(self, cluster: Cluster) -> None:
         for device in cluster.devices:
+            forget_host(device)  # another test's
             deadline_s = time.monotonic() + 20
             while True:
                 connection = Connection(device.name, agent_command(device, trusts_new=True))
@@ -133,7 +134,7 @@ for name in "$@"; do
     ip link set v$number master br0 up
 done
 touch {folder}/up
-wait
+cat  # until the tests end, however they do
 """
 _HOST = """
 set -e
@@ -163,7 +164,9 @@ class NetHosts(Hosts):
         ]
         (folder / "config").write_text("".join(settings))
         flags = ["-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self.process = subprocess.Popen(["unshare", *flags, "sh", str(folder / "outer.sh"), *names], start_new_session=True)
+        self.process = subprocess.Popen(
+            ["unshare", *flags, "sh", str(folder / "outer.sh"), *names], stdin=subprocess.PIPE, start_new_session=True
+        )
         enter = f"nsenter -t {self.process.pid} -U -n --preserve-credentials"
         (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {enter} {shutil.which("ssh")} -F {folder}/config "$@"\n')
 
@@ -175,6 +178,8 @@ class NetHosts(Hosts):
         return False
 
     def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         self.process.kill()
         self.process.wait()
         super().close()
