@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
+from workbench.tasks.batching import epoch_batches
 from workbench.tasks.spans import IGNORED, SpanEncoder, Window, cut_windows
 from workbench.tasks.task import Split
 
@@ -239,6 +240,13 @@ def _choices(split: TokenizedSplit) -> Tensor | None:
         return None
     length = split.target_length
     return torch.tensor([word + (IGNORED,) * (length - len(word)) for word in split.words])
+
+
+def text_batches(texts: Sequence[str], encoder: Encoder, max_length: int, batch_size: int, seed: int) -> Callable[[int], list[Batch]]:
+    """Return what draws an epoch's mini-batches of unlabelled texts, each of 2 or more."""
+    split = Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
+    tokens = tokenize(split, encoder, max_length=max_length)
+    return lambda epoch: [collate(tokens, batch) for batch in epoch_batches(tokens.lengths, batch_size, seed, epoch) if len(batch) > 1]
 
 
 def evaluation_batches(split: TokenizedSplit, batch_size: int = 64) -> Iterator[Batch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -25,10 +24,8 @@ from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW
-from workbench.tasks.batching import epoch_batches
 from workbench.tasks.embedded import load_unlabelled
-from workbench.tasks.task import Split
-from workbench.tasks.tokenize import Batch, collate, tokenize
+from workbench.tasks.tokenize import collate, text_batches
 
 
 def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, is_fast: bool = True) -> tuple[StageCompute, FlatAdamW]:
@@ -108,15 +105,11 @@ def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -
         )
     texts, settings = load_unlabelled(), Distillation()
     fingerprint = distillation_fingerprint(prepared.job.model, weights_digest(stack), prepared.adapter, settings, texts)
-    split = Split(texts=texts, labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
-    tokens = tokenize(split, load_tokenizer(prepared.job.model), max_length=min(prepared.job.max_length, prepared.facts.max_length))
-
-    def epochs(epoch: int) -> Sequence[Batch]:
-        batches = epoch_batches(tokens.lengths, DISTILLATION_BATCH, prepared.adapter.seed, epoch)
-        return [collate(tokens, batch) for batch in batches if len(batch) > 1]
+    max_length = min(prepared.job.max_length, prepared.facts.max_length)
 
     def make() -> dict:
         notify(Event("phase", message=f"Distilling the initial weights on {len(texts)} texts (once)"))
+        epochs = text_batches(texts, load_tokenizer(prepared.job.model), max_length, DISTILLATION_BATCH, prepared.adapter.seed)
         return distill(stack, prepared.adapter, epochs, settings, lambda line: notify(Event("note", message=line)))
 
     return distilled(cache_folder() / "distilled", fingerprint, make)

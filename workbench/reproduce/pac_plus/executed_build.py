@@ -35,10 +35,9 @@ from workbench.reproduce.pac_plus.executed_training import (
 )
 from workbench.reproduce.result import kept_or_made
 from workbench.tasks import load_task
-from workbench.tasks.batching import epoch_batches
 from workbench.tasks.embedded import load_unlabelled
-from workbench.tasks.task import Split, Task
-from workbench.tasks.tokenize import Batch, collate, tokenize
+from workbench.tasks.task import Task
+from workbench.tasks.tokenize import text_batches, tokenize
 
 LORA_RANK, LORA_ALPHA = 8, 16
 BOTTLENECK = 64
@@ -152,13 +151,7 @@ class _Bench:
         settings = Distillation()
 
         def make() -> dict[str, torch.Tensor]:
-            split = Split(texts=texts, labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
-            tokens = tokenize(split, load_tokenizer(training.model), max_length=training.max_length)
-
-            def batches(epoch: int) -> list[Batch]:
-                drawn = epoch_batches(tokens.lengths, training.batch_size, 0, epoch)
-                return [collate(tokens, indices) for indices in drawn if len(indices) > 1]
-
+            batches = text_batches(texts, load_tokenizer(training.model), training.max_length, training.batch_size, 0)
             return distill(load_stack(training.model), config, batches, settings, self._progress)
 
         fingerprint = distillation_fingerprint(training.model, "", config, settings, texts)
