@@ -10,19 +10,17 @@ from typing import Any
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan
-from workbench.core.program import Program
 from workbench.core.timeline import Timeline
 from workbench.planners import Problem, candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
 from workbench.profiler.analytic import analytic_profile
-from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import hybrid_1f1b
-from workbench.schedules.plan_costs import PlanCosts
-from workbench.simulator import simulate
+from workbench.reproduce.pac_plus.steps import step_timeline
 
 MAX_SIMULATIONS = 60
 """Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""
+TOKENS = 128
+"""Of a sample at the paper's scale."""
 
 
 def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
@@ -99,10 +97,8 @@ class PlanningProblem(Problem):
 
     def simulated(self, made: Plan, *, title: str = "One mini-batch") -> Timeline:
         """Return the timeline of one mini-batch under a plan, replayed operation by operation, without memory."""
-        sizes = [made.micro_batch_size] * made.num_micro_batches
-        costs = PlanCosts(self.profile, self.cluster, made, sizes=sizes, lengths=[self.sequence_length] * made.num_micro_batches)
-        schedule = insert_transfers(hybrid_1f1b(made, sizes, world_size=self.cluster.world_size))
-        return simulate(Program.on(self.cluster, schedule, costs), title=title, memory=False)
+        timeline = step_timeline(self.profile, self.cluster, made, "parallel_adapters", self.sequence_length)
+        return replace(timeline, title=title)
 
     def step_s(self, made: Plan) -> float:
         """Return the simulated seconds of one mini-batch under a plan."""
@@ -131,18 +127,11 @@ def as_described(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
 
 
-def paper_problem(
-    model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4, sequence_length: int = 128
-) -> PlanningProblem:
+def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> PlanningProblem:
     """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
     described = as_described(cluster)
-    return PlanningProblem(
-        profile=analytic_profile(model, described, sequence_lengths=(sequence_length,)),
-        cluster=described,
-        batch_size=batch_size,
-        micro_batches=micro_batches,
-        sequence_length=sequence_length,
-    )
+    sizes = {"batch_size": batch_size, "micro_batches": micro_batches, "sequence_length": TOKENS}
+    return PlanningProblem(profile=analytic_profile(model, described, sequence_lengths=(TOKENS,)), cluster=described, **sizes)
 
 
 PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
