@@ -52,7 +52,7 @@ class _Policy:
     """A runtime.coordinator.Policy that only counts steps.  seconds: of each step, by its number."""
 
     def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
-        self._first, self._next = first, Succession(first, replanned, say)
+        self._first, self._next, self._say = first, Succession(first, replanned, say), say
         self._timetable = Timetable(first)
         self._former: tuple[RankJob, tuple[int, ...]] | None = None
         self.step = 0
@@ -82,6 +82,8 @@ class _Policy:
         self.step = timetable.number(epoch, begin)
         self._timetable, self._former = timetable, (job, generation.members)
         self._next.now = generation.members, job
+        if job.missing:
+            self._say(job.missing)
 
         @cache
         def slowed(factors: tuple[float, ...]) -> Timetable:
