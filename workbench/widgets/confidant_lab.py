@@ -15,7 +15,6 @@ import plotly.graph_objects as go
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import proportional_ranges
-from workbench.core.program import Program
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
 from workbench.planners.confidant import (
@@ -35,11 +34,9 @@ from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench.reproduce.confidant.heads import EPSILONS, epsilon_name, random_profile
-from workbench.reproduce.confidant.testbed import description
+from workbench.reproduce.confidant.testbed import description, mini_batches
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
-from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers
-from workbench.schedules.plan_costs import StashingCosts, trainable_bytes
-from workbench.simulator import simulate
+from workbench.schedules.plan_costs import trainable_bytes
 from workbench.widgets.controls import BIG_FIRST, Html, button, described
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.planning import as_described
@@ -53,10 +50,7 @@ WRAPPED = widgets.Layout(flex_flow="row wrap")
 def pipeline(costs: StageCosts, partition: Partition, count: int, *, title: str = "") -> Timeline:
     """Return some mini-batches through an empty asynchronous pipeline, whether or not the memory suffices (simulated)."""
     plan = asynchronous_plan(costs, partition, method="confidant", check_memory=False)
-    sizes, world = (costs.batch_size,) * count, costs.cluster.world_size
-    of_plan = PlanCosts(costs.profile, costs.cluster, plan, sizes=sizes, lengths=(costs.memory_length,) * count)
-    schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=world))
-    return simulate(Program.on(costs.cluster, schedule, StashingCosts(of_plan)), title=title, memory=False)
+    return mini_batches(costs.profile, costs.cluster, plan, tokens=costs.memory_length, count=count, title=title)
 
 
 class PartitionLab(Explorer):

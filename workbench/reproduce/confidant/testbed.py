@@ -40,11 +40,11 @@ def description(model: str) -> ModelDescription:
     return describe(NAMES.get(model, model))
 
 
-def mini_batches(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int) -> Timeline:
+def mini_batches(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int, title: str = "") -> Timeline:
     """Return some mini-batches through an empty asynchronous pipeline."""
     costs = StashingCosts(PlanCosts(profile, cluster, plan, sizes=(plan.micro_batch_size,) * count, lengths=(tokens,) * count))
     schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
-    return simulate(Program.on(cluster, schedule, costs), memory=False)
+    return simulate(Program.on(cluster, schedule, costs), title=title, memory=False)
 
 
 def mini_batches_s(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int) -> float:
