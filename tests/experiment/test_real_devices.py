@@ -37,6 +37,7 @@ from workbench.models.sharding import model_layout
 from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 from workbench.runtime.ssh_devices import SshEngines
+from workbench.sweeps import make_points
 
 NAMES = ("alpha", "beta")
 JOBS: dict[str, dict[str, Any]] = {
@@ -175,3 +176,12 @@ def test_devices_and_links_are_measured(place: Place) -> None:
     links = place.real.run(measure_rank_links, [((1, 1 << 16), 1)] * 2)
     assert [(samples[0].source, samples[0].destination) for own in links for samples in own] == [(0, 1), (1, 0)]
     assert place.real.health(0) and place.real.notes
+
+
+def test_a_sweep_takes_real_devices_and_no_mixture(tmp_path: Path) -> None:
+    text = '[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "h"\n[[device]]\nname = "b"\n'
+    (tmp_path / "half.toml").write_text(text)
+    (tmp_path / "kit.toml").write_text(text + 'address = "i"\n')
+    assert len(make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "seed": [0, 1]})) == 2
+    with pytest.raises(ConfigError, match="b has no address"):
+        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "half.toml")]})
