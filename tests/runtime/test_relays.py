@@ -85,7 +85,7 @@ def test_bytes_pass_both_ways_and_nobody_without_the_certificate_does(
         if certificate is not None:
             context.load_cert_chain(certificate)
         answer = b""
-        with suppress(ssl.SSLError, ConnectionError), context.wrap_socket(socket.create_connection((host, port), 20)) as secure:
+        with suppress(OSError), context.wrap_socket(socket.create_connection((host, port), 20)) as secure:
             secure.sendall(b"let me in")
             answer = secure.recv(100)
         assert answer == b""
