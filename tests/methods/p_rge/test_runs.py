@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.seeds import query_seed
 from workbench.methods.base import Event, Planned, ignore
+from workbench.methods.common.session import StepTrace
 from workbench.methods.p_rge import method as p_rge
+from workbench.methods.p_rge.compute import RankPart
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.quantization import held_bytes
 from workbench.models.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
@@ -137,6 +141,17 @@ def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, 
     assert "device-1 is lost" in " ".join(outcome.notes)
     assert "device-1 has come back" in " ".join(outcome.notes)
     assert outcome.bytes["device-1: sent"] > 0
+
+
+def test_a_step_that_only_some_devices_finished_is_reported_whole() -> None:
+    """It is in the log, and no device does it again."""
+    plan = shared(2, 2)
+    generation: Any = SimpleNamespace(plan=plan, members=(1, 0))
+    steps = [StepTrace(0, step, 4, float(step), step + 1.0, 0.25) for step in (0, 1)]
+    done = p_rge.Done(parts=[(generation, {0: RankPart(rank=1, steps=steps[:1]), 1: RankPart(rank=0, steps=steps)})])
+    results = p_rge.results_of(done)
+    losses = [[step.loss for result in results for step in result.steps if step.step == number] for number in (0, 1)]
+    assert losses == [[0.25, 0.25], [0.5]]
 
 
 def test_a_slow_device_gets_fewer_queries_in_mid_run(engines: EngineCluster, tmp_path: Path) -> None:

@@ -189,6 +189,11 @@ class QueryHandlers:
     record: StepLog | None = None
     pauses: bool = False
 
+    @property
+    def loss(self) -> float:
+        """Return this rank's part of the loss of a completed step: all ranks know all losses, and progress adds up their parts."""
+        return sum(self.losses.values()) / len(self.losses) / len(self.rank_job.plan.busy_ranks)
+
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
         return {"F": self._forward, STEP: self._update}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -153,15 +154,15 @@ class PRGE(LayerMethod[PreparedJob]):
 
 
 def results_of(done: Done) -> list[RankResult]:
-    """Return each device's results in each generation, by its rank in the cluster, without steps that some members did not finish."""
+    """Return each device's results in each generation, by its rank in the cluster; each step that a member knows has its whole loss."""
     results: list[RankResult] = []
     for generation, parts in done.parts:
         all_busy = generation.plan.busy_ranks
         busy = [part for rank, part in parts.items() if generation.members.index(rank) in all_busy]
-        whole = min((len(part.steps) for part in busy), default=0)
+        known = Counter((step.epoch, step.step) for part in busy for step in part.steps)
         for rank, part in sorted(parts.items()):
             # Every participant knows the whole loss; a lost device's record of it is lost too.
-            steps = [step._replace(loss=step.loss * len(all_busy) / len(busy)) for step in part.steps[:whole]]
+            steps = [step._replace(loss=step.loss * len(all_busy) / known[step.epoch, step.step]) for step in part.steps]
             results.append(replace(part, rank=rank, steps=steps, resumed_at=(steps[0].epoch, steps[0].step) if steps else None))
     return results
 

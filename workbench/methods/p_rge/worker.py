@@ -11,7 +11,7 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import SEND, STEP
 from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.scaling import layers_seconds
-from workbench.methods.common.session import RankSession, trace_of
+from workbench.methods.common.session import RankSession, StepTrace, trace_of
 from workbench.methods.p_rge.compute import Logged, QueryHandlers, RankJob, RankPart, StageCompute
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
 from workbench.models.zeroth_order import StepLog
@@ -132,6 +132,7 @@ class QueryWorker(DeviceWorker[RankJob]):
                 step=number,
                 wants_pause=wants_pause,
             )
+            begin_s = session.context.now_s()
             try:
                 done = session.run(job.program(step_of_all, number), handlers.table())
             except (DeviceLostError, RuntimeError) as error:
@@ -141,12 +142,11 @@ class QueryWorker(DeviceWorker[RankJob]):
                 if handlers.record is None:
                     part.losses = handlers.losses
                 else:
+                    part.steps.append(StepTrace(epoch, at, len(batch), begin_s, session.context.now_s(), handlers.loss))
                     made(handlers.record, 0.0)
                 break
             assert handlers.record is not None
-            # All ranks know all losses; progress adds up their parts.
-            loss = sum(handlers.losses.values()) / len(handlers.losses) / len(job.plan.busy_ranks)
-            trace = trace_of(session, done, epoch, at, per_epoch, len(batch), loss)
+            trace = trace_of(session, done, epoch, at, per_epoch, len(batch), handlers.loss)
             made(handlers.record, trace.busy_s)
             sent += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
             session.progress.step(trace, min(per_epoch, job.last_step - epoch * per_epoch), cached=False)
