@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -14,7 +12,6 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultKind, FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.runtime import device_server
 from workbench.runtime.commands import Abort, Ended, Generation, Parts, Pause, Ping, Pong, Prepare, Slow, StepDone, Stop, Train
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Fleet
@@ -297,25 +294,6 @@ def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str,
     assert [line for line in told.said if "notice" in line] == [f"d1 gives notice: {reason}"]
     assert [one.what for one in told.coordinator.recoveries if "leave" in one.what] == ["leave d1"]
     assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(told.coordinator.fleet.metered_j) == ["d1"]
-
-
-def test_a_device_says_how_full_its_battery_is_and_whether_it_is_throttled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def write(name: str, text: str) -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-
-    battery = SimpleNamespace(percent=17.0, power_plugged=False)
-    monkeypatch.setattr(device_server.psutil, "sensors_battery", lambda: battery, raising=False)
-    monkeypatch.setattr(device_server, "SYSTEM", tmp_path)
-    assert device_server.health() == Pong(0.17, False, None)
-    write(device_server.THROTTLED, "50004\n")  # it is throttled now; the upper bits are of the past
-    write("class/power_supply/BAT0/energy_now", "2000000\n")
-    battery.power_plugged = True
-    assert device_server.health() == Pong(None, True, pytest.approx(-7200))
-    write(device_server.THROTTLED, "50000\n")
-    write("class/powercap/intel-rapl:0/energy_uj", "3000000\n")
-    write("class/powercap/intel-rapl:1/energy_uj", "no number\n")
-    assert device_server.health() == Pong(None, False, pytest.approx(3.0))
 
 
 def test_a_notice_that_is_followed_by_an_early_death_is_a_loss() -> None:

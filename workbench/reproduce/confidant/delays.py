@@ -6,6 +6,7 @@ Weight stashing is the pipeline's rule: it equals such a process to 1e-5 (tests/
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,11 @@ class Training:
     epochs: int = 1
     batch_size: int = 16
     cuts: tuple[int, ...] = (2, 4, 5, 6)
+
+    @property
+    def digest(self) -> str:
+        """Return a name for what is kept of it: another setting trains again."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def delays(self, rule: str) -> list[int]:
         """Return every stage's delay."""
@@ -152,7 +158,7 @@ def trained_by(rules: Sequence[str], training: Training, settings: Settings, fol
     chosen, found = training.quick() if settings.quick else training, dict[str, list[Trained]]()
     for rule in rules:
         for seed in settings.seeds:
-            kept = None if settings.workdir is None else settings.workdir / folder / f"{rule}-{seed}-{settings.quick}.json"
+            kept = None if settings.workdir is None else settings.workdir / folder / f"{rule}-{seed}-{chosen.digest}.json"
             found.setdefault(rule, []).append(kept_or_made(kept, Trained, partial(train, chosen, rule, seed)))
             metrics = ", ".join(f"{name} {value:.2f} %" for name, value in found[rule][-1].metrics.items())
             settings.progress(f"{training.task}, {rule}, seed {seed}: loss {found[rule][-1].loss:.4f}, test {metrics}")
