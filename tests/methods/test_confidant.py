@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -178,12 +179,14 @@ def test_slow_leaves_dies_and_comes_back_in_one_run_with_ringada_s_adapters(job:
     faults = "slow:alpha:2@step2-40; leave:beta@step10; kill:gamma@step20; return:gamma@step25"
     options = {"drain_every": 1, "devices": 3, "technique": "serial"}
     job = replace(job, options=options, epochs=20, faults=faults, backup_every=1)
-    report = experiment.run(job, devices(4), "simulate")
+    report = experiment.run(job, devices(4, host_share=0.01), "simulate")  # steps take so long that gamma is back before the end
     said = " ".join(report.notes)
     assert "delta takes the place of beta" in said and "gamma is lost" in said and "gamma has come back" in said
     found = {one.what: one for one in report.recoveries}
     assert found["leave beta"].repeated == 0 and found["kill gamma"].repeated <= 1 and len(report.steps) == 80
     assert all(step.predicted_s for step in report.steps)
+    paces = re.findall("Pace changed[^.]*: ([a-z]+ [0-9.]+) times", said)
+    assert paces == ["alpha 2.0", "alpha 1.0"]  # once when it becomes slow, once when it is itself again
 
 
 def test_a_notice_of_a_device_that_is_not_in_the_run_is_refused(job: Job) -> None:

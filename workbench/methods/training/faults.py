@@ -88,7 +88,7 @@ class _Policy:
         @cache
         def slowed(factors: tuple[float, ...]) -> Timetable:
             slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
-            return timetable if not slower else Timetable(job, job.profile.part(range(len(factors)), slower))
+            return Timetable(job, job.profile.part(range(len(factors)), slower))
 
         return generation._replace(
             own=whole,
