@@ -208,8 +208,8 @@ def test_another_partition_is_taken_if_it_pays(job: Job) -> None:
     )
     assert "Another partition is taken: it saves" in " ".join(taken.notes)
     assert "Another partition is not taken: it saves" in " ".join(dear.notes) and not dear.recoveries
-    seconds = [sum(step.predicted_s or 0.0 for step in report.steps) for report in (plain, taken)]
-    assert seconds[0] < seconds[1] < 4 * seconds[0]
+    seconds = [sum(step.predicted_s or 0.0 for step in report.steps) for report in (plain, taken, dear)]
+    assert seconds[0] < seconds[1] < seconds[2] <= 4 * seconds[0]  # it stays slow if no layer is moved
 
 
 @pytest.mark.parametrize(("killed", "repeated"), [("beta gamma", 3), ("beta delta", 1)])

@@ -35,10 +35,13 @@ class VirtualJob:
 
 
 class _Work:
-    """A runtime.virtual_devices.VirtualWork."""
+    """A runtime.virtual_devices.VirtualWork.  taken_s: the seconds of each step, by its number."""
+
+    def __init__(self) -> None:
+        self.taken_s: dict[int, float] = {}
 
     def seconds(self, job: VirtualJob, step: int, factors: Mapping[int, float]) -> float:
-        step_s = job.seconds(step, tuple(factors[place] for place in sorted(factors)))
+        step_s = self.taken_s[step] = job.seconds(step, tuple(factors[place] for place in sorted(factors)))
         return step_s + job.begins_s if step == job.first_step else step_s
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
@@ -49,7 +52,7 @@ class _Work:
 
 
 class _Policy:
-    """A runtime.coordinator.Policy that only counts steps.  seconds: of each step, by its number."""
+    """A runtime.coordinator.Policy that only counts steps."""
 
     def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
         self._first, self._next, self._say = first, Succession(first, replanned, say), say
@@ -57,7 +60,6 @@ class _Policy:
         self._former: tuple[RankJob, tuple[int, ...]] | None = None
         self.step = 0
         self._kept: tuple[int, Homes] = 0, {}  # the last step whose state is backed up, and the devices that keep it
-        self.seconds: dict[int, float] = {}
 
     @property
     def num_steps(self) -> int:
@@ -105,7 +107,6 @@ class _Policy:
 
     def stepped(self, generation: Generation, rank: int, done: c.StepDone) -> None:
         self.step = max(self.step, done.step + 1)
-        self.seconds[done.step] = generation.predictor.seconds(done.step)
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
         """Virtual devices send no other messages."""
@@ -136,7 +137,7 @@ class _Policy:
 
 
 def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:
-    """Return the prediction of a job with its faults: each step under its current plan, the cost of the faults, and the events in words.
+    """Return the prediction of a job with its faults: each step's seconds, the cost of the faults, and the events in words.
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
@@ -146,14 +147,15 @@ def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) ->
         said.append(f"{text}.")
 
     policy = _Policy(first, replanned, say)
-    devices = VirtualDevices(first.cluster.world_size, _Work(), VirtualWorld())
+    work = _Work()
+    devices = VirtualDevices(first.cluster.world_size, work, VirtualWorld())
     fleet = fleet_of(devices, first.cluster, first.job)
     coordinator = Coordinator(fleet=fleet, policy=policy, say=say, adapts=True)
     try:
         coordinator.run()
     except DeviceLostError as error:
         said.append(str(error))
-    steps = tuple(replace(step, predicted_s=policy.seconds.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps))
+    steps = tuple(replace(step, predicted_s=work.taken_s.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps))
     seconds = {epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch) for epoch in prediction.epochs}
     epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
     return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=tuple(said))
