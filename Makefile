@@ -93,13 +93,21 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 # Pins for Python 3.11.0 and later, on Linux and macOS, x86-64 and aarch64.  What still fits stays; LOCK_ARGS=--upgrade takes newer versions.
-# The libraries of torch's GPU builds are left out: torch itself pins them.
+# HASHES has every wheel's digest, constraints.txt the versions alone: pip allows no hashes beside an editable package.
+# The libraries of torch's GPU builds are left out: torch itself pins them.  Digests of its CPU builds are added from where PIP_ARGS finds them.
+HASHES := data/hashes.txt
 lock: $(STAMP)
-	@$(SETTINGS); unset UV_CONSTRAINT UV_BUILD_CONSTRAINT UV_FIND_LINKS; set -e; \
-	printf 'editables\nexecutorch\nhatchling\nuv\n' | $(BIN)/uv pip compile --quiet --universal --python-version 3.11.0 --all-extras \
-		--no-annotate --no-header --no-emit-index-url $(LOCK_ARGS) --output-file constraints.txt pyproject.toml -; \
-	sed --regexp-extended --in-place '/^(nvidia|cuda|triton)\b/d' constraints.txt; \
-	sed --in-place '1i # Every version that the Makefile installs.  Refresh: make lock' constraints.txt
+	@$(SETTINGS); unset UV_CONSTRAINT UV_BUILD_CONSTRAINT; set -e; \
+	compile() { $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --no-header --no-emit-index-url "$$@"; }; \
+	folder="$${UV_FIND_LINKS:-/nowhere}"; more="$$UV_INDEX"; unset UV_FIND_LINKS UV_INDEX; cp constraints.txt $(HASHES); \
+	printf 'editables\nexecutorch\nhatchling\nuv\n' \
+		| compile --universal --python-version 3.11.0 --all-extras $(LOCK_ARGS) --output-file $(HASHES) pyproject.toml -; \
+	torch=$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(HASHES)); \
+	{ echo "$$torch+cpu" | UV_INDEX="$$more" compile --no-deps $(PIP_ARGS) - || true; sha256sum "$$folder"/torch-*+cpu-*.whl | sed 's/^/--hash=sha256:/'; } 2>/dev/null \
+		| sed -n 's/^ *\(--hash=sha256:[0-9a-f]*\).*/    \1 \\/p' | sort -u >$(HASHES).cpu; \
+	sed --regexp-extended --in-place -e "/^$$torch /r $(HASHES).cpu" -e '/^(nvidia|cuda|triton)\b/,/[^\\]$$/d' $(HASHES); \
+	sed --in-place '1i # Digests of every version in constraints.txt.  Refresh: make lock' $(HASHES); rm $(HASHES).cpu; \
+	{ echo '# Every version that the Makefile installs.  Refresh: make lock'; sed -n 's/ \\$$//; /^[a-z]/p' $(HASHES); } >constraints.txt
 
 clean:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -194,6 +194,15 @@ def test_a_device_takes_part_without_any_extra() -> None:
     subprocess.run([sys.executable, "-c", HIDING, " ".join(hidden)], check=True, capture_output=True, text=True)
 
 
+def test_the_lock_has_digests_of_every_pin_and_no_other() -> None:
+    lock = (ROOT / "data/hashes.txt").read_text()
+    blocks = re.split(r"(?<!\\)\n", lock.strip())[1:]
+    heads = [re.sub(r" *\\$", "", block.splitlines()[0]) for block in blocks]
+    assert [str(Requirement(head)) for head in heads] == [str(pin) for pin in LOCK]
+    for block in blocks:
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}(?: \\)?", line) for line in block.splitlines()[1:] or [""]), block
+
+
 def test_build_backend_is_pinned() -> None:
     [backend] = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert pinned_version("hatchling") in Requirement(backend).specifier

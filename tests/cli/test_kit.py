@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import sys
+import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,9 @@ from workbench import discovery, survey
 from workbench.cli.app import app
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Device, Link
+from workbench.core.errors import RuntimeSetupError
 from workbench.discovery import Candidate
-from workbench.runtime import ssh
+from workbench.runtime import ssh, ssh_setup
 from workbench.runtime.ssh_setup import index_options
 from workbench.survey import DeviceRates, LinkRow
 
@@ -134,6 +138,35 @@ def test_where_pip_finds_packages_uv_finds_them(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.example https://two.example")
     extra = ["--extra-index-url", "https://one.example", "--extra-index-url", "https://two.example"]
     assert index_options() == ["--find-links", "/wheels", *extra, "--index-strategy", "unsafe-best-match"]
+
+
+def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel, said, brought = tmp_path / "torch-1.0+cpu-py3-none-any.whl", list[str](), list[str]()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("torch/__init__.py", "")
+        archive.writestr("torch-1.0+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1.0+cpu\n")
+        archive.writestr("torch-1.0+cpu.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("torch-1.0+cpu.dist-info/RECORD", "")
+
+    class Device:
+        name, greeting = "alpha", {"machine": "aarch64", "python": "3.13.5"}
+
+        def ask(self, operation: str, **fields: object) -> bool:
+            return False
+
+    monkeypatch.setattr(ssh_setup, "pinned", lambda packages: ("torch==1.0",))
+    monkeypatch.setattr(ssh_setup, "index_options", lambda: ["--offline", "--no-index", "--find-links", str(tmp_path)])
+    monkeypatch.setattr(ssh_setup, "data_folder", lambda: tmp_path)
+    monkeypatch.setattr(ssh_setup, "_bring_archive", lambda device, folder, files, python: brought.extend(str(name) for _, name in files))
+    for digest, is_taken in ((hashlib.sha256(wheel.read_bytes()).hexdigest(), True), (64 * "0", False)):
+        (tmp_path / "hashes.txt").write_text(f"other==2.0 \\\n    --hash=sha256:{64 * '1'}\ntorch==1.0 \\\n    --hash=sha256:{digest}\n")
+        with nullcontext() if is_taken else pytest.raises(RuntimeSetupError, match="Hash mismatch for `torch"):
+            ssh_setup.install(Device(), said.append)  # type: ignore[arg-type]
+    assert brought.count("torch/__init__.py") == 1
+    other = ssh_setup.locked(["torch==1.0"], lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}", said.append)
+    assert other == [f"torch==1.0+cpu --hash=sha256:{64 * '0'} --hash=sha256:{64 * '2'}"] and "no digest of this build" in said[-1]
+    with pytest.raises(RuntimeSetupError, match="does not know new==1"):
+        ssh_setup.locked(["new==1", "other==2.0"], str, said.append)
 
 
 def refusing(said: str, code: int = 255) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import workbench
+from workbench.core.catalogue import data_folder
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.ssh import Connection
 
@@ -67,7 +69,8 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
     """Put the libraries on a device, at this machine's versions, unless they are there; return whether anything was done.
 
     packages: which, with all that they need; by default what the workbench itself needs.
-    They are installed into a folder here, for the device's Python and processor, and sent as one archive; it needs no network.
+    They are installed into a folder here, for the device's Python and processor, with the digests of the project's lock, and sent as one
+    archive; it needs no network.
     Raises RuntimeSetupError, which names the step that failed.
     """
     machine, version = _kind_of(connection.greeting)
@@ -81,17 +84,22 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
     uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
     if uv is None:
         raise RuntimeSetupError(asked, "uv is not on this machine.", "Install it: pip install uv.")
-    with tempfile.TemporaryDirectory(prefix="workbench-kit-") as scratch:
-        say(f"{connection.name}: collecting {len(pins)} libraries for Python {version} on {machine}")
-        command = [
-            *(uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-config", "--target", scratch),
-            *("--python-platform", _PLATFORMS[machine], "--python-version", version, "--python", sys.executable),
-            *(*index_options(), *pins),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
+    target = ("--only-binary", ":all:", "--no-config", "--python-platform", _PLATFORMS[machine], "--python-version", version)
+
+    def run(*words: str, said: str = "") -> str:
+        done = subprocess.run([uv, "pip", *words, "--no-deps", *target, *index_options()], input=said, capture_output=True, text=True)
         if done.returncode:
             last = " ".join(done.stderr.split())[:400]
             raise RuntimeSetupError(asked, f"uv could not: {last}", "Check the network, and that the index has wheels for it.")
+        return done.stdout
+
+    lines = locked(pins, lambda pin: run("compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "-", said=pin), say)
+    with tempfile.TemporaryDirectory(prefix="workbench-kit-") as scratch:
+        say(f"{connection.name}: collecting {len(pins)} libraries for Python {version} on {machine}")
+        run("install", "--quiet", "--require-hashes", "--python", sys.executable, "--target", scratch, "-r", "-", said="\n".join(lines))
+        if list(Path(scratch).glob("torch/lib/libtorch_cuda.*")):
+            found = "The index serves torch for GPUs: 430 MB or more, and several GB of libraries with it, which a device cannot use."
+            raise RuntimeSetupError(asked, found, "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS.")
         root = Path(scratch)
         files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
         say(f"{connection.name}: sending {sum(path.stat().st_size for path in files) / 1e6:.0f} MB, compressed")
@@ -139,6 +147,28 @@ def pinned(packages: Sequence[str]) -> tuple[str, ...]:
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 left.append(canonicalize_name(requirement.name))
     return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+
+
+def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[str], None]) -> list[str]:
+    """Return pins with the digests of the project's lock, as requirements.  Raises RuntimeSetupError for a pin that is not in it.
+
+    found_of: returns an index's torch with its digests.  A build that the lock does not know is taken by the index's word, which is said.
+    """
+    lock = dict(re.findall(r"^(\S+)[^\\\n]*((?: \\\n +--hash=\S+)+)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE))
+    unknown = [pin for pin in pins if pin not in lock]
+    if unknown:
+        asked = "The libraries for a device were asked for."
+        raise RuntimeSetupError(asked, f"The project's lock does not know {', '.join(unknown)}.", "Install this machine by `make setup`.")
+    lines = []
+    for pin in pins:
+        digests = set(lock[pin].split()) - {"\\"}
+        if pin.startswith("torch=="):
+            pin, *own = found_of(pin).replace("\\", " ").split()
+            if not digests.issuperset(own):
+                say(f"{pin}: the lock knows no digest of this build; the index's is taken.")
+            digests.update(own)
+        lines.append(" ".join((pin, *sorted(digests))))
+    return lines
 
 
 def _bring_archive(connection: Connection, folder: str, files: Iterable[tuple[Path, Path]], *, python: bool) -> None:
