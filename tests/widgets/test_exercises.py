@@ -98,6 +98,14 @@ def test_a_check_tells_right_from_wrong_and_waits_for_an_answer(check, right, wr
     assert len(check(wrong).message) > 20, "a hint helps"
 
 
+def test_a_number_that_a_formula_lacks_is_named() -> None:
+    with pytest.raises(TypeError, match="takes num_stages, num_micro_batches, not num_stages"):
+        exercises.check_bubble(0.5, num_stages=4)
+    with pytest.raises(AttributeError, match="check_nothing"):
+        _ = exercises.check_nothing
+    assert {"check_bubble", "check_grouping"} <= set(dir(exercises))
+
+
 def test_not_a_number_is_told() -> None:
     verdict = exercises.check_speedup("four", REPORT)  # type: ignore[arg-type]
     assert verdict.passed is False and "'four'" in verdict.message

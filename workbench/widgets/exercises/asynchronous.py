@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -10,31 +9,8 @@ from typing import Any
 
 from workbench.planners.confidant import Partition, StageCosts, compatibilities, partition_in_order
 from workbench.planners.heads import HeadProfile, best_allocation
-from workbench.reproduce.confidant.heads import bound
 from workbench.widgets.confidant_lab import delayed_descent
-from workbench.widgets.exercises.training import Verdict, code_verdict, number_verdict
-
-
-def check_versions(answer: int | None, *, num_stages: int, stage: int) -> Verdict:
-    """How many versions of its weights does a stage, counted from 0, stash besides the newest?"""
-    expected = num_stages - stage - 1
-    hint = "Section 3.2, M_pipe: count the mini-batches that have come to this stage and not gone back when one more comes."
-    return number_verdict(answer, expected, hint, f"N - i - 1 = {num_stages} - {stage} - 1 = {expected}.", 0)
-
-
-def check_version(answer: int | None, *, mini_batch: int, num_stages: int, stage: int) -> Verdict:
-    """Which version of the weights does a mini-batch, counted from 0, use on a stage?"""
-    expected = max(0, mini_batch - (num_stages - stage - 1))
-    hint = "Version v is there after v updates. How many mini-batches are still under way behind this stage when this one comes?"
-    return number_verdict(answer, expected, hint, f"{mini_batch} - ({num_stages} - {stage} - 1), not below 0: version {expected}.", 0)
-
-
-def check_pace(answer: float | None, *, stages_s: Sequence[float], links_s: Sequence[float]) -> Verdict:
-    """How many seconds does a mini-batch take in the long run (Eq. 3)?  links_s: T_c, one way."""
-    expected = max(*stages_s, *(2 * one for one in links_s))
-    hint = "Nothing is drained, so all work at the same time: who is the slowest? Over a link an activation goes and a gradient comes back."
-    right = f"max of {', '.join(f'{one:g}' for one in stages_s)} and 2 x {', 2 x '.join(f'{one:g}' for one in links_s)}: {expected:g} s."
-    return number_verdict(answer, expected, hint, right, 0.01)
+from workbench.widgets.exercises.training import Verdict, code_verdict
 
 
 def check_own_partition(answer: Partition | None, costs: StageCosts, *, order: Sequence[int]) -> Verdict:
@@ -53,13 +29,6 @@ def check_own_partition(answer: Partition | None, costs: StageCosts, *, order: S
     return Verdict(answer.pace_s < theirs, said if answer.pace_s < theirs else f"{said} {hint}")
 
 
-def check_stable_rate(answer: float | None, *, delay: int) -> Verdict:
-    """What is the largest learning rate at which training with stale gradients still converges in w^2 / 2?"""
-    expected = 2 * math.sin(math.pi / (4 * delay + 2))
-    hint = "Move the slider of section 3 until this delay's line neither grows nor shrinks."
-    return number_verdict(answer, expected, hint, f"2 sin(pi / (4 x {delay} + 2)) = {expected:.3f}; without delay it is 2.")
-
-
 def check_heads(answer: Sequence[int] | None, profile: HeadProfile) -> Verdict:
     """Does the division of all heads over the processors take the least time?"""
     hint = f"{profile.num_heads} heads, one number for each of {len(profile.seconds)} processors; the slowest counts."
@@ -73,21 +42,6 @@ def check_heads(answer: Sequence[int] | None, profile: HeadProfile) -> Verdict:
     mine_s, best_s = profile.time_s(answer), profile.time_s(best_allocation(profile))
     said = f"They take {mine_s * 1e3:g} ms; the least is {best_s * 1e3:g} ms."
     return Verdict(mine_s <= best_s, said if mine_s <= best_s else f"They take {mine_s * 1e3:g} ms; it can be done in less. {hint}")
-
-
-def check_head_bound(answer: float | None, *, share: float) -> Verdict:
-    """What is a block's largest speedup if two equal processors share its attention?  share: attention's part of the block."""
-    expected = bound(share, 2)
-    hint = "Amdahl: the rest of the block is computed by one processor as before."
-    return number_verdict(answer, expected, hint, f"1 / (1 - {share:g} + {share:g} / 2) = {expected:.2f}.", 0.02)
-
-
-def check_notice(answer: float | None, *, nbytes: float, bytes_per_s: float, step_s: float, still_s: float) -> Verdict:
-    """How many seconds before it leaves must a device give notice (alpha)?"""
-    expected = nbytes / bytes_per_s + step_s + still_s
-    hint = "The substitute loads while all train, the step under way is finished, then all stand still for the move."
-    right = f"{nbytes:g} / {bytes_per_s:g} + {step_s:g} + {still_s:g} = {expected:g} s."
-    return number_verdict(answer, expected, hint, right, 0.02)
 
 
 def check_compatibility_code(answer: Callable[..., Sequence[float]] | None) -> Verdict:

@@ -19,14 +19,6 @@ from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.planning import Comparison, PlanningProblem
 
 
-def check_pipeline_time(answer_s: float | None, *, num_stages: int, num_micro_batches: int, forward_s: float, backward_s: float) -> Verdict:
-    """How long does 1F1B take on equal stages and free links?"""
-    expected = (num_micro_batches + num_stages - 1) * (forward_s + backward_s)
-    hint = "Every micro-batch costs one forward and one backward; filling and draining the pipeline costs p - 1 of them more."
-    right = f"(M + p - 1) (f + b) = ({num_micro_batches} + {num_stages} - 1) x {forward_s + backward_s:g} s = {expected:g} s."
-    return number_verdict(answer_s, expected, hint, right, 0.01)
-
-
 def check_grouping(answer: Sequence[int] | str | None, made: Comparison) -> Verdict:
     """Which device groups does the planner choose, such as [2, 1, 1] or '[2-1-1]' (Fig. 17)?"""
     hint = "Fewest stages whose weights fit come first: every stage more is a boundary to cross and a device that waits."
@@ -65,14 +57,6 @@ def check_memory_floor(answer_bytes: float | None, problem: PlanningProblem, mad
     hint = f"The table of needs has a row for {device}; 1 MB is 1e6 bytes."
     right = f"{need / 1e6:.0f} MB."
     return number_verdict(answer_bytes, need, hint, right, 0.02)
-
-
-def check_bubble(answer: float | None, *, num_stages: int, num_micro_batches: int) -> Verdict:
-    """Which share of the time does a device of a balanced pipeline wait?"""
-    expected = (num_stages - 1) / (num_micro_batches + num_stages - 1)
-    hint = "A mini-batch takes M + p - 1 turns of forward and backward; a device works in M of them."
-    right = f"(p - 1) / (M + p - 1) = {num_stages - 1} / {num_micro_batches + num_stages - 1} = {expected:.0%}."
-    return number_verdict(answer, expected, hint, right, 0.02)
 
 
 _NONE_CACHED = Verdict(None, "No epoch of this run came from the cache. Train 2 epochs or more.")

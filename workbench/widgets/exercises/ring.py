@@ -22,36 +22,6 @@ def check_terminator(answer: int | None, *, blocks: tuple[int, ...], depth: int)
     return number_verdict(answer, expected, hint, right, 0)
 
 
-def check_least_time(answer: float | None, *, depth: int) -> Verdict:
-    """What is the least time of a whole mini-batch, in layer times, on any number of devices?"""
-    hint = "Without stale weights the next forward pass through a trained layer waits for this update. What is done one after the other?"
-    right = f"{depth} forward and {depth} backward passes follow each other: {2 * depth}. More devices do not help."
-    return number_verdict(answer, 2 * depth, hint, right, 0)
-
-
-def check_pipelined_time(answer: float | None, *, num_stages: int, layers_per_stage: int, micro_batches: int) -> Verdict:
-    """How long does a mini-batch take, in layer times, if all adapters are trained and it is cut into micro-batches?"""
-    expected = 2 * layers_per_stage * (micro_batches + num_stages - 1) / micro_batches
-    hint = "A pipeline of M micro-batches on p stages has M + p - 1 turns, each a micro-batch's forward and backward pass of one stage."
-    right = f"({micro_batches} + {num_stages} - 1) / {micro_batches} x 2 x {layers_per_stage} = {expected:g} (all drained at the end)."
-    return number_verdict(answer, expected, hint, right, 0.01)
-
-
-def check_last_unfrozen(answer: int | None, *, num_layers: int, every: int) -> Verdict:
-    """From which mini-batch on, counted from 0, are all adapters trained?"""
-    expected = (num_layers - 1) * every
-    hint = "One adapter is trained from the beginning. How many are left, and how long does each wait?"
-    return number_verdict(answer, expected, hint, f"{num_layers - 1} unfreezings, {every} mini-batches apart: {expected}.", 0)
-
-
-def check_link_bytes(answer: int | None, *, samples: int, tokens: int, hidden_size: int) -> Verdict:
-    """How many bytes does a mini-batch's hidden state have on a link, in float32?"""
-    expected = 4 * samples * tokens * hidden_size
-    hint = "One number for each sample, token and hidden unit; labels and words are not among them."
-    right = f"4 x {samples} x {tokens} x {hidden_size} = {expected:,}; once around the ring, and its gradient as far as the terminator."
-    return number_verdict(answer, expected, hint, right, 0.01)
-
-
 def check_terminator_code(answer: Callable[[Sequence[tuple[int, int]], int], int] | None) -> Verdict:
     """Does a function of each device's (first, last) blocks, from 1, and the depth compute the paper's inequality?  It returns a place."""
     cases = [((4, 5, 2, 3), depth) for depth in range(1, 15)] + [((1, 1, 10), depth) for depth in range(1, 13)] + [((6,), 3)]

@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.models.zeroth_order import StepLog
 from workbench.plots.zeroth_order_roofline import Pass
 from workbench.widgets.gradient_error import SlopeStudy
 from workbench.widgets.query_problem import QueryProblem
@@ -58,52 +57,6 @@ def code_verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[],
     return Verdict(True, f"It is right in all {len(cases)} cases.")
 
 
-def check_trainable_share(answer: float | None, trainable: int, frozen: int) -> Verdict:
-    """Which share of all parameters is trained?"""
-    hint = "Trained parameters divided by all parameters, the frozen ones included; 0.01 is one per cent."
-    right = f"{trainable:,} of {trainable + frozen:,} parameters: {trainable / (trainable + frozen):.2%}."
-    return number_verdict(answer, trainable / (trainable + frozen), hint, right, 0.05)
-
-
-def check_cache_bytes(answer: int | None, *, tokens: int, num_layers: int, hidden_size: int, itemsize: int) -> Verdict:
-    """How many bytes does the activation cache take for a sample?"""
-    expected = tokens * hidden_size * (num_layers + 1) * itemsize
-    hint = f"s x h x (l + 1) values for s = {tokens} tokens (section V-B): b_0 counts as well. How many bytes has a value?"
-    right = f"{tokens} x {hidden_size} x {num_layers + 1} x {itemsize} = {expected:,} bytes."
-    return number_verdict(answer, expected, hint, right, 0.001)
-
-
-def check_backward_share(answer: float | None, forward_s: float, backward_s: float) -> Verdict:
-    """Which share of a step (forward and backward) is the backward pass?"""
-    hint = "Backward divided by forward and backward together, both in the table; 0.5 is one half."
-    right = f"{backward_s * 1e3:.0f} ms of {(forward_s + backward_s) * 1e3:.0f} ms: {backward_s / (forward_s + backward_s):.0%}."
-    return number_verdict(answer, backward_s / (forward_s + backward_s), hint, right)
-
-
-def check_down_projection(answer: int | None, *, hidden_size: int, reduction: int) -> Verdict:
-    """How many weights does one down-projection have (without its bias)?"""
-    expected = hidden_size * hidden_size // reduction
-    hint = "W_down maps the backbone's width d to the side network's d / r (section IV-A)."
-    right = f"{hidden_size} x {hidden_size // reduction} = {expected:,}."
-    return number_verdict(answer, expected, hint, right, 0.001)
-
-
-def check_quantization_step(answer: float | None, *, absmax: float) -> Verdict:
-    """How large can the error of a weight of a block be after INT8 (Eq. 1-2)?"""
-    bound = absmax / 127 / 2
-    hint = "Eq. 1 rounds 127 / absmax times the weight to a whole number. Rounding is off by at most one half; undo the factor."
-    right = f"1/2 x {absmax:g} / 127 = {bound:.2e}."
-    return number_verdict(answer, bound, hint, right, 0.03)
-
-
-def check_quantized_bytes(answer: float | None, *, bits: int, block_size: int) -> Verdict:
-    """How many bytes does a weight take, with its share of the block's float32 constant?"""
-    expected = bits / 8 + 4 / block_size
-    hint = f"{bits} bits for the code, and each block of {block_size} weights keeps one constant of 4 bytes."
-    right = f"{bits} / 8 + 4 / {block_size} = {expected:g} bytes."
-    return number_verdict(answer, expected, hint, right, 0.01)
-
-
 def check_share(answer: float | None, cluster: Cluster, device: str, factor: float) -> Verdict:
     """Which share of a core makes a device `factor` times slower than the named device?"""
     [share] = [one.host_share for one in cluster.devices if one.name == device]
@@ -140,28 +93,6 @@ def check_cluster(cluster: Cluster | None, *, cores: int) -> Verdict:
     return Verdict(True, f"{cluster.world_size} devices, {total:.2f} of {cores} cores in all.")
 
 
-def check_projected_gradient(answer: float | None, *, plus: float, minus: float, epsilon: float) -> Verdict:
-    """What is g of a query whose two losses are known (Algorithm 1, line 10)?"""
-    expected = (plus - minus) / (2 * epsilon)
-    hint = "The two losses lie 2 epsilon apart, in units of z. Which one is subtracted?"
-    right = f"({plus:g} - {minus:g}) / (2 x {epsilon:g}) = {expected:g}. Theta moves by -learning rate x g x z."
-    return number_verdict(answer, expected, hint, right, 0.01)
-
-
-def check_forward_passes(answer: int | None, *, queries: int, steps: int) -> Verdict:
-    """How many forward passes does a whole training take?"""
-    hint = "Every query asks on both sides of theta; every step asks all its queries."
-    right = f"2 x {queries} x {steps} = {2 * queries * steps:,}, and no backward pass."
-    return number_verdict(answer, 2 * queries * steps, hint, right, 0)
-
-
-def check_queries_for_error(answer: int | None, *, dimension: int) -> Verdict:
-    """From how many queries on is the estimate's error no longer than the gradient itself (on a plane)?"""
-    hint = "The squared error is (d + 1) / q of the gradient's squared length. When is that 1?"
-    right = f"d + 1 = {dimension + 1:,}. Nobody takes that many: thousands of poor steps add up, since their errors do not."
-    return number_verdict(answer, dimension + 1, hint, right, 0.01)
-
-
 def check_epsilon(answer: float | None, studies: Sequence[SlopeStudy]) -> Verdict:
     """Which epsilon of a study gives the best slopes?  An answer passes if its deviation is within a factor of two of the best."""
     best = min(studies, key=lambda one: one.deviation)
@@ -188,14 +119,6 @@ def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
             True, f"{expected} parts in one pass cost less than half of {expected} passes." if expected else "Nothing saves half here."
         )
     return Verdict(False, f"Not {answer!r}. {hint}")
-
-
-def check_travelling(answer: float | None, log: StepLog) -> Verdict:
-    """How many bytes of the others' work does a device need for a step (32-bit seeds and scalars)?"""
-    queries = len(log.seeds)
-    hint = "A seed and a scalar for each query, four bytes each. Is the noise sent?"
-    right = f"{queries} x (4 + 4) = {log.nbytes}. Whoever knows seed and scalar knows the direction and how far."
-    return number_verdict(answer, log.nbytes, hint, right, 0)
 
 
 def check_division(answer: Sequence[int] | None, problem: QueryProblem) -> Verdict:
