@@ -141,6 +141,17 @@ def test_memory_that_suits_no_partition_is_told_with_block_and_device() -> None:
         plan_asynchronous(StageCosts(profile, tiny, **SIZES), searches=False, method="test")
 
 
+def test_the_last_devices_are_idle_if_each_costs_more_versions_than_the_first_can_keep() -> None:
+    profile = with_one_backward(profile_of([[layer()] * 4] * 3))
+    devices = tuple(device(name, memory_bytes=10**6) for name in ("alpha", "beta", "gamma"))
+    ample = StageCosts(profile, Cluster(name="three", devices=devices), **SIZES)
+    small = replace(ample.cluster, devices=(replace(devices[0], memory_bytes=ample.need(0, 2, 0, 1).total_bytes - 1), *devices[1:]))
+    assert [stage.ranks for stage in plan_asynchronous(ample, searches=False, method="test").stages] == [(0,), (1,), (2,)]
+    plan = plan_asynchronous(StageCosts(profile, small, **SIZES), searches=False, method="test")
+    assert [stage.ranks for stage in plan.stages] == [(0,), (1,)]
+    assert plan.notes == ("Over all devices no partition fits in memory; idle: gamma.",)
+
+
 def test_baselines_cut_evenly_or_by_speed_and_may_not_fit() -> None:
     profile, cluster = instance(0, 9, 4)
     costs = StageCosts(profile, cluster, **SIZES)

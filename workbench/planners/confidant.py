@@ -10,7 +10,7 @@ The order of the devices is given, as in the paper, or the same recursion finds 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -176,19 +176,28 @@ def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, c
 
 
 def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan:
-    """Return the best plan: of any order of any set of devices if `searches`, else of all devices in the cluster's order.
+    """Return the best plan: of any order of any set of devices if `searches`, else of the cluster's devices in their order.
 
-    With more than MOST_IN_EVERY_ORDER devices a few orders are tried.  Raises PlanError if nothing fits.
+    Every device adds a version of the weights to each device before it.  If Eq. 3 finds no partition over all devices that fits, the last
+    devices are left idle, as few as possible; the paper does not treat this case.  With more than MOST_IN_EVERY_ORDER devices a few
+    orders are searched.  Raises PlanError if nothing fits.
     """
     world, layers = costs.cluster.world_size, costs.profile.num_layers
+    whole = tuple(range(min(world, layers)))
     if searches and world <= MOST_IN_EVERY_ORDER:
         found = partition_in_any_order(costs)
     else:
-        orders = [tuple(range(world)), *(sorted_orders(costs.profile, costs.cluster, costs.memory_length) if searches else ())]
-        found = min((partition_in_order(costs, order[:layers]) for order in orders), key=lambda one: one.pace_s)
+        orders = [whole, *(sorted_orders(costs.profile, costs.cluster, costs.memory_length) if searches else ())]
+        fewer = ((partition_in_order(costs, order[:count]) for order in orders) for count in range(len(whole), min(1, len(whole) - 1), -1))
+        best = (min(found, key=lambda one: one.pace_s) for found in fewer)
+        found = next((one for one in best if one.pace_s < float("inf")), Partition(pace_s=float("inf"), order=whole, cuts=()))
     if found.pace_s == float("inf"):
-        found = Partition(pace_s=found.pace_s, order=tuple(range(world))[:layers], cuts=())
-    return asynchronous_plan(costs, found, method=method)
+        raise nothing_fits(costs, whole)
+    plan = asynchronous_plan(costs, found, method=method)
+    if searches or len(found.order) == len(whole):
+        return plan
+    idle = ", ".join(costs.cluster.devices[rank].name for rank in whole[len(found.order) :])
+    return replace(plan, notes=(*plan.notes, f"Over all devices no partition fits in memory; idle: {idle}."))
 
 
 def compatibilities(capacities: Sequence[Sequence[float]], batteries: Sequence[float], left: float, eta: float = 1e-3) -> list[float]:
