@@ -6,12 +6,14 @@ A device that is found is a candidate: nothing is sent to it, and its host key i
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import platform
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ KINDS = (OURS, "_ssh._tcp.local.", "_workstation._tcp.local.")
 SEARCH_S = 2.0
 """A device is found 0.5 to 1.2 s after its first announcement."""
 SSH_PORT = 22
+MOST_ADDRESSES = 1024
 
 
 class Candidate(NamedTuple):
@@ -103,6 +106,27 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
         return tuple(found[address] for address in sorted(found, key=ipaddress.ip_address))
     finally:
         network.close()
+
+
+def listening(subnet: str) -> list[str]:
+    """Return the addresses of a subnet (10.0.0.0/24) at which something listens at SSH's port.  Raises ConfigError."""
+    asked = f"The devices of '{subnet}' were looked for."
+    try:
+        hosts = [str(one) for one in itertools.islice(ipaddress.ip_network(subnet, strict=False).hosts(), MOST_ADDRESSES + 1)]
+    except ValueError as error:
+        raise ConfigError(asked, f"It is no subnet: {error}.", "Write it as 10.0.0.0/24.") from None
+    if len(hosts) > MOST_ADDRESSES:
+        raise ConfigError(asked, f"It has more than {MOST_ADDRESSES} addresses.", "Write a smaller one, or the devices' addresses.")
+
+    def answers(host: str) -> bool:
+        try:
+            socket.create_connection((host, SSH_PORT), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(64) as pool:
+        return [host for host, is_there in zip(hosts, pool.map(answers, hosts), strict=True) if is_there]
 
 
 def _network(asked: str, interfaces: Sequence[str] | None) -> Any:

@@ -17,7 +17,8 @@ import pytest
 from ssh_hosts import WHY_NOT, Hosts, over_pipes
 from typer.testing import CliRunner
 
-from workbench import discovery, survey
+from workbench import discovery
+from workbench.cli import measure
 from workbench.cli.app import app
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Device, Link
@@ -64,7 +65,7 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(hosts: Hosts, 
     kit("setup")
     [code] = (hosts.home("alpha") / ".workbench-kit").glob("code-*")
     assert (code / "workbench/runtime/pipe_engine.py").is_file()
-    assert "is ready already" in kit("setup")
+    assert "is ready already" in kit("setup") and "is ready already" in kit("upgrade")
 
     hosts.new_host_key("beta")
     assert "not the one that was trusted" in kit("check", code=2)
@@ -118,15 +119,33 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     ]
     pairs = ((first.name, second.name, slow), (second.name, first.name, fast))
     rows = tuple(LinkRow(source=a, destination=b, described=fast, measured=link, samples=()) for a, b, link in pairs)
-    monkeypatch.setattr(survey, "survey_devices", lambda cluster: (None, tuple(rates)))
-    monkeypatch.setattr(survey, "survey_links", lambda cluster: ("real", rows))
+    monkeypatch.setattr(measure, "survey_devices", lambda cluster: (None, tuple(rates)))
+    monkeypatch.setattr(measure, "survey_links", lambda cluster, fidelity: ("real", rows))
     assert "80.0" in kit("measure")
+    assert load_cluster("kit.toml").link(0, 1) == slow
+    rows = (replace(rows[0], measured=fast), replace(rows[1], measured=slow))
+    for words in (["--measure"], ["--links"]):  # the same measurement, kept in the same way
+        done = CliRunner().invoke(app, ["devices", *words, "--cluster", "kit.toml", "--json"])
+        assert done.exit_code == 0, done.output
     measured = load_cluster("kit.toml")
+    assert measured.link(1, 0) == slow
+    slow, fast = fast, slow
     assert [(one.flops_per_s, one.storage_bytes_per_s) for one in measured.devices] == [(7e9, 4e7)] * 2
     assert measured.link(0, 1) == slow and measured.link(1, 0) == fast
     assert [replace(one, flops_per_s=0.5, storage_bytes_per_s=0.5) for one in measured.devices] == [
         replace(one, flops_per_s=0.5, storage_bytes_per_s=0.5) for one in (first, second)
     ]
+
+
+def test_a_kit_from_a_file_of_addresses_and_a_subnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        monkeypatch.setattr(discovery, "SSH_PORT", server.getsockname()[1])
+        (tmp_path / "boards.txt").write_text("# the class's\nann@pi0.local  # the first\n\nbob@127.0.0.0/29\n")
+        kit("init", "boards.txt", "pi@10.0.0.4")
+    assert [one.address for one in load_cluster("kit.toml").devices] == ["ann@pi0.local", "bob@127.0.0.2", "pi@10.0.0.4"]
+    assert "more than 1024 addresses" in kit("init", "pi@10.0.0.0/8", "--file", "more.toml", code=2)
+    assert "It is no subnet" in kit("init", "pi@10.0.0.0/x", "--file", "more.toml", code=2)
 
 
 def test_where_pip_finds_packages_uv_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message
 from workbench.runtime.ssh import Connection, failure_of
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.runtime.ssh_seat import KeyStore
+from workbench.runtime.ssh_setup import environment_python
 
 
 class Agent:
@@ -224,3 +225,16 @@ def test_a_device_tells_of_its_health_and_refuses_a_network_that_is_not_wireguar
     assert health["free_memory_bytes"] > 0 and health["throttled"] == "" and health["rss_bytes"] == 0
     with pytest.raises(RuntimeSetupError, match="'lo', which is none of WireGuard"):
         require_wireguard("lo")
+
+
+def test_other_versions_than_the_laptops_are_refused(agent: Agent, tmp_path: Path) -> None:
+    agent.connection.open()
+    with pytest.raises(RuntimeSetupError, match="no libraries yet"):
+        environment_python(agent.connection)
+    (agent.home / ".workbench-kit/env-0").mkdir()
+    (agent.home / ".workbench-kit/env-0/ready").touch()
+    with pytest.raises(RuntimeSetupError, match="other versions than this machine's"):
+        environment_python(agent.connection)
+    [seat, _] = SshEngines(real_cluster(), tmp_path / "run", CallTable({})).seats
+    seat._hear(Message("ready", 0, b"0.0.1"))
+    assert seat.ready.is_set() and "its workbench is 0.0.1, this one" in seat.why

@@ -10,7 +10,7 @@ import typer
 
 from workbench.cli.job import CLUSTER, ClusterName, takes_job
 from workbench.cli.output import Json, print_json, print_table, say
-from workbench.core.catalogue import cluster_names, load_cluster
+from workbench.core.catalogue import cluster_file, cluster_names, load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import shown
@@ -54,10 +54,11 @@ def devices(
             )
         from workbench.cli.measure import measure_devices, measure_layers, measure_links
 
-        if measure:
-            measure_devices(found, as_json=as_json)
-        elif links:
-            measure_links(found, fidelity, as_json=as_json)
+        if measure or links:
+            file = cluster_file(cluster)
+            measured = measure_devices(found, file, as_json=as_json) if measure else measure_links(found, file, fidelity, as_json=as_json)
+            if as_json:
+                print_json(measured)
         else:
             measure_layers(job, found, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,9 @@ from workbench.core.catalogue import device_models, load_cluster
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
 from workbench.core.files import require_writable
-from workbench.core.serial import read_toml, shown, write_text
+from workbench.core.serial import read_text, shown, write_text
 
-Action = Literal["init", "check", "setup", "measure", "clean"]
+Action = Literal["init", "check", "setup", "upgrade", "measure", "clean"]
 KIT_FILE = Path("kit.toml")
 LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 80.0, 60.0
 
@@ -36,9 +35,14 @@ class Found(NamedTuple):
 def kit(
     action: Annotated[
         Action,
-        typer.Argument(help="init ADDRESS...: describe; check: reach; setup: install; measure: keep speeds; clean: remove."),
+        typer.Argument(
+            help="init ADDRESS...: describe; check: reach; setup: install; upgrade: replace by this machine's versions; measure: keep"
+            " speeds; clean: remove."
+        ),
     ],
-    addresses: Annotated[list[str] | None, typer.Argument(help="Of init: user@host of each device.")] = None,
+    addresses: Annotated[
+        list[str] | None, typer.Argument(help="Of init: user@host of each device, user@10.0.0.0/24 for a subnet, or a file of such lines.")
+    ] = None,
     file: Annotated[Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")] = KIT_FILE,
     discover: Annotated[bool, typer.Option("--discover", help="Of init: take all devices that announce their SSH here.")] = False,
     user: Annotated[str, typer.Option(help="Of init --discover: the user to log in as.")] = "pi",
@@ -51,16 +55,22 @@ def kit(
     if addresses and action != "init":
         raise ConfigError(f"`kit {action}` was called with addresses.", "Only init takes them.", f"They are those of '{file}'; see --file.")
     if action == "init":
-        _init(_found(user) if discover else [(address, 22) for address in addresses or []], file, model)
+        _init(_found(user) if discover else _named(addresses or []), file, model)
         return
     cluster = load_cluster(file)
     without = [device.name for device in cluster.devices if not device.address]
     if without:
         raise ConfigError(f"The kit '{file}' was asked for.", f"{', '.join(without)} has no address.", 'Write address = "user@host".')
     if action == "measure":
-        _measure(cluster, file, as_json=as_json)
+        from workbench.cli.measure import measure_devices, measure_links
+
+        measured = measure_devices(cluster, file, as_json=as_json)
+        if cluster.world_size > 1:
+            measured |= measure_links(load_cluster(file), file, as_json=as_json)
+        if as_json:
+            print_json(measured)
         return
-    work = {"check": lambda device: _check(device, trust, forget), "setup": _setup, "clean": _clean}[action]
+    work = {"check": lambda device: _check(device, trust, forget), "setup": _setup, "upgrade": _setup, "clean": _clean}[action]
     found = _on_all(cluster, work)
     if as_json:
         print_json([one._asdict() for one in found])
@@ -79,6 +89,18 @@ def _found(user: str) -> list[tuple[str, int]]:
         asked, todo = "The devices in this network were asked for.", "Install avahi-daemon on them, or give their addresses."
         raise ConfigError(asked, "None announces its SSH.", todo)
     return found
+
+
+def _named(words: list[str]) -> list[tuple[str, int]]:
+    """Return the addresses, with SSH's port, that words or the lines of files name; of a subnet those at which SSH listens."""
+    from workbench.discovery import SSH_PORT, listening
+
+    lines = [line for word in words for line in (read_text(Path(word), "the addresses").splitlines() if Path(word).is_file() else [word])]
+    found: list[str] = []
+    for address in filter(None, (line.partition("#")[0].strip() for line in lines)):
+        user, at, host = address.rpartition("@")
+        found += [f"{user}{at}{one}" for one in listening(host)] if "/" in host else [address]
+    return [(address, SSH_PORT) for address in found]
 
 
 def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
@@ -108,50 +130,6 @@ def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
         file.unlink()
         raise
     print(f"{file}: {load_cluster(file).size_words}.  Next: workbench kit check --trust")
-
-
-def _measure(cluster: Cluster, file: Path, *, as_json: bool) -> None:
-    """Measure devices and links, and write the figures into the kit's file, which loses its comments."""
-    from workbench.cli.show import show_cluster
-    from workbench.survey import survey_devices, survey_links
-
-    require_writable(file)
-    say(f"Measuring {cluster.size_words}, then the links between them")
-    rates = {device.name: device for device in survey_devices(cluster)[1]}
-    tables = read_toml(file, "the kit")
-    for table in tables["device"]:
-        own = rates[table["name"]]
-        table |= {"gflops": round(own.flops_per_s / 1e9, 3), "storage_mb_per_s": round(own.storage_bytes_per_s / 1e6, 1)}
-    tables["link"] = [
-        {
-            "from": link.source,
-            "to": link.destination,
-            "bandwidth_mbit_per_s": round(link.measured.bytes_per_s * 8e-6, 1),
-            "latency_ms": round(link.measured.latency_s * 1e3, 3),
-        }
-        for link in (survey_links(cluster)[1] if cluster.world_size > 1 else ())
-    ]
-    write_text(file, _as_toml(tables))
-    if as_json:
-        print_json({"device": list(rates.values()), "link": tables["link"]})
-        return
-    show_cluster(load_cluster(file))
-    links = [(f"{one['from']} > {one['to']}", one["bandwidth_mbit_per_s"], one["latency_ms"]) for one in tables["link"]]
-    print_table(f"Links, {cluster.data}", ("link", "Mbit/s", "ms"), links, right=(1, 2))
-
-
-def _as_toml(tables: dict[str, Any], inside: str = "") -> str:
-    """Return tables as TOML."""
-    text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in tables.items() if not _is_nested(value))
-    for name, value in tables.items():
-        for one in (value if isinstance(value, list) else [value]) if _is_nested(value) else ():
-            head = f"[[{inside}{name}]]" if isinstance(value, list) else f"[{inside}{name}]"
-            text += f"\n{head}\n{_as_toml(one, f'{inside}{name}.')}"
-    return text
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
 
 
 def _on_all(cluster: Cluster, work: Callable[[Device], Found]) -> list[Found]:

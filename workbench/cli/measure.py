@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from workbench.cli.output import print_json, print_table, say
 from workbench.core.cluster import Cluster
+from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Job
+from workbench.core.serial import read_toml, write_text
 from workbench.methods.base import Event
 from workbench.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
 
 KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 
 
-def measure_devices(cluster: Cluster, *, as_json: bool) -> None:
-    """Measure this machine, or real devices, and print each device's FLOP/s, memory bandwidth and disk read rate."""
+def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str, Any]:
+    """Measure this machine, or real devices, and return what was found; print each device's FLOP/s, memory bandwidth and disk read rate.
+
+    file: the cluster's, which keeps the rates of real devices.
+    """
+    if not as_json:
+        say(f"Measuring {cluster.size_words}")
+    if cluster.is_real:
+        require_writable(file)
     host, devices = survey_devices(cluster)
+    if cluster.is_real:
+        rates = {
+            device.name: {"gflops": round(device.flops_per_s / GIGA, 3), "storage_mb_per_s": round(device.storage_bytes_per_s / MEGA, 1)}
+            for device in devices
+        }
+        _keep(file, lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]})
+    found = {"host": host, "devices": devices}
     if as_json:
-        print_json({"host": host, "devices": devices})
-        return
+        return found
     rows = []
     title = f"Devices of {cluster.name}, each as it measured itself"
     if host is not None:
@@ -47,22 +66,39 @@ def measure_devices(cluster: Cluster, *, as_json: bool) -> None:
         )
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
     print_table(title, columns, rows, right=(1, 2, 3, 4))
+    return found
 
 
-def measure_links(cluster: Cluster, fidelity: Fidelity, *, as_json: bool) -> None:
-    """Emulate the cluster or reach its real devices, measure every link and print it next to what the cluster's file says."""
+def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, as_json: bool) -> dict[str, Any]:
+    """Emulate the cluster or reach its real devices, measure every link and return it; print it next to what the cluster's file says.
+
+    file: the cluster's, which keeps the links of real devices.
+    """
     if not as_json:
         say(f"Measuring {cluster.world_size * (cluster.world_size - 1)} links of {cluster.size_words}")
+    if cluster.is_real:
+        require_writable(file)
     used, links = survey_links(cluster, fidelity=fidelity)
-    label = "real" if used == "real" else f"emulated, {used} links"
+    label = f"real, {cluster.data}" if used == "real" else f"emulated, {used} links"
+    if cluster.is_real:
+        kept = [
+            {
+                "from": link.source,
+                "to": link.destination,
+                "bandwidth_mbit_per_s": round(link.measured.bytes_per_s * 8e-6, 1),
+                "latency_ms": round(link.measured.latency_s * KILO, 3),
+            }
+            for link in links
+        ]
+        _keep(file, lambda tables: tables | {"link": kept})
+    found = {"cluster": cluster.name, "label": label, "links": as_builtins(links)}
     if as_json:
-        print_json({"cluster": cluster.name, "label": label, "links": as_builtins(links)})
-        return
+        return found
     rows = [
         (
             f"{link.source} > {link.destination}",
             f"{link.described.bytes_per_s * 8e-6:g}",
-            f"{link.measured.bytes_per_s * 8e-6:.0f}",
+            f"{link.measured.bytes_per_s * 8e-6:.1f}",
             f"{link.described.latency_s * KILO:.2f}",
             f"{link.measured.latency_s * KILO:.2f}",
         )
@@ -72,6 +108,26 @@ def measure_links(cluster: Cluster, fidelity: Fidelity, *, as_json: bool) -> Non
     print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
     if used == "kernel" and median(link.measured.latency_s for link in links) < median(link.described.latency_s for link in links) / 2:
         print("This kernel limits rates but does not delay packets: latencies are this machine's own.")
+    return found
+
+
+def _keep(file: Path, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write what was measured into a cluster's file, which loses its comments."""
+    write_text(file, _as_toml(changed(read_toml(file, "the kit"))))
+
+
+def _as_toml(tables: dict[str, Any], inside: str = "") -> str:
+    """Return tables as TOML."""
+    text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in tables.items() if not _is_nested(value))
+    for name, value in tables.items():
+        for one in (value if isinstance(value, list) else [value]) if _is_nested(value) else ():
+            head = f"[[{inside}{name}]]" if isinstance(value, list) else f"[{inside}{name}]"
+            text += f"\n{head}\n{_as_toml(one, f'{inside}{name}.')}"
+    return text
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
 
 
 def measure_layers(

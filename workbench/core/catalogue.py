@@ -74,20 +74,26 @@ def load_device(model: str, *, name: str | None = None) -> Device:
     return _device({"model": model, "name": name or model}, _Source(path))
 
 
+def cluster_file(name_or_path: str | Path) -> Path:
+    """Return the file of a cluster that is named, or whose file is.  Raises ConfigError for an unknown name."""
+    path = Path(name_or_path)
+    if path.suffix == ".toml" or path.name != str(name_or_path):
+        return path
+    if name_or_path not in cluster_names():
+        raise ConfigError(
+            f"The cluster '{shown(name_or_path)}' was asked for.",
+            f"Known: {', '.join(cluster_names())}.",
+            did_you_mean(str(name_or_path), cluster_names(), "Choose one of them, or name a .toml file."),
+        )
+    return (name_or_path == KIT and kit_file()) or data_folder() / "clusters" / f"{name_or_path}.toml"
+
+
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """Return a cluster by name ('laptop', KIT) or from a TOML file.
 
     Raises ConfigError for any invalid entry; it names the file and, where possible, the line.
     """
-    path = Path(name_or_path)
-    if path.suffix != ".toml" and path.name == str(name_or_path):
-        path = (name_or_path == KIT and kit_file()) or data_folder() / "clusters" / f"{name_or_path}.toml"
-        if name_or_path not in cluster_names():
-            raise ConfigError(
-                f"The cluster '{shown(name_or_path)}' was asked for.",
-                f"Known: {', '.join(cluster_names())}.",
-                did_you_mean(str(name_or_path), cluster_names(), "Choose one of them, or name a .toml file."),
-            )
+    path = cluster_file(name_or_path)
     source = _Source(path)
     tables = read_toml(path, "the cluster")
     source.require_known(tables, _CLUSTER_KEYS, "the file")
