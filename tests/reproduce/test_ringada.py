@@ -8,7 +8,8 @@ import pytest
 
 from workbench.core.serial import from_json, to_json
 from workbench.reproduce import Result, Settings, find_item
-from workbench.reproduce.ringada.training import average, layer_times, load_constants, seconds_after, weights_mb
+from workbench.reproduce.ringada.executed import Training, question_scores
+from workbench.reproduce.ringada.training import average, layer_times, load_constants, ours, seconds_after, weights_mb
 
 CONSTANTS = load_constants()
 
@@ -45,3 +46,17 @@ def test_figure_3_trains_quickly_at_a_tiny_size_and_is_drawn(tmp_path: Path) -> 
     assert len(list((tmp_path / "fig3").iterdir())) == 3  # trainings are kept
     assert item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path)) == made
     assert [one.name for one in item.draw(from_json(to_json(made), Result))] == ["fig3a", "fig3b"]
+
+
+def test_table_1_s_scores_are_trained_where_it_is_named_and_kept_by_their_settings(tmp_path: Path) -> None:
+    settings = Settings(quick=True, seeds=(0,), workdir=tmp_path)
+    rows, means = question_scores(settings)
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "table1").iterdir()}
+    assert len(kept) == 2 and question_scores(settings) == (rows, means)
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "table1").iterdir()} == kept
+    assert [row[:4] for row in rows] == [("Single", "questions", 32, 1), ("RingAda", "questions", 32, 1)] and rows[0][4] != rows[1][4]
+    constants = load_constants()
+    assert (
+        ours(constants, means, "PipeAdapter", "F1") == means["Single", "F1"] == rows[0][5] and ours(constants, {}, "Single", "F1") is None
+    )
+    assert Training(steps=8).digest != Training(steps=8, learning_rate=2e-3).digest

@@ -29,7 +29,7 @@ def reproduce(
     names: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")] = None,
     png: Png = "auto",
-    data: Annotated[Path | None, typer.Option(help="A local folder with the GLUE tasks, for those that execute.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A local folder with the GLUE tasks or SQuAD's files, for those that execute.")] = None,
     kept: Annotated[
         Path | None, typer.Option(help="Folder where trainings are kept and found again, for those that execute.", show_default="the cache")
     ] = None,
@@ -58,7 +58,8 @@ def reproduce(
         raise ConfigError(f"Trainings kept in '{kept}' were asked for.", "It is a file.", "Name a folder.")
     # What is trained stays: an interrupted table goes on where it was.
     workdir = cache_folder() / "reproduce" / paper if kept is None else kept
-    settings = Settings(data=data, seeds=tuple(range(QUICK_SEEDS if quick else seeds)), quick=quick, workdir=workdir, progress=say)
+    chosen_seeds, trains = tuple(range(QUICK_SEEDS if quick else seeds)), everything or bool(items)
+    settings = Settings(data=data, seeds=chosen_seeds, quick=quick, workdir=workdir, trains=trains, progress=say)
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
     for item in {one.name: one for one in chosen}.values():

@@ -99,14 +99,16 @@ class Result:
 class Settings:
     """Settings of executed reproductions; simulated ones ignore them.
 
-    data: a local folder with the GLUE tasks, None for the embedded data.  seeds: of each executed comparison.  quick: a tiny version
-    that only tests that the code runs.  workdir: for intermediate files of an executed one.  progress: called with lines to show.
+    data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: of each executed comparison.  quick: a
+    tiny version that only tests that the code runs.  workdir: for intermediate files of an executed one.  progress: called with lines.
+    trains: whether a simulated one may also train for those of its values that no simulation gives.
     """
 
     data: Path | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
     quick: bool = False
     workdir: Path | None = None
+    trains: bool = False
     progress: Callable[[str], None] = lambda line: None
 
 

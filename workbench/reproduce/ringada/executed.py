@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,23 +23,55 @@ from workbench.reproduce.ringada.training import FEDERATED, PAPER, PIPE, RING, S
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.device_split import split_samples
-from workbench.tasks.metrics import compute
-from workbench.tasks.tokenize import collate, evaluation_batches, tokenize
+from workbench.tasks.spans import score
+from workbench.tasks.task import Split
+from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, tokenize
 
-MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert-2"
-BATCH_SIZE, MAX_LENGTH, LEARNING_RATE, WARMUP = 32, 128, 1e-3, 0.06
-QUICK_STEPS = 32
-POINTS, QUICK_POINTS = 20, 4
-"""Points of a curve: the loss is a mean between two points, the accuracy is that of the validation split at the point."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """limits: maximum numbers of samples of the train, validation and test splits.
+
+    points: of a curve; the loss is a mean between two points, the score is that of the validation split at the point.
+    """
+
+    model: str = "all-MiniLM-L6-v2"
+    task: str = "sentiment"
+    data: Path | None = None
+    limits: tuple[int | None, int | None, int | None] = (None, None, None)
+    steps: int
+    points: int = 20
+    batch_size: int = 32
+    max_length: int = 128
+    learning_rate: float = 1e-3
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+
+    @property
+    def digest(self) -> str:
+        """Return a name for what is kept of it: another setting trains again."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def quick(self) -> Training:
+        """Return a tiny one that only tests that the code runs."""
+        return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4)
+
+    def kept(self, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
+        """Return the stored training of the same settings, or train now."""
+        path = None if settings.workdir is None else settings.workdir / item / f"{scheme}-{seed}-{self.digest}.json"
+        found = kept_or_made(path, Curve, lambda: _train(self, scheme, seed))
+        test = ", ".join(f"{name} {value:.1f} %" for name, value in found.test.items())
+        settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {test}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One training.  losses, scores: at each of the points, per cent for scores.  test: per cent at the end."""
+    """One training.  losses, scores: at each of the points, per cent for scores.  test: metrics at the end, per cent."""
 
     losses: tuple[float, ...]
     scores: tuple[float, ...]
-    test: float
+    test: dict[str, float]
 
 
 def fig3(item: Item, settings: Settings) -> Result:
@@ -47,9 +80,11 @@ def fig3(item: Item, settings: Settings) -> Result:
     PipeAdapter without stale weights has Single's losses.
     """
     constants, paper = load_constants(), printed(PAPER, "fig3")
-    steps = QUICK_STEPS if settings.quick else round(constants.epochs)
-    points = QUICK_POINTS if settings.quick else POINTS
-    curves = {scheme: [_kept(settings, scheme, seed, steps, points) for seed in settings.seeds] for scheme in (SINGLE, RING, FEDERATED)}
+    training = Training(steps=round(constants.epochs))
+    training = training.quick() if settings.quick else training
+    steps, points = training.steps, training.points
+    trained = (SINGLE, RING, FEDERATED)
+    curves = {scheme: [training.kept(settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in trained}
     curves[PIPE] = curves[SINGLE]
     at = [steps * (point + 1) // points for point in range(points)]
     clock = {scheme: seconds_after(constants, scheme) for scheme in (SINGLE, PIPE, RING, FEDERATED)}
@@ -64,12 +99,12 @@ def fig3(item: Item, settings: Settings) -> Result:
     reached = {scheme: next((time for time, value in series[f"accuracy, {scheme}"] if value >= target), None) for scheme in clock}
     rows: list[tuple[Number, ...]] = []
     for scheme in clock:
-        tests = [one.test for one in curves[scheme]]
+        tests = [one.test["accuracy"] for one in curves[scheme]]
         spread = stdev(tests) if len(tests) > 1 else None
         rows.append((scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread, reached[scheme]))
     gap = [ring - single for ring, single in zip(loss[RING], loss[SINGLE], strict=True)]
     early, late = max(gap[: points // 2]), gap[-1]
-    ends = {scheme: fmean(one.test for one in curves[scheme]) for scheme in clock}
+    ends = {scheme: fmean(one.test["accuracy"] for one in curves[scheme]) for scheme in clock}
     soonest = min((time, scheme) for scheme, time in reached.items() if time is not None and scheme != FEDERATED)
     return item.result(
         [item.cell(labels, value, clock[labels[0]][-1], "s") for labels, value in paper.items()],
@@ -84,46 +119,67 @@ def fig3(item: Item, settings: Settings) -> Result:
         soonest=soonest[1],
         reached=", ".join(f"{scheme} {'never' if time is None else f'{time:.0f} s'}" for scheme, time in reached.items()),
         seeds=len(settings.seeds),
-        model=QUICK_MODEL if settings.quick else MODEL,
+        model=training.model,
         steps=steps,
         local=steps // points // constants.devices,
     )
 
 
-def _kept(settings: Settings, scheme: str, seed: int, steps: int, points: int) -> Curve:
-    """Return the stored training of the same settings, or train now."""
-    path: Path | None = None
-    if settings.workdir is not None:
-        path = settings.workdir / "fig3" / f"{QUICK_MODEL if settings.quick else MODEL}-{scheme}-{steps}-{points}-{seed}.json"
-    found = kept_or_made(path, Curve, lambda: _train(settings, scheme, seed, steps, points))
-    settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {found.test:.1f} %")
-    return found
+def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float]]:
+    """Train on questions: the embedded ones, or SQuAD's files in the settings' data folder.
+
+    Returns a row for each scheme, and each scheme's means by F1 and EM, per cent.  PipeAdapter without stale weights has Single's.
+    """
+    training = Training(task="questions", steps=400, points=1, batch_size=16)
+    if settings.data is not None and any(settings.data.glob("*.json")):
+        data, limits = settings.data.resolve(), (4000, 400, 800)
+        training = replace(training, task="question_answering", data=data, limits=limits, steps=600, max_length=192)
+    training = training.quick() if settings.quick else training
+    rows, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
+    for scheme in (SINGLE, RING):
+        curves, row = [training.kept(settings, "table1", scheme, seed) for seed in settings.seeds], list[Number]()
+        for name, metric in (("F1", "answer_f1"), ("EM", "exact_match")):
+            values = [curve.test[metric] for curve in curves]
+            row += [fmean(values), stdev(values) if len(values) > 1 else None]
+            for label in (scheme, PIPE) if scheme == SINGLE else (scheme,):
+                means[label, name] = fmean(values)
+        rows.append((scheme, training.task, training.steps, len(curves), fmean(curve.losses[-1] for curve in curves), *row))
+    return rows, means
 
 
-def _train(settings: Settings, scheme: str, seed: int, steps: int, points: int) -> Curve:
+def _train(training: Training, scheme: str, seed: int) -> Curve:
     """Train; at every step the fraction of trained layers is that of the paper's twelve.
 
     FedAvg: the devices take turns here, and between two points each does its part of the mini-batches; then all take the average.
     """
-    name = QUICK_MODEL if settings.quick else MODEL
-    constants = load_constants()
-    limits: dict[str, Any] = {f"{part}_samples": 48 for part in ("train", "validation", "test")} if settings.quick else {}
-    task, tokenizer, stack = load_task("sentiment", **limits), load_tokenizer(name), load_stack(name)
-    train, validation, test = (tokenize(part, tokenizer, max_length=MAX_LENGTH) for part in (task.train, task.validation, task.test))
-    config = TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, seed=seed)
+    constants, steps, points = load_constants(), training.steps, training.points
+    limits: Any = dict(zip(("train_samples", "validation_samples", "test_samples"), training.limits, strict=True))
+    task = load_task(training.task, data=training.data, **limits)
+    tokenizer, stack = load_tokenizer(training.model), load_stack(training.model)
+    train, validation, test = (
+        tokenize(part, tokenizer, max_length=training.max_length) for part in (task.train, task.validation, task.test)
+    )
+    config = TechniqueConfig(
+        technique="serial",
+        hidden_size=stack.hidden_size,
+        num_layers=stack.num_layers,
+        kind=task.kind,
+        num_outputs=task.num_outputs,
+        seed=seed,
+    )
     lengths = train.lengths
     devices = constants.devices if scheme == FEDERATED else 1
     models = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config) for _ in range(devices)]
-    optimizers = [make_optimizer(model, 0.01) for model in models]
+    optimizers = [make_optimizer(model, training.weight_decay) for model in models]
 
-    def scored(split: Any) -> float:
-        predictions = predict(models[0], evaluation_batches(split))
+    def scored(split: Split, tokenized: TokenizedSplit) -> dict[str, float]:
+        found = score(task, split, tokenized, predict(models[0], evaluation_batches(tokenized)))
         models[0].train()
-        return 100 * compute(("accuracy",), predictions.answers(config.kind), predictions.references())["accuracy"]
+        return {name: 100 * value for name, value in found.items()}
 
     def mini_batches(own: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         for epoch in count():
-            for indices in epoch_batches([lengths[row] for row in own], BATCH_SIZE, seed, epoch):
+            for indices in epoch_batches([lengths[row] for row in own], training.batch_size, seed, epoch):
                 yield epoch, [own[index] for index in indices]
 
     owned = split_samples(task.train, devices, "iid", seed) if devices > 1 else (range(len(lengths)),)
@@ -141,16 +197,16 @@ def _train(settings: Settings, scheme: str, seed: int, steps: int, points: int) 
         logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
         loss = task_loss(logits, batch.labels, config.kind)
         loss.backward()
-        set_learning_rate(optimizers[place], learning_rate_at(step, steps, LEARNING_RATE, WARMUP))
+        set_learning_rate(optimizers[place], learning_rate_at(step, steps, training.learning_rate, training.warmup))
         optimizers[place].step()
         optimizers[place].zero_grad()
         window.append(loss.item())
         if step + 1 == steps * (len(scores) + 1) // points:
             _average(models, optimizers)
             losses.append(fmean(window))
-            scores.append(scored(validation))
+            scores.append(scored(task.validation, validation)[task.metrics[0]])
             window = []
-    return Curve(losses=tuple(losses), scores=tuple(scores), test=scored(test))
+    return Curve(losses=tuple(losses), scores=tuple(scores), test=scored(task.test, test))
 
 
 @torch.no_grad()

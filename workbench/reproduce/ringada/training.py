@@ -19,7 +19,7 @@ from workbench.core.timeline import Timeline
 from workbench.planners.ringada import RingPricer, plan_ring
 from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
-from workbench.reproduce.items import Item
+from workbench.reproduce.items import Item, Rows
 from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.ringada import Iteration, RingCosts, ring_round
@@ -148,11 +148,11 @@ def weights_mb(constants: Constants, scheme: str) -> float:
     return FP32_BYTES * held[scheme] / 1e6
 
 
-def ours(constants: Constants, scheme: str, quantity: str) -> Number:
-    """Return our value of a cell, None if nothing was executed."""
+def ours(constants: Constants, executed: Mapping[tuple[str, str], float], scheme: str, quantity: str) -> Number:
+    """Return our value of a cell, None if nothing was executed.  executed: the scores."""
     if quantity == "memory":
         return weights_mb(constants, scheme)
-    return seconds_after(constants, scheme)[-1] if quantity == TIME else None
+    return seconds_after(constants, scheme)[-1] if quantity == TIME else executed.get((scheme, quantity))
 
 
 def _deviations(paper: Mapping[tuple[str, ...], float], constants: Constants) -> list[float]:
@@ -161,8 +161,13 @@ def _deviations(paper: Mapping[tuple[str, ...], float], constants: Constants) ->
 
 
 def table1(item: Item, settings: Settings) -> Result:
-    """Simulate the times and count the weights."""
+    """Simulate the times, count the weights, and train for the scores, if the settings say so."""
     constants, paper = load_constants(), printed(PAPER, "table1")
+    scores, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
+    if settings.trains:
+        from workbench.reproduce.ringada.executed import question_scores  # torch is slow to import
+
+        scores, means = question_scores(settings)
     rows: list[tuple[Number, ...]] = []
     ratios, rings = dict[int, float](), dict[int, float]()
     for count in MICRO_BATCHES:
@@ -177,15 +182,19 @@ def table1(item: Item, settings: Settings) -> Result:
     stashing, memory = (1 + constants.backward) * constants.layers / constants.devices, paper[RING, "memory"]
     others = (average(constants, PIPE, constants.micro_batches), stashing, average(constants, SINGLE, 1))
     depths = [(depth, own, *(other / own for other in others), beside[depth]) for depth, own in ring.items()]
+    sensitivity = item.sensitivity(constants, partial(_deviations, paper), trivial)
+    tables: dict[str, Rows] = {"micro": rows, "depths": depths, "sensitivity": sensitivity}
     return item.result(
-        item.compare(partial(ours, constants)),
-        tables={"micro": rows, "depths": depths, "sensitivity": item.sensitivity(constants, partial(_deviations, paper), trivial)},
+        item.compare(partial(ours, constants, means)),
+        tables=tables | ({"scores": scores} if scores else {}),
         holds={
             "order": times[RING] < times[PIPE] < times[SINGLE],
             "ratio": ratios[2] <= paper[SINGLE, TIME] / paper[RING, TIME] <= ratios[8],
             "stale": stashing < rings[8],
             "copies": weights_mb(constants, RING) > memory,
-        },
+        }
+        | ({"scores": means[RING, "F1"] < means[SINGLE, "F1"]} if scores else {}),
+        f1="" if not scores else f"F1 {means[RING, 'F1']:.1f} and {means[SINGLE, 'F1']:.1f}",
         micro_batches=constants.micro_batches,
         single=times[SINGLE],
         pipe=times[PIPE],
