@@ -257,6 +257,7 @@ class StashingHandlers:
 
     def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         optimizer = self.each.optimizer
+        optimizer.compute_with(optimizer.parameters)  # lets go of the version of the backward pass before there is another
         if self.newest.in_flight:
             optimizer.keep_version()
         optimizer.step()
