@@ -5,32 +5,37 @@ Whole runs as a user starts them, in the paper's proportions: one more layer aft
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
 from workbench.bench.frame import Progress, ratios, turns
+from workbench.bench.inference_parts import SIZES, save_model
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.report import Report
+from workbench.core.report import Report, StepRecord
 from workbench.experiment import run
 from workbench.methods import load_method
-from workbench.methods.base import ignore
+from workbench.methods.base import Event, ignore
+from workbench.runtime.memory import read_memory
 from workbench.simulator import simulate
 
-POINTS = ("equal,1000", "equal,125", "unequal,1000")
-"""Devices and Mbit/s of their links."""
-SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08)}
+BERT_BASE = "bert-base"
+POINTS = ("equal,1000", "equal,125", "unequal,1000", f"{BERT_BASE},1000")
+"""Devices and Mbit/s of their links; the first is the default.  bert-base: a model of its size with random weights, on equal devices."""
+SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08), BERT_BASE: (0.3, 0.3, 0.3, 0.3)}
 """Fractions of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of cluster 'laptop'."""
-ROUNDS, MINI_BATCHES, EPOCHS, BATCH_SIZE = 2, 32, 4, 32
+MINI_BATCHES, EPOCHS, BATCH_SIZE = 32, 4, 32
 """One more layer is trained every four mini-batches: all six from the twentieth on, as in the paper 12 from the 440th of 700 on."""
 JOB = Job(
     method="ringada",
@@ -57,76 +62,207 @@ SIDES = {
 }
 """Both PipeAdapters train all adapters: one without stale weights, one with weight stashing that drains after each epoch.
 Parallel Adapters (PAC+) need no backward pass through the model, and after the first epoch no forward pass either."""
+SMALL_BATCH = 8
+OF_BERT_BASE = ("RingAda", "PipeAdapter", "PipeAdapter stashing", "Single")
+"""Mini-batches of eight samples in four parts, two more layers in each round of four: Single would take over eight minutes otherwise."""
 
 
-def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
-    """Return each side's seconds of training, measured and simulated, their bound and memory, and the ratios to RingAda with their spread.
+class Watch:
+    """Measure, after each step of a run, the private memory that the largest process has needed since the training began.
 
-    only: of POINTS, as DEVICES,RATE or one of both words; none is all.  Raises ConfigError for another word.
+    It is the peak of each step if the system can reset a process's peak (Linux).
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] = {}
+        self.peak_bytes: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        """Read the memory of the devices' processes when the training begins, and after each step."""
+        if event.stage == "train":
+            children = [child.pid for child in psutil.Process().children(recursive=True)]
+            self._before = {pid: read_memory(pid).anonymous_bytes for pid in children if self._peak(pid)}
+        elif event.kind == "step":
+            self.peak_bytes.append(max((self._peak(pid) - before for pid, before in self._before.items()), default=0))
+
+    def _peak(self, pid: int) -> int:
+        found = read_memory(pid)
+        with suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+        return found.anonymous_bytes + max(0, found.peak_rss_bytes - found.rss_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """The runs of a side.  watched: the measured peak of each step of each run.  busiest_s, peaks: see bounds."""
+
+    reports: Sequence[Report]
+    watched: Sequence[Sequence[int]]
+    busiest_s: float
+    peaks: Mapping[int, tuple[int, int]]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Return the seconds of each run."""
+        return [measured_s(report) for report in self.reports]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the measured peak of the largest device."""
+        return max((nbytes for run in self.watched for nbytes in run), default=0)
+
+    def off(self) -> list[float]:
+        """Return by how much the measured seconds of each step deviate from the simulated ones, in order of size."""
+        return sorted(abs(_over_predicted(step) - 1) for report in self.reports for step in report.steps)
+
+    def by_depth(self) -> dict[int, tuple[float, float, int]]:
+        """Return by trained layers: median seconds of a mini-batch, measured over simulated, and the largest device's measured bytes."""
+        found: dict[int, list[tuple[StepRecord, int]]] = {}
+        for report, watched in zip(self.reports, self.watched, strict=True):
+            for step, nbytes in zip(report.steps, [*watched, *[0] * len(report.steps)], strict=False):
+                found.setdefault(report.plan.num_layers - (step.lowest_trained or 0), []).append((step, nbytes))
+        size = self.reports[0].job.batch_size
+        return {
+            depth: (
+                median((step.measured_s or 0.0) * size / step.samples for step, _ in own),
+                median(_over_predicted(step) for step, _ in own),
+                max(nbytes for _, nbytes in own),
+            )
+            for depth, own in sorted(found.items())
+        }
+
+
+def _over_predicted(step: StepRecord) -> float:
+    return (step.measured_s or 0.0) / (step.predicted_s or 1.0)
+
+
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = 1) -> dict[str, Any]:
+    """Return each side's seconds of training and memory, measured and simulated, and RingAda's by the number of trained layers.
+
+    only: of POINTS, as DEVICES,RATE or one of both words; none is the first of POINTS.  Raises ConfigError for another word.
     """
     known = {word for point in POINTS for word in point.split(",")}
     unknown = [word for word in only if word not in known]
     if unknown:
         asked = f"Only '{unknown[0]}' of the benchmark was asked for."
         raise ConfigError(asked, f"There are {'; '.join(POINTS)} (Mbit/s).", "Name one of these words, or two.")
-    points = []
-    for name in [name for name in POINTS if set(only) <= set(name.split(","))]:
-        reports: dict[str, list[Report]] = {side: [] for side in SIDES}
-        cluster = cluster_of(name)
-        for turn, side in turns(SIDES, range(rounds)):
-            report = _run(SIDES[side], cluster)
-            reports[side].append(report)
-            progress(f"{name} Mbit/s, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
-        points.append(point(name, reports, {side: bounds(SIDES[side], cluster, of_side[0].plan) for side, of_side in reports.items()}))
+    points, depths = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name in [name for name in POINTS if set(only) <= set(name.split(","))][: None if only else 1]:
+        with ExitStack() as stack:
+            jobs = SIDES
+            if name.startswith(BERT_BASE):
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-bench-")))
+                save_model(SIZES["BERT-base"], folder)
+                jobs = small_jobs(str(folder))
+            sides = measure(name, jobs, rounds, progress)
+        points += side_table(name, sides)
+        depths += depth_table(name, sides)
     return {
         "name": "ringada",
-        "label": "emulated; bound and memory simulated",
-        "what": f"{MINI_BATCHES} mini-batches of {JOB.batch_size}, training alone",
-        "model": JOB.model,
-        "micro_batches": JOB.micro_batches,
+        "label": "emulated; MB of the largest device, simulated and measured",
+        "what": f"{MINI_BATCHES} mini-batches of {JOB.batch_size} ({BERT_BASE}: {SMALL_BATCH}), training alone",
         "rounds": rounds,
         "points": points,
+        "trained layers": depths,
     }
 
 
-def point(name: str, reports: dict[str, list[Report]], bound: dict[str, tuple[float, int]]) -> dict[str, Any]:
-    """Return a point's figures.  bound: of each side, the seconds of its busiest device and the maximum bytes on one device.
+def small_jobs(model: str) -> dict[str, Job]:
+    """Return the jobs of the larger model, which train a quarter of the samples."""
+    found = {}
+    for name in OF_BERT_BASE:
+        job = SIDES[name]
+        samples, parts = (job.train_samples or 0) * SMALL_BATCH // BATCH_SIZE, min(4, job.micro_batches)
+        options = job.options | ({"unfreeze_every": 2} if "unfreeze_every" in job.options else {})
+        found[name] = replace(job, model=model, batch_size=SMALL_BATCH, micro_batches=parts, train_samples=samples, options=options)
+    return found
 
-    over_predicted, over_bound: measured seconds over simulated ones, and over the busiest device's compute.  The former also as the median
-    of RingAda's rounds by the number of trained layers, and as the largest deviation from 1 of 95 % of them.
+
+def measure(name: str, jobs: Mapping[str, Job], rounds: int, progress: Progress) -> dict[str, Side]:
+    """Run the sides of a point in turn."""
+    cluster = cluster_of(name)
+    reports: dict[str, list[Report]] = {side: [] for side in jobs}
+    watched: dict[str, list[list[int]]] = {side: [] for side in jobs}
+    for turn, side in turns(jobs, range(rounds)):
+        watch = Watch()
+        with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
+            report = run(jobs[side], cluster, workdir=Path(folder) / "run", progress=watch)
+        reports[side].append(report)
+        watched[side].append(watch.peak_bytes)
+        progress(f"{name} Mbit/s, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
+    found = {}
+    for side, job in jobs.items():
+        busiest_s, peaks = bounds(job, cluster, reports[side][0].plan)
+        found[side] = Side(reports=reports[side], watched=watched[side], busiest_s=busiest_s, peaks=peaks)
+    return found
+
+
+def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
+    """Return a row for each side of a point.
+
+    step_off: median and 95 % of the steps' deviations from the simulated seconds.  over_bound: over the busiest device's compute.
     """
-    seconds = {side: [measured_s(one) for one in of_side] for side, of_side in reports.items()}
-    found: dict[str, Any] = {"point": name}
-    for side, of_side in seconds.items():
-        predicted_s, (bound_s, nbytes) = sum(step.predicted_s or 0.0 for step in reports[side][0].steps), bound[side]
-        found |= {f"{side}_s": median(of_side), f"{side}_over_predicted": median(of_side) / predicted_s}
-        found |= {f"{side}_over_bound": median(of_side) / bound_s, f"{side}_memory_over_Single": nbytes / bound["Single"][1]}
-    for side in seconds:
-        if side != "RingAda":
-            ratio = ratios(seconds[side], seconds["RingAda"], name=f"{side}_over_RingAda")
-            least, most = ratio.pop("ratio_min"), ratio.pop("ratio_max")
-            found |= ratio | {f"{side}_spread": f"{least:.2f}-{most:.2f}"}
-    by_depth: dict[int, list[float]] = {}
-    for report in reports["RingAda"]:
-        for step in report.steps:
-            depth = report.plan.num_layers - (step.lowest_trained or 0)
-            by_depth.setdefault(depth, []).append((step.measured_s or 0.0) / (step.predicted_s or math.inf))
-    found["RingAda_over_predicted_by_trained_layers"] = ", ".join(f"{depth}: {median(own):.3f}" for depth, own in sorted(by_depth.items()))
-    off = sorted(abs(one - 1) for own in by_depth.values() for one in own)
-    found["RingAda_round_off_p95"] = off[round(0.95 * (len(off) - 1))]
-    return found | {"valid": all(one.valid for of_side in reports.values() for one in of_side)}
+    rows, ring = [], sides["RingAda"].seconds
+    for side, own in sides.items():
+        seconds, off = own.seconds, own.off()
+        ratio = ratios(seconds, ring)
+        rows.append(
+            {
+                "point": name,
+                "side": side,
+                "s": median(seconds),
+                "over_RingAda": ratio["ratio"],
+                "spread": f"{ratio['ratio_min']:.2f}-{ratio['ratio_max']:.2f}",
+                "over_simulated": median(seconds) / sum(step.predicted_s or 0.0 for step in own.reports[0].steps),
+                "step_off": median(off),
+                "step_off_p95": off[round(0.95 * (len(off) - 1))],
+                "over_bound": median(seconds) / own.busiest_s,
+                "MB": max(own.peaks.values())[0] / 1e6,
+                "MB_measured": own.peak_bytes / 1e6,
+                "valid": all(one.valid for one in own.reports),
+            }
+        )
+    return rows
 
 
-def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, int]:
-    """Return the compute seconds of the busiest device in a run, and the maximum bytes on one device, both simulated."""
+def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
+    """Return a row for each number of layers that RingAda trained: times, other sides' mini-batches over its own, and memory.
+
+    MB: simulated / measured.  of_Single: simulated (the paper's Table I: .36), and without the embeddings.
+    """
+    ring, others, rows = sides["RingAda"], ("PipeAdapter", "PipeAdapter stashing", "Single"), []
+    full = {side: own.by_depth()[max(own.peaks)] for side, own in sides.items()}
+    single = sides["Single"].peaks[max(ring.peaks)]
+    for depth, (seconds, over_predicted, nbytes) in ring.by_depth().items():
+        row: dict[str, Any] = {"point": name, "trained": depth, "s": seconds, "over_simulated": over_predicted}
+        row |= {f"{side} over it": full[side][0] / seconds for side in others}
+        row["MB"] = f"{ring.peaks[depth][0] / 1e6:.0f} / {nbytes / 1e6:.0f}"
+        row |= {f"{side} MB": f"{max(sides[side].peaks.values())[0] / 1e6:.0f} / {sides[side].peak_bytes / 1e6:.0f}" for side in others}
+        of_single, of_bare = (one / whole for one, whole in zip(ring.peaks[depth], single, strict=True))
+        rows.append(row | {"of_Single": of_single, "of_Single_without_embedding": of_bare})
+    return rows
+
+
+def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tuple[int, int]]]:
+    """Return the compute seconds of the busiest device in a run, and by trained layers the maximum bytes on one device, both simulated.
+
+    The bytes are those of everything, and of everything but the embeddings.
+    """
     method: Any = load_method(job.method)
     prepared = method.prepare(job, ignore)
     phases = method.rank_job(prepared, method.profile(prepared, cluster, ignore), cluster, plan).phases()
     shapes = [(phase, Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch))) for phase in phases]
-    found = [(simulate(phase.program(shape)), count) for phase, counts in shapes for shape, count in counts.items()]
+    found = [(simulate(phase.program(shape)), shape, count) for phase, counts in shapes for shape, count in counts.items()]
     ranks = range(cluster.world_size)
-    busiest_s = max(sum(count * timeline.busy_s(rank) for timeline, count in found) for rank in ranks)
-    return busiest_s, max(timeline.peak_bytes(rank) for timeline, _ in found for rank in ranks)
+    embedding, holders = 4 * prepared.facts.embedding_parameters, ranks if job.method == "ringada" else plan.stages[0].ranks
+    peaks: dict[int, tuple[int, int]] = {}
+    for timeline, shape, _ in found:
+        nbytes = [timeline.peak_bytes(rank) for rank in ranks]
+        bare = [most - embedding * (rank in holders) for rank, most in enumerate(nbytes)]
+        depth = plan.num_layers - (shape.lowest_trained or 0)
+        former = peaks.get(depth, (0, 0))
+        peaks[depth] = max(former[0], *nbytes), max(former[1], *bare)
+    return max(sum(count * timeline.busy_s(rank) for timeline, _, count in found) for rank in ranks), peaks
 
 
 def measured_s(report: Report) -> float:
@@ -141,8 +277,3 @@ def cluster_of(name: str) -> Cluster:
     cluster = load_cluster("laptop-equal")
     devices = tuple(replace(one, link=link, host_share=share) for one, share in zip(cluster.devices, SHARES[kind], strict=True))
     return replace(cluster, name=f"{kind}-{rate}", devices=devices)
-
-
-def _run(job: Job, cluster: Cluster) -> Report:
-    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
-        return run(job, cluster, workdir=Path(folder) / "run")

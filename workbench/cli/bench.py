@@ -34,7 +34,7 @@ def bench(
         str,
         typer.Option(
             help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
-            " quantized, memory; of ringada: equal or unequal, Mbit/s; of confidant: processors, schedule, partition;"
+            " quantized, memory; of ringada: equal, unequal or bert-base, Mbit/s; of confidant: processors, schedule, partition;"
             " of recovery: methods, or kinds of faults."
         ),
     ] = "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +114,17 @@ def next_steps(report: Report, path: Path | None, *, program: str = "workbench")
 
 
 def show_bench(name: str, result: Mapping[str, Any]) -> None:
-    """Print a benchmark: what it says of itself, and its points, if it has several, as a table with one row each."""
+    """Print a benchmark: its values, and its lists of points as tables with one row each."""
     print(f"Benchmark {name}")
+    tables = {key: value for key, value in result.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
     for key, value in result.items():
-        if key not in ("name", "points"):
+        if key != "name" and key not in tables:
             print(f"  {key.replace('_', ' ')}: {_figure(value)}")
-    points: Sequence[Mapping[str, Any]] = result.get("points", ())
-    if points:
+    for title, points in tables.items():
         keys = [key for key, value in points[0].items() if not isinstance(value, dict | list | tuple)]  # the rest is for --json
         columns = tuple(key.replace("_", " ") for key in keys)
-        print_table("Points", columns, ([_figure(point.get(key, "")) for key in keys] for point in points), right=range(len(columns)))
+        rows = ([_figure(point.get(key, "")) for key in keys] for point in points)
+        print_table(title.capitalize(), columns, rows, right=range(len(columns)))
 
 
 def _figure(value: object) -> str:
