@@ -10,7 +10,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.initial import save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.models.adapter_config import Kind, ParallelAdapterConfig
-from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.side_layers import TOKEN_KINDS

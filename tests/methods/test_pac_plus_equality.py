@@ -14,7 +14,7 @@ from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter
 from tests.methods.conftest import four_devices
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.method import run_rank
-from workbench.methods.pac_plus.redistribution import cached_steps, shard_owners
+from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.methods.training.interrupted import take_up
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack

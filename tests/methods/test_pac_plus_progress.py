@@ -9,8 +9,7 @@ from tests.methods.conftest import four_devices
 from workbench.core.job import Job
 from workbench.methods.base import Event
 from workbench.methods.common import records
-from workbench.methods.common.reporting import DeviceReporter
-from workbench.methods.common.session import StepTrace
+from workbench.methods.common.session import DeviceReporter, StepTrace
 from workbench.methods.pac_plus.method import run_rank
 from workbench.models.loading import load_stack
 from workbench.progress import RunState

@@ -18,8 +18,7 @@ from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Share, Stage
 from workbench.core.division import Division
 from workbench.methods.fine_tuning.divided import divided_or_whole
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
-from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, JaxStageCompute, StageCompute
 from workbench.methods.fine_tuning.method import run_rank
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, WindowOptimizer
 from workbench.methods.training.handlers import share_of

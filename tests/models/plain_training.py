@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from workbench.models.calibration import BatchLike
-from workbench.models.evaluation import attach_head
+from workbench.models.evaluation import BatchLike, attach_head
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from workbench.core.errors import DivergedError
-from workbench.models.calibration import calibrate, set_statistics
-from workbench.models.evaluation import ActivationMemory, Predictions, predict
+from workbench.models.evaluation import ActivationMemory, Predictions, calibrate, predict, set_statistics
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage

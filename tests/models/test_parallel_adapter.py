@@ -5,7 +5,7 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.calibration import calibrate, set_statistics
+from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.optimization import make_optimizer

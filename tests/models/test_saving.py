@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.calibration import calibrate, set_statistics
-from workbench.models.evaluation import predict
+from workbench.models.evaluation import calibrate, predict, set_statistics
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import DESCRIPTION, WEIGHTS, AdapterDescription, load_adapter, save_adapter

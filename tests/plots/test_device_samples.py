@@ -1,7 +1,7 @@
 """The picture of data that stay on devices shows the split's own counts."""
 
 from workbench.plots import device_samples
-from workbench.tasks.device_split import split_samples
+from workbench.tasks.batching import split_samples
 from workbench.tasks.task import Split
 
 

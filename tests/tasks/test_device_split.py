@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workbench.core.errors import ConfigError
 from workbench.tasks import load_task
-from workbench.tasks.device_split import split_samples
+from workbench.tasks.batching import split_samples
 from workbench.tasks.task import Split
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.glue import GLUE
-from workbench.tasks.task import Split, Task
-from workbench.tasks.text_to_text import WORDINGS, as_text_to_text
+from workbench.tasks.task import WORDINGS, Split, Task, as_text_to_text
 
 
 def task(name, labels, *, kind="classification", pairs=None, **options):

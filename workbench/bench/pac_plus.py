@@ -23,7 +23,7 @@ from workbench.core.imports import hidden
 from workbench.fetch import asset_path
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.calibration import TapStatistics, calibrate, set_statistics
+from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
 from workbench.models.fast_side import FastSide
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.lora import require_peft

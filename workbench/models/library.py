@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.calibration import calibrate, set_statistics
-from workbench.models.evaluation import attach_head
+from workbench.models.evaluation import attach_head, calibrate, set_statistics
 from workbench.models.families import family_of
 from workbench.models.initialization import How, initialize
 from workbench.models.loading import load_stack

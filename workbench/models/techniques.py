@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError, check_choice
 from workbench.models.adapter_config import check_labels
-from workbench.models.calibration import BatchLike
-from workbench.models.evaluation import Predictions
+from workbench.models.evaluation import BatchLike, Predictions
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits

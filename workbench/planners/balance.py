@@ -20,7 +20,7 @@ import numpy as np
 from workbench.core.plan import Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners.memory import FootprintTable
-from workbench.planners.problem import Problem
+from workbench.planners.pricing import Problem
 
 TIE = 1e-12
 """Bottlenecks within this relative difference are equally good."""

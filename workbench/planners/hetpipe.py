@@ -22,8 +22,7 @@ from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.memory import Need, in_flight, rank_need
 from workbench.planners.orders import sorted_orders
 from workbench.planners.pac_plus import candidates
-from workbench.planners.pricing import Pricer
-from workbench.planners.problem import Problem
+from workbench.planners.pricing import Pricer, Problem
 
 Groups = tuple[tuple[int, ...], ...]
 MOST_IN_EVERY_ORDER = 4

@@ -10,8 +10,7 @@ from workbench.core.plan import Plan
 from workbench.planners.balance import StageTimes, balance
 from workbench.planners.orders import Order, device_types, search_orders, sorted_orders
 from workbench.planners.pac_plus import candidates
-from workbench.planners.pricing import Pricer
-from workbench.planners.problem import Problem
+from workbench.planners.pricing import Pricer, Problem
 
 MAX_ORDERS = 5040
 """Up to this many orders are all tried; with more, a search evaluates at most this many."""

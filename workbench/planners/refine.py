@@ -17,8 +17,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
 from workbench.planners.orders import OTHER_ORDER
-from workbench.planners.pricing import Pricer
-from workbench.planners.problem import Problem
+from workbench.planners.pricing import Pricer, Problem
 
 Shape = tuple[tuple[int, tuple[int, ...]], ...]  # for each stage: its layers, and its group
 

@@ -170,7 +170,7 @@ def device_samples(
 ) -> go.Figure:
     """Return a bar for each device: its samples by label.
 
-    shares: one sequence of indices into labels for each device, as tasks.device_split.split_samples returns them.
+    shares: one sequence of indices into labels for each device, as tasks.batching.split_samples returns them.
     labels: classes, numbers (shown in five ranges of equal width), or names such as topics.  names: the devices'.
     class_names: the classes' names; none: labels are numbers.  Labels beyond the five most frequent are one part, 'others'.
     """

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.distillation import Distillation, distill, load_distilled
-from workbench.models.evaluation import ActivationMemory, Predictions, predict
+from workbench.models.evaluation import ActivationMemory, Predictions, calibrate, predict, set_statistics
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate

@@ -20,10 +20,8 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.fetch import asset_path
 from workbench.methods.base import Planned, ignore
 from workbench.methods.galaxy_plus import profiles
-from workbench.methods.galaxy_plus.launch import rank_job
-from workbench.methods.galaxy_plus.method import GalaxyPlus
-from workbench.methods.galaxy_plus.planning import inference_of
-from workbench.methods.galaxy_plus.predict import Programs
+from workbench.methods.galaxy_plus.method import GalaxyPlus, rank_job
+from workbench.methods.galaxy_plus.planning import Programs, inference_of
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.worker import RankJob
 from workbench.planners.galaxy_plus.search import is_split

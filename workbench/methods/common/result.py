@@ -34,8 +34,7 @@ from workbench.tasks.prompts.scoring import Calibration, choices, generate_answe
 from workbench.tasks.prompts.templates import Prompt
 from workbench.tasks.question_answering import joined, read_questions
 from workbench.tasks.spans import answers, score, tags
-from workbench.tasks.task import Split, Task
-from workbench.tasks.text_to_text import as_text_to_text
+from workbench.tasks.task import Split, Task, as_text_to_text
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
 RESULT = "result.json"

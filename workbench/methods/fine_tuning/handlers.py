@@ -1,9 +1,9 @@
-"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and the handler of each operation kind."""
+"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and each operation's handler; JAX stages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +11,17 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.division import Division
+from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
+from workbench.methods.fine_tuning.prepare import FineTuningOptions
 from workbench.methods.training.handlers import StepHandlers, StepShape, Targets, joined, named
+from workbench.models.cross_framework import require_jax
 from workbench.models.facts import ModelFacts
-from workbench.models.families import FAMILIES
+from workbench.models.families import FAMILIES, family_of
+from workbench.models.loading import model_config
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
@@ -198,3 +202,88 @@ class BackpropagationHandlers(StepHandlers):
         gradient = self.compute.model.shared[self.shared[part].name].grad
         assert gradient is not None
         return gradient
+
+
+JAX_FAMILIES, JAX_TECHNIQUES, JAX_ACTIVATIONS = ("bert", "distilbert"), ("full", "lora"), ("gelu", "gelu_new", "relu")
+
+
+def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) -> None:
+    """Raise ConfigError if a device computes with JAX and JAX does not support the model or its trained parts here."""
+    device = next((device.name for device in cluster.devices if device.framework == "jax"), None)
+    if device is None:
+        return
+    config = model_config(model)
+    wrong = [
+        (config.model_type not in JAX_FAMILIES, f"a model of the family {config.model_type}", " and ".join(JAX_FAMILIES)),
+        (options.technique not in JAX_TECHNIQUES, f"technique = '{options.technique}'", " and ".join(JAX_TECHNIQUES)),
+        (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
+        (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),
+    ]
+    for is_wrong, found, known in wrong:
+        if is_wrong:
+            raise ConfigError(
+                f"Fine-tuning on '{device}', which computes with JAX, was asked for with {found}.",
+                f"JAX stages are built for {known}.",
+                "Change it, or let the device compute with torch.",
+            )
+    activation = activation_of(model)
+    if activation not in JAX_ACTIVATIONS:
+        raise ConfigError(
+            f"Fine-tuning of '{model}' on '{device}', which computes with JAX, was asked for.",
+            f"Its activation is '{activation}'; JAX stages have {', '.join(JAX_ACTIVATIONS)}.",
+            "Choose another model, or let the device compute with torch.",
+        )
+
+
+def activation_of(model: str) -> str:
+    """Return the name of the feed-forward network's activation."""
+    config = model_config(model)
+    return str(getattr(config, family_of(config.model_type).activation))
+
+
+@dataclass(slots=True)
+class JaxContext(StageContext):
+    """Forward results for the backward pass.  hidden: the stage's input; in the first stage the embedding's output, with torch's graph.
+
+    last: the last block's output, (n, t, d), a leaf in front of head and loss.  pullbacks: of the blocks.
+    """
+
+    last: Tensor | None = None
+    pullbacks: list[Any] = field(default_factory=list)
+
+
+class JaxStageCompute(StageCompute):
+    """The layers of one pipeline stage: JAX runs the blocks; torch runs the first stage's embedding, and the last one's head and loss.
+
+    heads: of the attention.  sizes: samples and tokens of the later batches, for which it is compiled before the first.
+    """
+
+    def __init__(self, model: TechniqueStage, *, activation: str, heads: int, sizes: Iterable[tuple[int, int]] = ()) -> None:
+        require_jax()
+        from workbench.models.jax_blocks import JaxBlocks
+
+        super().__init__(model)
+        self._blocks = JaxBlocks(model, activation=activation, heads=heads)
+        self._blocks.compile(sizes)
+
+    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None) -> JaxContext:
+        """Run the layers (see StageCompute)."""
+        backbone = self.model.backbone
+        source = backbone.embed(hidden_or_ids, attention_mask) if backbone.start == 0 else hidden_or_ids
+        last, pullbacks = self._blocks.forward(source, attention_mask)
+        output = last if targets is None else self.loss(last.requires_grad_(), attention_mask, targets)
+        return JaxContext(source, output, last=last, pullbacks=pullbacks)
+
+    def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
+        """Accumulate the trained parameters' gradients; return the gradient of the stage's input (see StageCompute)."""
+        assert isinstance(context, JaxContext) and context.last is not None and context.hidden is not None
+        if gradient is None:
+            context.output.backward()
+            gradient = context.last.grad
+        assert gradient is not None
+        gradient = self._blocks.backward(context.pullbacks, gradient)
+        if self.model.backbone.start != 0:
+            return gradient
+        if context.hidden.requires_grad:
+            context.hidden.backward(gradient)
+        return None

@@ -19,11 +19,17 @@ from workbench.core.cluster import Device
 from workbench.core.division import Division
 from workbench.core.plan import Stage
 from workbench.core.schedule import STEP, Op
-from workbench.methods.common.reporting import LOADING
-from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.common.session import LOADING, RankResult, RankSession
 from workbench.methods.fine_tuning.divided import divided_or_whole
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Programs, SharedParameter, StageCompute, shared_parameters
-from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
+from workbench.methods.fine_tuning.handlers import (
+    BackpropagationHandlers,
+    JaxStageCompute,
+    Programs,
+    SharedParameter,
+    StageCompute,
+    activation_of,
+    shared_parameters,
+)
 from workbench.methods.training.handlers import PlannedStep, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.cross_framework import require_jax

@@ -11,8 +11,7 @@ import torch
 
 from workbench.core.inference import InferencePlan
 from workbench.core.timeline import MemorySample, Span
-from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING, DeviceReporter
-from workbench.methods.common.session import RankResult, moved
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter, RankResult, moved
 from workbench.methods.galaxy_plus.prepare import request_of
 from workbench.methods.galaxy_plus.requests import Answer, Request
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup

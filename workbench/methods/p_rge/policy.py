@@ -19,8 +19,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
-from workbench.methods.base import Engines, Notify
-from workbench.methods.common.plans import REAL_TIMEOUT_S, SILENT_AFTER_STEPS
+from workbench.methods.base import REAL_TIMEOUT_S, SILENT_AFTER_STEPS, Engines, Notify
 from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.compute import Logged, RankJob, RankPart, load_model, record_of
 from workbench.methods.p_rge.layout import Change, Shape

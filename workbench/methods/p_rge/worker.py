@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import SEND, STEP
-from workbench.methods.common.reporting import DONE, IDLE, LOADING, WAITING
 from workbench.methods.common.scaling import layers_seconds
-from workbench.methods.common.session import RankSession, StepTrace, trace_of
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankSession, StepTrace, trace_of
 from workbench.methods.p_rge.compute import Logged, QueryHandlers, RankJob, RankPart, StageCompute
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
 from workbench.models.zeroth_order import StepLog

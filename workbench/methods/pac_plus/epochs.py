@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import CacheError
-from workbench.methods.common.reporting import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING
-from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING, RankResult, RankSession
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPlusHandlers, StageCompute
 from workbench.methods.pac_plus.initial import build_stage, make_adapter
 from workbench.methods.pac_plus.prepare import rank_taps, stage_taps, whole_taps
-from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.methods.pac_plus.redistribution import parts_of, taped, taped_samples
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob, parts_of, taped, taped_samples
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
 from workbench.methods.training.worker import run_steps

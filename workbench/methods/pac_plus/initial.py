@@ -14,8 +14,8 @@ from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import PreparedJob
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.training.phases import make_optimizer
-from workbench.models.calibration import calibrate, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_language_model_head, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage

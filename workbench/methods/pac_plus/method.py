@@ -13,9 +13,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import ignore
+from workbench.methods.base import MAX_SIMULATIONS, ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
-from workbench.methods.common.plans import MAX_SIMULATIONS
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import phases_on
 from workbench.methods.pac_plus.initial import begin

@@ -10,7 +10,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Width
-from workbench.methods.common.plans import require_plan
+from workbench.methods.base import require_plan
 from workbench.methods.options import read_options
 from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
 from workbench.models.adapter_config import ParallelAdapterConfig
@@ -19,7 +19,7 @@ from workbench.models.quantization import resolve_engine
 from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
-from workbench.tasks.text_to_text import as_text_to_text
+from workbench.tasks.task import as_text_to_text
 
 
 class StageTaps(NamedTuple):

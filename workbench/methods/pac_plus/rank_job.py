@@ -4,27 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+
+from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
-from workbench.core.plan import Plan, homes_of
+from workbench.core.plan import Plan, Stage, homes_of
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import ALLREDUCE, RECV, SEND, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
 from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, rank_taps, record_layout, whole_taps
-from workbench.methods.pac_plus.redistribution import adapter_state, cached_steps, part_name, shard_owners, taped_samples
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.activation_records import RecordLayout
+from workbench.runtime.flat_optimizer import STATE_KINDS
+from workbench.runtime.state import spec_of
 from workbench.schedules.cached import cached_step
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
 from workbench.schedules.pipeline import ORDERS, OrderName, hybrid_1f1b
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
+from workbench.tasks.batching import assign_shards, cached_epoch_batches
+
+
+def taped_samples(plan: Plan, rank: int, steps: Sequence[PlannedStep]) -> tuple[int, ...]:
+    """Return the samples whose activations the rank computes in the first epoch, in that order."""
+    index = plan.stage_of(rank)
+    if index is None:
+        return ()
+    stage = plan.stages[index]
+    position = stage.ranks.index(rank)
+    return tuple(sample for step in steps for micro in step.samples for sample in micro[slice(*stage.split(len(micro))[position])])
+
+
+def shard_weights(stage: Stage, world_size: int) -> tuple[int, ...]:
+    """Return each rank's samples of a whole mini-batch, 0 for an idle rank."""
+    weights = [0] * world_size
+    for share in stage.shares:
+        weights[share.rank] = share.samples
+    return tuple(weights)
+
+
+def shard_owners(stage: Stage, lengths: Sequence[int], world_size: int, seed: int) -> tuple[int, ...]:
+    """Return the rank that keeps each sample's activations."""
+    return tuple(assign_shards(lengths, shard_weights(stage, world_size), seed))
+
+
+def cached_steps(
+    stage: Stage, owners: Sequence[int], lengths: Sequence[int], world_size: int, *, seed: int, epoch: int
+) -> tuple[PlannedStep, ...]:
+    """Return the steps of an epoch from the cache; part r of a mini-batch is rank r's."""
+    batches = cached_epoch_batches(owners, lengths, shard_weights(stage, world_size), seed, epoch)
+    return tuple(PlannedStep.of(per_rank, lengths) for per_rank in batches)
+
+
+@cache
+def adapter_state(config: ParallelAdapterConfig) -> tuple[dict[str, Spec], dict[str, tuple[int, ...]]]:
+    """Return the whole adapter's parameters and moments by name, and the layer of each."""
+    specs: dict[str, Spec] = {}
+    layers: dict[str, tuple[int, ...]] = {}
+    for layer in range(config.num_layers):
+        for name, parameter in ParallelAdapterStage(config, layer, layer + 1).named_parameters():
+            for kind in STATE_KINDS:
+                specs[f"{kind}/{name}"], layers[f"{kind}/{name}"] = spec_of(parameter), (layer,)
+    return specs, layers
+
+
+def part_name(sample: int, taps: StageTaps) -> str:
+    """Return the name of some taps of a sample's record."""
+    return f"sample.{sample}.taps.{taps.first}+{taps.total}"
+
+
+def taped(tape: ActivationCache | None, taps: StageTaps | None) -> dict[str, Tensor]:
+    """Return the parts in a cache of whole records, by name."""
+    return {} if tape is None or taps is None else {part_name(sample, taps): tape.raw(sample) for sample in tape.samples}
+
+
+def parts_of(shard: ActivationCache, taps: Iterable[StageTaps]) -> dict[str, Tensor]:
+    """Return the location of a shard's record parts, by name.  taps: those in the parts."""
+    return {part_name(sample, run): shard.raw_taps(sample, run.first, run.total) for sample in shard.samples for run in set(taps)}
 
 
 class Programs:

@@ -27,7 +27,7 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
-from workbench.tasks.device_split import check_rule
+from workbench.tasks.batching import check_rule
 
 
 def run_rank(context: RankContext, rank_job: RingRankJob) -> RankResult:

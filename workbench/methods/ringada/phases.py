@@ -12,8 +12,7 @@ from typing import NamedTuple, Self
 from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
-from workbench.methods.common.reporting import LOADING
-from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.common.session import LOADING, RankResult, RankSession
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.ringada.compute import Config, RingCompute, RingOptimizer
 from workbench.methods.ringada.handlers import RingHandlers

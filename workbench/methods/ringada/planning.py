@@ -17,7 +17,7 @@ from workbench.methods.training.backups import with_room
 from workbench.methods.training.predict import Predictor
 from workbench.planners.memory import readable
 from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
-from workbench.tasks.device_split import split_samples
+from workbench.tasks.batching import split_samples
 
 _IN_FLIGHT = (1, 2, 4, 8)
 _MOST_SEGMENTS = 16

@@ -13,7 +13,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Text, Width
-from workbench.methods.common.plans import require_plan
+from workbench.methods.base import require_plan
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.options import read_options, require_width
 from workbench.methods.ringada.rounds import Policy, Unfreezing, rounds_per_epoch
@@ -32,7 +32,7 @@ class RingAdaOptions:
     technique: 'serial' adapters inside the layers, of width bottleneck (m of Eq. 1), or 'parallel' ones next to them, as PAC+ has (ours):
     no gradient passes through the model then, and its layers wait for no update.  reduction: r, how much narrower these are.
     dropout: of the pooled features.
-    data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source, device or sizes:A,B,... (see tasks.device_split).
+    data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source, device or sizes:A,B,... (see tasks.batching).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
     from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the

@@ -15,9 +15,8 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
 from workbench.core.serial import from_json, to_json, write_text
-from workbench.methods.common.folder import CHECKPOINTS, JOURNALS, PLAN, STEPS, is_whole, middle_path
+from workbench.methods.common.folder import CHECKPOINTS, JOURNALS, PLAN, STEPS, cover, covering, is_whole, middle_path
 from workbench.methods.common.session import RankResult, StepTrace
-from workbench.methods.training.checkpoints import cover, covering
 from workbench.methods.training.epoch_log import read_journal
 from workbench.methods.training.phases import RankJob
 from workbench.runtime.state import State

@@ -18,10 +18,9 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import Recovery, SweepPoint
 from workbench.core.serial import to_json
-from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
+from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end, weights_digest
-from workbench.methods.common.plans import REAL_TIMEOUT_S
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.faults import with_faults

@@ -21,8 +21,8 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Homes, Plan
 from workbench.core.profile import LayerProfile
 from workbench.core.program import Program
+from workbench.methods.common.folder import weights_after
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
-from workbench.methods.training.checkpoints import weights_after
 from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
 from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize

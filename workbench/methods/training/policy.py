@@ -17,8 +17,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Homes, Plan, held_by, whole_steps
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
-from workbench.methods.base import Event, Notify
-from workbench.methods.common.plans import SILENT_AFTER_STEPS
+from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.backups import repartition_s, substitution

@@ -17,12 +17,22 @@ import torch.distributed as dist
 from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
+from workbench.methods.common.folder import save
 from workbench.methods.common.records import WARM_UP_STEPS
-from workbench.methods.common.reporting import DONE, IDLE, WAITING
+from workbench.methods.common.session import (
+    DONE,
+    IDLE,
+    WAITING,
+    DeviceSession,
+    RankResult,
+    RankSession,
+    StepTrace,
+    loss_of,
+    on_rank_zeros_clock,
+    trace_of,
+)
 from workbench.methods.common.session import AJob as ASessionJob
-from workbench.methods.common.session import DeviceSession, RankResult, RankSession, StepTrace, loss_of, on_rank_zeros_clock, trace_of
 from workbench.methods.training.backups import Keeper
-from workbench.methods.training.checkpoints import save
 from workbench.methods.training.epoch_log import EpochLog
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import AJob, Loaded, RankPhase

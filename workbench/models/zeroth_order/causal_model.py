@@ -15,8 +15,8 @@ from workbench.models.families import LayerContext, call_layer, embed_words
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear, StoredWeight
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
+from workbench.models.zeroth_order.adapted import inject, own_parameters, pooled_head
 from workbench.models.zeroth_order.config import TrainableConfig
-from workbench.models.zeroth_order.injection import inject, own_parameters, pooled_head
 from workbench.models.zeroth_order.losses import Packing, PromptLike, class_losses, word_logits, word_losses
 from workbench.models.zeroth_order.trainables import HEAD, Binding
 

@@ -1,13 +1,21 @@
 """Plan single-shot inference: Galaxy+'s planning (section III-C), its exact optimum, and its baselines' planners (section IV-A)."""
 
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
-from workbench.planners.galaxy_plus.baselines import InferencePlanner, edgeshard, galaxy, local, megatron_lm, sequence_parallel
-from workbench.planners.galaxy_plus.memory import HELD, PAPER, MemoryRule, check_inference, inference_needs
+from workbench.planners.galaxy_plus.baselines import (
+    INFERENCE_SYSTEMS,
+    InferencePlanner,
+    edgeshard,
+    galaxy,
+    local,
+    megatron_lm,
+    replan,
+    sequence_parallel,
+    slowed,
+)
+from workbench.planners.galaxy_plus.memory import HELD, PAPER, MemoryRule, SequenceProblem, check_inference, inference_needs
 from workbench.planners.galaxy_plus.planner import plan
 from workbench.planners.galaxy_plus.pricing import price_plan
-from workbench.planners.galaxy_plus.problem import SequenceProblem
 from workbench.planners.galaxy_plus.programme import oracle
-from workbench.planners.galaxy_plus.systems import INFERENCE_SYSTEMS, replan, slowed
 from workbench.planners.galaxy_plus.times import (
     all_gather_s,
     capacity,

@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.planners.galaxy_plus.memory import part_bytes
+from workbench.planners.galaxy_plus.memory import SequenceProblem, part_bytes
 from workbench.planners.galaxy_plus.pricing import price_plan
-from workbench.planners.galaxy_plus.problem import SequenceProblem
 from workbench.planners.galaxy_plus.times import capacity
 
 

@@ -17,8 +17,8 @@ from functools import cache
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
+from workbench.planners.galaxy_plus.memory import SequenceProblem
 from workbench.planners.galaxy_plus.pricing import Cut, cut_of
-from workbench.planners.galaxy_plus.problem import SequenceProblem
 from workbench.planners.galaxy_plus.programme import Programme
 from workbench.planners.galaxy_plus.search import MOST_POSITIONS, Price, Ranks, Search
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import cache
 
 from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.planners.galaxy_plus.memory import part_bytes
+from workbench.planners.galaxy_plus.memory import SequenceProblem, part_bytes
 from workbench.planners.galaxy_plus.pricing import Cut, HybridPricer, cut_of
-from workbench.planners.galaxy_plus.problem import SequenceProblem
 from workbench.planners.galaxy_plus.programme import hybrid_plan
 from workbench.planners.galaxy_plus.times import Line, capacity, ends_s
 

@@ -12,8 +12,8 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.program import Program
 from workbench.planners import Problem
+from workbench.planners.fixed import asteroid, homogeneous
 from workbench.planners.hetpipe import hetpipe as plan_hetpipe
-from workbench.planners.systems import asteroid, homogeneous
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.counted import flops
 from workbench.reproduce.pac_plus.steps import fastest, pac_plus_hours, pipelines, seconds_per_sample, step

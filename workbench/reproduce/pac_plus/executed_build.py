@@ -13,8 +13,8 @@ from torch import nn
 
 from workbench.core.errors import check_choice
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.calibration import TapStatistics, set_statistics
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.evaluation import TapStatistics, set_statistics
 from workbench.models.families import layer_paths
 from workbench.models.initialization import How, initialize
 from workbench.models.loading import load_stack, load_tokenizer

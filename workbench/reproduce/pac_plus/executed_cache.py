@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from workbench.models.calibration import set_statistics
+from workbench.models.evaluation import set_statistics
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss

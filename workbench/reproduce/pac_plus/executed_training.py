@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.models.calibration import TapStatistics, calibrate
+from workbench.models.evaluation import TapStatistics, calibrate
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.side_layers import pooling_matrix

@@ -15,8 +15,8 @@ from workbench.core.program import Program
 from workbench.core.schedule import BROADCAST, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.planners import Problem, candidates, standalone
-from workbench.planners.cached import plan_cached
 from workbench.planners.fixed import data_parallel
+from workbench.planners.pac_plus import plan_cached
 from workbench.profiler.analytic import Technique
 from workbench.reproduce.pac_plus.testbed import Constants, nanos, profile
 from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution

@@ -21,8 +21,7 @@ from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, kept_or_made, printed
 from workbench.reproduce.ringada.training import FEDERATED, PAPER, PIPE, RING, SINGLE, depth_of, load_constants, seconds_after
 from workbench.tasks import load_task
-from workbench.tasks.batching import epoch_batches
-from workbench.tasks.device_split import split_samples
+from workbench.tasks.batching import epoch_batches, split_samples
 from workbench.tasks.spans import score
 from workbench.tasks.task import Split
 from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, tokenize

@@ -1,11 +1,11 @@
-"""The baselines of Galaxy+: Megatron-LM, sequence parallelism, and a pipeline (EdgeShard; Local on one device)."""
+"""The baselines of Galaxy+: Megatron-LM, sequence parallelism, and a pipeline (EdgeShard; Local); the schedule of any paradigm."""
 
 from __future__ import annotations
 
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import ALLREDUCE, BROADCAST, NONE, Schedule, Value
-from workbench.schedules.inference.building import Builder, after
-from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
+from workbench.schedules.inference.hybrid import hybrid_inference
+from workbench.schedules.inference.layout import Block, Builder, InferenceLayout, Tile, after
 
 _ENTER = {"attention": ("QKV", "qkv"), "cross": ("CQ", "q"), "feed_forward": ("UP", "act")}
 _LEAVE = {"attention": "OUT", "cross": "COUT", "feed_forward": "DOWN"}
@@ -219,3 +219,24 @@ def pipeline_inference(layout: InferenceLayout, world_size: int | None = None) -
 
 def _lay(layer: int) -> Value:
     return Value("lay", layer, NONE, 0)
+
+
+BUILDERS = {
+    "hybrid": hybrid_inference,
+    "tensor": tensor_inference,
+    "sequence": sequence_inference,
+    "pipeline": pipeline_inference,
+}
+
+
+def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
+    """Return the schedule of one sequence by the plan's paradigm, complete with its transfers.
+
+    world_size: of the cluster; ranks that the plan does not use have no operations.
+    """
+    return BUILDERS[layout.plan.paradigm](layout, world_size)
+
+
+def decode_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
+    """Return the schedule of one more token (a layout of InferenceLayout.decode): scheme 1 in every layer, or the pipeline."""
+    return (pipeline_inference if layout.plan.paradigm == "pipeline" else tensor_inference)(layout, world_size)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from workbench.core.schedule import NONE, RING, Schedule, Value
-from workbench.schedules.inference.building import Builder, after
-from workbench.schedules.inference.layout import Block, InferenceLayout, Tile
+from workbench.schedules.inference.layout import Block, Builder, InferenceLayout, Tile, after
 
 Group = tuple[Tile, ...]
 

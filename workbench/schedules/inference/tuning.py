@@ -16,9 +16,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
+from workbench.schedules.inference.baselines import inference_schedule
 from workbench.schedules.inference.costs import MESSAGE_S, InferenceCosts
 from workbench.schedules.inference.layout import InferenceLayout
-from workbench.schedules.inference.paradigms import inference_schedule
 
 WORTH = 4.0
 """Minimum ratio of transfer time to per-message overhead: 48 KB at 1000 Mbit/s and 0.1 ms."""

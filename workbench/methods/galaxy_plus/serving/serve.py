@@ -12,8 +12,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.report import dilation_note
 from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
-from workbench.methods.galaxy_plus.planning import prices_of
-from workbench.methods.galaxy_plus.predict import Programs
+from workbench.methods.galaxy_plus.planning import Programs, prices_of
 from workbench.methods.galaxy_plus.requests import local_hidden, random_requests
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
