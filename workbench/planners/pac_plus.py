@@ -1,6 +1,6 @@
 """Plan hybrid data and pipeline parallelism for heterogeneous devices (PAC+, section V-A, Algorithm 1, Eq. 3-7).
 
-The last functions plan the epochs that run from the activation cache (section V-B).  Eq. 3-4 and their reading are in balance.py, Eq. 5-6 in pricing.py.
+Cached epochs: section V-B.  Eq. 3-4 and their reading are in balance.py, Eq. 5-6 in pricing.py.
 """
 
 from __future__ import annotations
