@@ -12,7 +12,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import PieceCost
 from workbench.profiler.descriptions import MODELS, ModelDescription
-from workbench.profiler.inference import StackSizes, analytic_costs, analytic_inference, end_bytes, scaled_to, stack_sizes
+from workbench.profiler.inference import analytic_costs, analytic_inference, end_bytes, scaled_to, stack_sizes
 from workbench.profiler.inference_timing import cached_inference, fit_piece, measure_inference
 
 TINY = ModelDescription(name="tiny", kind="encoder", num_layers=2, hidden=32, heads=4, feed_forward=64, vocab=50)
@@ -25,30 +25,27 @@ def test_the_parts_of_every_stack_are_all_its_parameters(model):
     first, last = end_bytes(model)
     layers = 0
     for sizes in stack_sizes(model):
-        shape = sizes.shape
-        layers += shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes)
+        layers += sizes.num_layers * (sizes.attention_bytes + sizes.feed_forward_bytes + sizes.layer_bytes)
     assert layers + first + last == 4 * model.params
 
 
 def test_grouped_heads_are_one_unit_and_a_decoder_has_cross_attention():
     [llama] = stack_sizes(TINY_LLAMA)
-    assert (llama.shape.num_units, llama.heads_per_unit, llama.query_width, llama.kv_width) == (2, 2, 16, 8)
+    assert (llama.num_units, llama.heads_per_unit, llama.query_width, llama.head_size) == (2, 2, 16, 8)
     assert llama.unit_flops("UP") == 2 * llama.unit_flops("DOWN")
     encoder, decoder = stack_sizes("T5-Large")
-    assert (encoder.shape.has_cross_attention, decoder.shape.has_cross_attention) == (False, True)
+    assert (encoder.has_cross_attention, decoder.has_cross_attention) == (False, True)
     assert {"CQ", "CKV", "CATT", "COUT"} <= set(decoder.kinds) - set(encoder.kinds)
     assert decoder.layer_flops(10, 20) - encoder.layer_flops(10) == pytest.approx(2 * 1024 * 1024 * 2 * (10 + 20) + 4 * 1024 * 10 * 20)
-    again = StackSizes(shape=llama.shape, query_width=16, kv_width=8, heads_per_unit=2, matrices=3)
-    assert again == llama
     with pytest.raises(ConfigError, match="at least 1"):
-        StackSizes(shape=llama.shape, query_width=0, kv_width=8)
+        replace(llama, head_size=0).unit_flops("QKV")
 
 
 def test_analytic_pieces_are_flops_over_speed_and_traffic_over_bandwidth():
     [sizes] = stack_sizes("BERT-Large")
     costs = analytic_costs(sizes, flops_per_s=1e9)
     kinds = ("QKV", "OUT", "UP", "DOWN")
-    seconds = sum(costs.seconds(kind, 284, sizes.shape.columns if kind in ("UP", "DOWN") else 16) for kind in kinds)
+    seconds = sum(costs.seconds(kind, 284, sizes.columns if kind in ("UP", "DOWN") else 16) for kind in kinds)
     assert seconds == pytest.approx(2 * 284 * 12 * 1024 * 1024 / 1e9)
     assert costs.seconds("ATT", 284 * 284, 16) == pytest.approx(4 * 284 * 284 * 1024 / 1e9)
     assert seconds + costs.seconds("ATT", 284 * 284, 16) == pytest.approx(sizes.layer_flops(284) / 1e9)
@@ -72,15 +69,20 @@ def test_an_analytic_profile_has_a_row_for_every_device():
 def test_a_fit_finds_the_cost_that_made_the_samples():
     made = PieceCost(fixed_s=2e-5, token_s=1e-7, unit_s=3e-6, token_unit_s=4e-8)
     found = [(tokens, units, made.seconds(tokens, units)) for tokens in (8, 64, 300) for units in (1, 4, 12)]
-    fit = fit_piece(0, "QKV", found)
-    assert max(abs(sample.error) for sample in fit.samples) < 1e-6
-    assert fit.cost.token_unit_s == pytest.approx(4e-8, rel=1e-4)
+    fit = fit_piece("QKV", found)
+    assert max(errors(fit, found)) < 1e-6
+    assert fit.token_unit_s == pytest.approx(4e-8, rel=1e-4)
     noisy = [(tokens, units, seconds * (1.1 if index % 2 else 0.9)) for index, (tokens, units, seconds) in enumerate(found)]
-    assert all(0.02 < abs(sample.error) < 0.2 for sample in fit_piece(0, "QKV", noisy).samples)
-    falling = fit_piece(0, "ADD", [(10, 1, 2e-3), (100, 1, 1e-3)])
-    assert falling.cost.token_s == 0 and falling.cost.unit_s == 0, "more work never costs less"
+    assert all(0.02 < error < 0.2 for error in errors(fit_piece("QKV", noisy), noisy))
+    falling = fit_piece("ADD", [(10, 1, 2e-3), (100, 1, 1e-3)])
+    assert falling.token_s == 0 and falling.unit_s == 0, "more work never costs less"
     with pytest.raises(ConfigError, match="Time it longer"):
-        fit_piece(0, "ADD", [(10, 1, 0.0)])
+        fit_piece("ADD", [(10, 1, 0.0)])
+
+
+def errors(cost, found):
+    """Return the relative errors of a fit."""
+    return [abs(cost.seconds(tokens, units) / seconds - 1) for tokens, units, seconds in found]
 
 
 def products(sizes):
@@ -109,9 +111,9 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
     assert "measured now" in note
     assert first == again
     assert timed == [3.0]
-    host = first.profile
+    host = first
     assert (host.source, host.world_size, host.first_bytes) == ("measured", 1, 7)
-    assert {fit.kind for fit in first.fits if fit.stack == 1} >= {
+    assert set(first.costs[0][1].pieces) >= {
         "QKV",
         "ATT",
         "OUT",
@@ -124,7 +126,13 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
         "CONN",
         "ADD",
     }
-    assert max(abs(sample.error) for fit in first.fits for sample in fit.samples) < 1e-6
+    cells = [
+        (stack, kind, count, units) for stack in (0, 1) for kind in first.costs[0][stack].pieces for count in (4, 9) for units in (1, 2)
+    ]
+    for stack, kind, count, units in cells:
+        if units == 1 or kind not in ("CONN", "ADD"):
+            tokens = count**2 if kind in ("ATT", "CATT") else count
+            assert max(errors(first.costs[0][stack].pieces[kind], [(tokens, units, made.seconds(tokens, units))])) < 1e-6
     cluster = load_cluster("laptop")
     scaled = scaled_to(host, cluster)
     assert scaled.source == "scaled"
@@ -142,8 +150,7 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
 def test_timing_this_host_gives_costs_above_zero():
     [sizes] = stack_sizes(TINY)
     found = measure_inference("tiny", [sizes], [products(sizes)], tokens=(4, 64), shares=(0.5, 1.0), budget_s=0.3)
-    [[costs]] = found.profile.costs
-    for fit in found.fits:
-        assert all(sample.seconds > 0 for sample in fit.samples)
-        assert fit.cost.seconds(64 * 64, 4) > 0, fit.kind
-    assert costs.seconds("UP", 64, 64) == next(fit for fit in found.fits if fit.kind == "UP").cost.seconds(64, 64)
+    [[costs]] = found.costs
+    for kind, cost in costs.pieces.items():
+        assert cost.seconds(64 * 64, 4) > 0, kind
+    assert costs.seconds("UP", 64, 64) == costs.pieces["UP"].seconds(64, 64)

@@ -9,7 +9,7 @@ from workbench.methods.pac_plus.handlers import ReadAhead
 
 
 def alive() -> int:
-    return sum(thread.name == "read-ahead" for thread in threading.enumerate())
+    return sum(thread.name.startswith("read-ahead") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

@@ -32,7 +32,7 @@ from workbench.models.tokenizer import tiny_tokenizer
 from workbench.planners import galaxy_plus
 from workbench.profiler.descriptions import describe
 from workbench.profiler.inference import analytic_from, end_bytes, scaled_to, stack_sizes
-from workbench.profiler.inference_timing import MeasuredInference, cached_inference
+from workbench.profiler.inference_timing import cached_inference
 from workbench.runtime.engines import EngineCluster
 from workbench.schedules.inference import InferencePrices, tile_options, tune
 
@@ -89,14 +89,14 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     """Return the costs of the model's operations on one core of this host (measured once and stored), and their source."""
     key = {"bench": "BERT of random weights", "hidden": size.hidden_size, "heads": size.num_heads, "longest": longest}
 
-    def measure() -> MeasuredInference:
+    def measure() -> InferenceProfile:
         layout = model_layout(str(folder))
         with closing(open_weights(str(folder), layout=layout)) as source:
             return measure_host(layout, source, longest=longest, what="hidden")
 
     measured, note = cached_inference(key, measure)
-    stacks = tuple(replace(shape, num_layers=size.num_layers) for shape in measured.profile.stacks)
-    return replace(measured.profile, stacks=stacks), note
+    stacks = tuple(replace(shape, num_layers=size.num_layers) for shape in measured.stacks)
+    return replace(measured, stacks=stacks), note
 
 
 def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dilation: float = 1.0) -> Cluster:

@@ -22,6 +22,7 @@ class StackShape:
     cross-attention, of one column (its slices of the two or three matrices), and of the weights on every device (norms, output biases).
     hidden_bytes: of one token's hidden state in a message.  kv_unit_bytes: of one token's keys and values of one unit in a message, 0 if
     they are as wide as the hidden state (twice hidden_bytes for all units).
+    head_size: width of one head's queries, keys or values; 0: not known, so that no FLOPs follow.  heads_per_unit: 1, or those of a group.
     """
 
     num_layers: int
@@ -36,6 +37,9 @@ class StackShape:
     kv_unit_bytes: int = 0
     has_cross_attention: bool = False
     is_causal: bool = False
+    head_size: int = 0
+    heads_per_unit: int = 1
+    is_gated: bool = False
 
     @property
     def attention_bytes(self) -> int:
@@ -46,6 +50,40 @@ class StackShape:
     def feed_forward_bytes(self) -> int:
         """Return the bytes of one layer's feed-forward network: M_MLP of Galaxy+ Eq. 8."""
         return self.columns * self.column_bytes
+
+    @property
+    def query_width(self) -> int:
+        """Return the numbers of one token's queries in one unit.  Raises ConfigError if the heads' size is not known."""
+        if self.head_size < 1:
+            asked = f"The FLOPs of a stack of {self.num_layers} layers were asked for."
+            raise ConfigError(asked, f"Its heads are {self.head_size} wide.", "Give head_size, at least 1.")
+        return self.heads_per_unit * self.head_size
+
+    def unit_width(self, kind: str) -> int:
+        """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden size."""
+        query, both = self.query_width, 2 * self.head_size
+        return {"QKV": query + both, "OUT": query, "CQ": query, "CKV": both, "COUT": query, "UP": 1 + self.is_gated, "DOWN": 1}[kind]
+
+    def unit_flops(self, kind: str) -> float:
+        """Return the FLOPs of one unit for one token; for ATT and CATT of one query-key pair.  The kinds are those of StackCosts."""
+        if kind in ("ATT", "CATT"):
+            return 4.0 * self.query_width
+        return 2.0 * self.hidden_size * self.unit_width(kind)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds of a layer's operations that are split by units or columns."""
+        crossed = ("CQ", "CKV", "CATT", "COUT") if self.has_cross_attention else ()
+        return ("QKV", "ATT", "OUT", *crossed, "UP", "DOWN")
+
+    def layer_flops(self, tokens: int, memory_tokens: int = 0) -> float:
+        """Return the FLOPs of one layer.  memory_tokens: of the encoder's output, for cross-attention."""
+        flops = 0.0
+        for kind in self.kinds:
+            units = self.columns if kind in ("UP", "DOWN") else self.num_units
+            count = {"ATT": tokens * tokens, "CATT": tokens * memory_tokens, "CKV": memory_tokens}.get(kind, tokens)
+            flops += self.unit_flops(kind) * units * count
+        return flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

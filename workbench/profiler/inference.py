@@ -9,7 +9,7 @@ The sizes of stacks, with the parts that inference splits (heads or their groups
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from workbench.core.cluster import Cluster
@@ -33,14 +33,14 @@ def analytic_inference(model: ModelDescription | str, cluster: Cluster, **rates:
 
 
 def analytic_from(
-    name: str, stacks: Sequence[StackSizes], cluster: Cluster, *, first_bytes: int = 0, last_bytes: int = 0, **rates: Any
+    name: str, stacks: Sequence[StackShape], cluster: Cluster, *, first_bytes: int = 0, last_bytes: int = 0, **rates: Any
 ) -> InferenceProfile:
     """Return the profile of any stacks of known sizes.  rates: see analytic_costs."""
     rows = tuple(tuple(analytic_costs(sizes, flops_per_s=device.flops_per_s, **rates) for sizes in stacks) for device in cluster.devices)
     return InferenceProfile(
         model=name,
         source="analytic",
-        stacks=tuple(sizes.shape for sizes in stacks),
+        stacks=tuple(stacks),
         costs=rows,
         first_bytes=first_bytes,
         last_bytes=last_bytes,
@@ -49,7 +49,7 @@ def analytic_from(
 
 
 def analytic_costs(
-    sizes: StackSizes,
+    sizes: StackShape,
     *,
     flops_per_s: float,
     memory_bytes_per_s: float | None = None,
@@ -63,7 +63,7 @@ def analytic_costs(
     counts only their FLOPs.  weight_bytes_per_s: of weights, the bound of a single token's pass; None leaves it out, because with tens of
     tokens arithmetic takes longer.  vocabulary: rows of the head, 0 for no head.
     """
-    hidden = sizes.shape.hidden_size
+    hidden = sizes.hidden_size
 
     def moved(nbytes: float) -> float:
         return 0.0 if memory_bytes_per_s is None else nbytes / memory_bytes_per_s
@@ -90,11 +90,10 @@ def analytic_costs(
     return StackCosts(pieces=pieces)
 
 
-def working_bytes(sizes: StackSizes) -> int:
+def working_bytes(sizes: StackShape) -> int:
     """Return the bytes of one token's activations on a device with the whole layer: hidden states, queries, keys, values, columns."""
-    shape = sizes.shape
-    own = 3 * shape.hidden_size + shape.num_units * (2 * sizes.query_width + 2 * sizes.kv_width) + (sizes.matrices - 1) * shape.columns
-    return FP32_BYTES * own
+    units = sizes.num_units * 2 * (sizes.query_width + sizes.head_size)
+    return FP32_BYTES * (3 * sizes.hidden_size + units + (1 + sizes.is_gated) * sizes.columns)
 
 
 def scaled_to(host: InferenceProfile, cluster: Cluster) -> InferenceProfile:
@@ -112,57 +111,7 @@ def scaled_to(host: InferenceProfile, cluster: Cluster) -> InferenceProfile:
     return replace(host, source="scaled", costs=rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSizes:
-    """One stack: its shape, and the sizes from which the FLOPs of its operations follow.
-
-    query_width: numbers of one token's queries in one unit (a head, or the heads of a group that share keys and values).
-    kv_width: numbers of its keys, and as many of its values.  heads_per_unit: 1, or the heads of a group.
-    matrices: of the feed-forward network, 2, or 3 with a gate.
-    """
-
-    shape: StackShape
-    query_width: int
-    kv_width: int
-    heads_per_unit: int = 1
-    matrices: int = 2
-
-    def __post_init__(self) -> None:
-        if min(self.query_width, self.kv_width, self.heads_per_unit) < 1 or self.matrices not in (2, 3):
-            raise ConfigError(
-                f"A stack of {self.shape.num_layers} layers was described.",
-                f"Widths {self.query_width} and {self.kv_width}, {self.heads_per_unit} heads, {self.matrices} matrices.",
-                "Widths and heads must be at least 1, the matrices 2 or 3.",
-            )
-
-    def unit_width(self, kind: str) -> int:
-        """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden size."""
-        query, both = self.query_width, 2 * self.kv_width
-        return {"QKV": query + both, "OUT": query, "CQ": query, "CKV": both, "COUT": query, "UP": self.matrices - 1, "DOWN": 1}[kind]
-
-    def unit_flops(self, kind: str) -> float:
-        """Return the FLOPs of one unit for one token; for ATT and CATT of one query-key pair.  The kinds are core.inference's."""
-        if kind in ("ATT", "CATT"):
-            return 4.0 * self.query_width
-        return 2.0 * self.shape.hidden_size * self.unit_width(kind)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of a layer's operations that are split by units or columns."""
-        crossed = ("CQ", "CKV", "CATT", "COUT") if self.shape.has_cross_attention else ()
-        return ("QKV", "ATT", "OUT", *crossed, "UP", "DOWN")
-
-    def layer_flops(self, tokens: int, memory_tokens: int = 0) -> float:
-        """Return the FLOPs of one layer.  memory_tokens: of the encoder's output, for cross-attention."""
-        flops = 0.0
-        for kind in self.kinds:
-            units = self.shape.columns if kind in ("UP", "DOWN") else self.shape.num_units
-            count = {"ATT": tokens * tokens, "CATT": tokens * memory_tokens, "CKV": memory_tokens}.get(kind, tokens)
-            flops += self.unit_flops(kind) * units * count
-        return flops
-
-
-def stack_sizes(model: ModelDescription | str) -> tuple[StackSizes, ...]:
+def stack_sizes(model: ModelDescription | str) -> tuple[StackShape, ...]:
     """Return the sizes of a described model's stacks in fp32: one, or encoder and decoder."""
     described = describe(model)
     first = _sizes(described, decoder=False)
@@ -175,7 +124,7 @@ def end_bytes(model: ModelDescription | str) -> tuple[int, int]:
     return FP32_BYTES * described.embedding_params, FP32_BYTES * described.head_params
 
 
-def _sizes(model: ModelDescription, *, decoder: bool) -> StackSizes:
+def _sizes(model: ModelDescription, *, decoder: bool) -> StackShape:
     groups = model.kv_heads or model.heads
     if model.heads % groups:
         raise ConfigError(
@@ -186,7 +135,7 @@ def _sizes(model: ModelDescription, *, decoder: bool) -> StackSizes:
     biased = int(model.biases)
     attentions = 2 if decoder else 1
     unit_bytes = FP32_BYTES * (model.hidden * (2 * query + 2 * kv) + biased * (query + 2 * kv))
-    shape = StackShape(
+    return StackShape(
         num_layers=model.num_layers,
         num_units=groups,
         hidden_size=model.hidden,
@@ -199,5 +148,7 @@ def _sizes(model: ModelDescription, *, decoder: bool) -> StackSizes:
         kv_unit_bytes=FP32_BYTES * 2 * kv,
         has_cross_attention=decoder,
         is_causal=decoder or model.kind == "decoder",
+        head_size=kv,
+        heads_per_unit=model.heads // groups,
+        is_gated=model.gated,
     )
-    return StackSizes(shape=shape, query_width=query, kv_width=kv, heads_per_unit=model.heads // groups, matrices=matrices)

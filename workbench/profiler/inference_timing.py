@@ -6,8 +6,8 @@ relative errors: a negative cost per token would make some partition appear free
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from scipy.optimize import nnls
 
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile, PieceCost, StackCosts
+from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.profiler.cache import cached
-from workbench.profiler.inference import StackSizes, working_bytes
+from workbench.profiler.inference import working_bytes
 from workbench.profiler.timing import Call, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]
@@ -31,42 +31,9 @@ PAIRED = ("ATT", "CATT")
 UNCUT = ("CONN", "ADD", "EMB", "ENTER", "HEAD")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceSample:
-    """One cell of the grid.  tokens: query-key pairs for ATT and CATT.  seconds: measured; fitted_s: by the fit."""
-
-    tokens: int
-    units: int
-    seconds: float
-    fitted_s: float
-
-    @property
-    def error(self) -> float:
-        """Return the relative error of the fit."""
-        return self.fitted_s / self.seconds - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceFit:
-    """One kind's fit in one stack."""
-
-    stack: int
-    kind: str
-    cost: PieceCost
-    samples: tuple[PieceSample, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredInference:
-    """One core of this host: a profile of one device, and the quality of its fit."""
-
-    profile: InferenceProfile
-    fits: tuple[PieceFit, ...]
-
-
 def measure_inference(
     name: str,
-    stacks: Sequence[StackSizes],
+    stacks: Sequence[StackShape],
     makers: Sequence[Makers],
     *,
     tokens: Sequence[int],
@@ -74,8 +41,8 @@ def measure_inference(
     budget_s: float,
     first_bytes: int = 0,
     last_bytes: int = 0,
-) -> MeasuredInference:
-    """Return the costs of each stack's operations on one core of this host.
+) -> InferenceProfile:
+    """Return the costs of each stack's operations on one core of this host, as of one device.
 
     makers: the functions to time, by stack.  tokens, shares: the grid; at least one head.
     """
@@ -89,36 +56,29 @@ def measure_inference(
                     cells[index, kind, count, units] = make(count, units)
     with torch.inference_mode():
         timings = time_calls(cells, budget_s=budget_s)
-    fits = []
-    for index, made in enumerate(makers):
-        for kind in made:
-            found = [
-                (count * count if kind in PAIRED else count, units, timings[index, kind, count, units])
-                for stack, own, count, units in cells
-                if (stack, own) == (index, kind)
-            ]
-            fits.append(fit_piece(index, kind, found))
-    costs = tuple(StackCosts(pieces={fit.kind: fit.cost for fit in fits if fit.stack == index}) for index in range(len(stacks)))
-    profile = InferenceProfile(
+    samples: list[dict[str, list[tuple[int, int, float]]]] = [defaultdict(list) for _ in stacks]
+    for (index, kind, count, units), seconds in timings.items():
+        samples[index][kind].append((count * count if kind in PAIRED else count, units, seconds))
+    costs = tuple(StackCosts(pieces={kind: fit_piece(kind, found) for kind, found in own.items()}) for own in samples)
+    return InferenceProfile(
         model=name,
         source="measured",
-        stacks=tuple(sizes.shape for sizes in stacks),
+        stacks=tuple(stacks),
         costs=(costs,),
         first_bytes=first_bytes,
         last_bytes=last_bytes,
         working_bytes_per_token=max(map(working_bytes, stacks)),
     )
-    return MeasuredInference(profile=profile, fits=tuple(fits))
 
 
 def cached_inference(
-    key: Mapping[str, Any], measure: Callable[[], MeasuredInference], *, folder: Path | None = None, refresh: bool = False
-) -> tuple[MeasuredInference, str]:
+    key: Mapping[str, Any], measure: Callable[[], InferenceProfile], *, folder: Path | None = None, refresh: bool = False
+) -> tuple[InferenceProfile, str]:
     """Return the measurement cached under `key` on this machine, or measure and cache it; and a note on its source (profiler.cache)."""
-    return cached({"inference": 1, **key}, measure, MeasuredInference, folder=folder, refresh=refresh)
+    return cached({"inference": 2, **key}, measure, InferenceProfile, folder=folder, refresh=refresh)
 
 
-def fit_piece(stack: int, kind: str, found: Sequence[tuple[int, int, float]]) -> PieceFit:
+def fit_piece(kind: str, found: Sequence[tuple[int, int, float]]) -> PieceCost:
     """Return the cost that fits (tokens, units, seconds) with the least squares of relative errors, no part of it negative.
 
     Parts that the samples cannot separate (units that never vary) stay 0.
@@ -131,15 +91,11 @@ def fit_piece(stack: int, kind: str, found: Sequence[tuple[int, int, float]]) ->
     rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in found])
     scale = rows.max(axis=0)  # for very unequal sizes: pairs times units against 1
     solution, _ = nnls(rows / scale, np.ones(len(found)))
-    cost = PieceCost(**{name: float(value) for name, value in zip(terms, solution / scale, strict=True)})
-    samples = tuple(
-        PieceSample(tokens=tokens, units=units, seconds=seconds, fitted_s=cost.seconds(tokens, units)) for tokens, units, seconds in found
-    )
-    return PieceFit(stack=stack, kind=kind, cost=cost, samples=samples)
+    return PieceCost(**{name: float(value) for name, value in zip(terms, solution / scale, strict=True)})
 
 
-def _units(sizes: StackSizes, kind: str, shares: Sequence[float]) -> tuple[int, ...]:
+def _units(sizes: StackShape, kind: str, shares: Sequence[float]) -> tuple[int, ...]:
     if kind in UNCUT:
         return (1,)
-    whole = sizes.shape.columns if kind in ("UP", "DOWN") else sizes.shape.num_units
+    whole = sizes.columns if kind in ("UP", "DOWN") else sizes.num_units
     return tuple(sorted({max(1, round(share * whole)) for share in shares}))

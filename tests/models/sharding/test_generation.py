@@ -66,7 +66,7 @@ def test_the_cache_holds_own_units_alone():
     caches = [shard.new_cache(20) for shard in shards]
     run_plan(plan, shards, case.ids[:1], what="last", caches=caches)
     part = case.layout.parts[0]
-    assert [cache.nbytes for cache in caches] == [3 * 2 * 2 * 20 * part.head_size * 4, 0]
+    assert [cache.nbytes for cache in caches] == [3 * 2 * 2 * 20 * part.shape.head_size * 4, 0]
     assert [cache.length for cache in caches] == [13, 13]
 
 

@@ -29,8 +29,8 @@ from workbench.models.sharding import (
     open_weights,
 )
 from workbench.planners.galaxy_plus import stack_lengths
-from workbench.profiler.inference import StackSizes, analytic_from
-from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, MeasuredInference, cached_inference, measure_inference
+from workbench.profiler.inference import analytic_from
+from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
 from workbench.profiler.timing import Call
 from workbench.schedules.inference import InferenceCosts, InferenceLayout, pipeline_inference
 
@@ -39,7 +39,7 @@ BUDGET_S = 25.0
 
 def measure_host(
     layout: ModelLayout, source: WeightSource, *, longest: int, what: What, shares: Sequence[float] = SHARES, budget_s: float = BUDGET_S
-) -> MeasuredInference:
+) -> InferenceProfile:
     """Return the cost of each operation of each stack on one core of this host.
 
     longest: tokens of the longest request.  shares: fractions of a layer's units and columns to time.
@@ -50,7 +50,7 @@ def measure_host(
     first_bytes, last_bytes = layout.end_bytes
     return measure_inference(
         layout.name,
-        sizes_of(layout),
+        layout.stacks,
         [stack_makers(layout, source, stack, what=what) for stack in range(len(layout.parts))],
         tokens=tuple(dict.fromkeys(tokens)),
         shares=shares,
@@ -58,20 +58,6 @@ def measure_host(
         first_bytes=first_bytes,
         last_bytes=last_bytes,
     )
-
-
-def sizes_of(layout: ModelLayout) -> list[StackSizes]:
-    """Return each stack's sizes in the form that the profiler needs."""
-    return [
-        StackSizes(
-            shape=part.shape,
-            query_width=part.group_size * part.head_size,
-            kv_width=part.head_size,
-            heads_per_unit=part.group_size,
-            matrices=2 + part.is_gated,
-        )
-        for part in layout.parts
-    ]
 
 
 def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what: What) -> Makers:
@@ -127,7 +113,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     makers: dict[str, Callable[[int, int], Call]] = {
         "QKV": product("qkv", attention),
         "ATT": attend,
-        "OUT": product("out", attention, width=part.group_size * part.head_size),
+        "OUT": product("out", attention, width=part.shape.query_width),
         "UP": product("up", feed_forward, columns=True),
         "DOWN": product("down", feed_forward, columns=True, width=1),
         "CONN": connect,
@@ -141,7 +127,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
             "CQ": product("qkv", cross),
             "CKV": product("cross_keys_values", cross),
             "CATT": cross_attend,
-            "COUT": product("out", cross, width=part.head_size),
+            "COUT": product("out", cross, width=part.shape.head_size),
         }
     return makers
 
@@ -184,7 +170,7 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
     # The name alone may be a folder that contains another model by now.
     key = {"model": asked.model, "shape": asdict(asked.facts), "longest": asked.longest, "head": asked.what}
 
-    def measure() -> MeasuredInference:
+    def measure() -> InferenceProfile:
         notify(Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile"))
         layout = model_layout(asked.model)
         with closing(open_weights(asked.model, layout=layout)) as source:
@@ -192,7 +178,7 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
 
     measured, note = cached_inference(key, measure, refresh=refresh)
     notify(Event("note", message=note))
-    return replace(measured.profile, model=asked.model)
+    return replace(measured, model=asked.model)
 
 
 def measured_host(model: str, length: int, notify: Notify) -> InferenceProfile:
@@ -219,7 +205,7 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> InferenceProfi
 def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabulary: int = 0) -> InferenceProfile:
     """Return a model's costs computed from the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
     first_bytes, last_bytes = layout.end_bytes
-    return analytic_from(model, sizes_of(layout), cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary)
+    return analytic_from(model, layout.stacks, cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary)
 
 
 def as_profile(inference: InferenceProfile, cluster: Cluster) -> Profile:

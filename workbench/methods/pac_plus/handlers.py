@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -173,52 +173,34 @@ class ReadAhead(Generic[T]):
     """
 
     def __init__(self, load: Callable[[int], T], count: int, *, depth: int = 2) -> None:
-        self._load, self._count, self._depth = load, count, depth
-        self._next = 0
-        self._ready: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-        self._room = threading.Semaphore(depth)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True) if depth > 0 and count > 0 else None
-
-    @property
-    def num_buffers(self) -> int:
-        """Return the maximum number of live results: the waiting ones, and the one taken."""
-        return self._depth + 1
+        self._load, self._count, self._steps = load, count, iter(range(count))
+        self.num_buffers = depth + 1  # of live results: the waiting ones, and the one taken
+        self._pool = ThreadPoolExecutor(1, "read-ahead") if depth > 0 and count > 0 else None
+        self._waiting: deque[Future[T]] = deque()
 
     def __enter__(self) -> ReadAhead[T]:
-        if self._thread is not None:
-            self._thread.start()
+        for _ in range(self.num_buffers - 1):
+            self._submit()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._room.release()
-        if self._thread is not None:
-            self._thread.join()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def take(self) -> T:
         """Return the next result; wait for it if necessary.  Raises the exception that `load` raised for it."""
-        if self._next >= self._count:
-            raise IndexError(f"all {self._count} results were taken")
-        self._next += 1
-        if self._thread is None:
-            return self._load(self._next - 1)
-        self._room.release()
-        result, error = self._ready.get()
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]
+        if self._pool is None:
+            step = next(self._steps, None)
+            if step is not None:
+                return self._load(step)
+        elif self._waiting:
+            self._submit()
+            return self._waiting.popleft().result()
+        raise IndexError(f"all {self._count} results were taken")
 
-    def _run(self) -> None:
-        for step in range(self._count):
-            self._room.acquire()
-            if self._stop.is_set():
-                return
-            try:
-                self._ready.put((self._load(step), None))
-            except BaseException as error:
-                self._ready.put((None, error))
-                return
+    def _submit(self) -> None:
+        if self._pool is not None and (step := next(self._steps, None)) is not None:
+            self._waiting.append(self._pool.submit(self._load, step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,15 +117,15 @@ def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], si
         layer_bytes=ITEM_BYTES * sum(math.prod(sizes[name]) for names in connections for name in names),
         hidden_bytes=ITEM_BYTES * hidden_size,
         kv_unit_bytes=2 * ITEM_BYTES * head_size,
+        head_size=head_size,
+        heads_per_unit=group_size,
+        is_gated="gate" in paths,
         has_cross_attention="cross_attention" in one_layer,
         is_causal=bool(index) or stack.is_causal,
     )
     is_pre_norm = stack.family.is_pre_norm
     return StackLayout(
         shape=shape,
-        group_size=group_size,
-        head_size=head_size,
-        is_gated="gate" in paths,
         is_pre_norm=bool(getattr(config, is_pre_norm)) if isinstance(is_pre_norm, str) else is_pre_norm,
         position_bias=f"{part.position_bias}.weight" if part.position_bias else "",
         final=_norm(base, part.final),

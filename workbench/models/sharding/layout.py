@@ -81,15 +81,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackLayout:
-    """One stack.  shape: for planners; its units are groups of heads that share keys and values.  group_size: query heads per unit.
+    """One stack.  shape: its units are groups of heads that share keys and values.
 
     position_bias: name of T5's table, '' without.  final: norm after the last block, None without.
     """
 
     shape: StackShape
-    group_size: int
-    head_size: int
-    is_gated: bool
     is_pre_norm: bool
     position_bias: str
     final: NormLayout | None
@@ -120,7 +117,7 @@ class ModelLayout:
 
     @property
     def stacks(self) -> tuple[StackShape, ...]:
-        """Return the stacks in the planners' form."""
+        """Return the stacks' shapes."""
         return tuple(part.shape for part in self.parts)
 
     @property

@@ -204,15 +204,15 @@ def decode_attention(block: Block, part: StackLayout, held: HeldBlock, hidden: T
         return torch.zeros_like(hidden)
     projected = F.linear(hidden, held.inputs[0], held.biases[0])
     if block.kind == "cross_attention":
-        (queries,) = split_heads(projected, (held.count,), part.head_size)
+        (queries,) = split_heads(projected, (held.count,), part.shape.head_size)
         keys, values = step.cache.whole(block.number)
     else:
-        heads = held.count * part.group_size
+        heads = held.count * part.shape.heads_per_unit
         if step.rotary is not None:
-            projected = rotate(projected, heads + held.count, step.rotary, part.head_size)
-        queries, keys, values = split_heads(projected, (heads, held.count, held.count), part.head_size)
+            projected = rotate(projected, heads + held.count, step.rotary, part.shape.head_size)
+        queries, keys, values = split_heads(projected, (heads, held.count, held.count), part.shape.head_size)
         keys, values = step.cache.extend(block.number, keys, values)
     # All queries of a group attend to the same keys, so they are treated like tokens.
-    queries = queries.reshape(len(hidden), held.count, -1, part.head_size)
+    queries = queries.reshape(len(hidden), held.count, -1, part.shape.head_size)
     context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=block.scale)
     return F.linear(context.reshape(len(hidden), 1, -1), held.output)

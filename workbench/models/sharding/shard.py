@@ -105,10 +105,10 @@ class ModelShard:
         held, _, part = self._block(number)
         if run.projected is None or run.projected[0] != number:
             projected = _joined(tiles)
-            heads = held.count * part.group_size
+            heads = held.count * part.shape.heads_per_unit
             if run.rotary is not None and held.count:
-                projected = rotate(projected, heads + held.count, run.rotary, part.head_size)
-            run.projected = number, split_heads(projected, (heads, held.count, held.count), part.head_size)
+                projected = rotate(projected, heads + held.count, run.rotary, part.shape.head_size)
+            run.projected = number, split_heads(projected, (heads, held.count, held.count), part.shape.head_size)
             if run.cache is not None and part.shape.is_causal:
                 run.cache.keep(number, *run.projected[1][1:], grows=True)
         queries, keys, values = run.projected[1]
@@ -118,7 +118,7 @@ class ModelShard:
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
         part = self.layout.parts[self._blocks[number].stack]
-        return projected[..., self.held[number].count * part.group_size * part.head_size :].contiguous()
+        return projected[..., self.held[number].count * part.shape.heads_per_unit * part.shape.head_size :].contiguous()
 
     def attend_own(self, number: int, own: Tensor, tiles: Sequence[Tensor], run: Run, start: int) -> Tensor:
         """Return the context of only the own tokens, which begin at `start` (sequence parallelism).
@@ -126,14 +126,14 @@ class ModelShard:
         own: qkv of the own tokens.  tiles: keys and values of all tokens, in order, from `keys_values`.
         """
         held, _, part = self._block(number)
-        heads, stop = held.count * part.group_size, start + own.shape[1]
-        gathered, asked = _joined(tiles), own[..., : heads * part.head_size].contiguous()
+        heads, stop = held.count * part.shape.heads_per_unit, start + own.shape[1]
+        gathered, asked = _joined(tiles), own[..., : heads * part.shape.head_size].contiguous()
         if run.rotary is not None:
             cos, sin = run.rotary
-            asked = rotate(asked, heads, (cos[:, start:stop], sin[:, start:stop]), part.head_size)
-            gathered = rotate(gathered, held.count, run.rotary, part.head_size)
-        (queries,) = split_heads(asked, (heads,), part.head_size)
-        keys, values = split_heads(gathered, (held.count, held.count), part.head_size)
+            asked = rotate(asked, heads, (cos[:, start:stop], sin[:, start:stop]), part.shape.head_size)
+            gathered = rotate(gathered, held.count, run.rotary, part.shape.head_size)
+        (queries,) = split_heads(asked, (heads,), part.shape.head_size)
+        keys, values = split_heads(gathered, (held.count, held.count), part.shape.head_size)
         return self._attended(number, queries, keys, values, run, start, stop)
 
     def _attended(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, run: Run, start: int, stop: int) -> Tensor:
@@ -153,10 +153,10 @@ class ModelShard:
         """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder tokens."""
         held, block, part = self._block(number)
         if run.projected is None or run.projected[0] != number:
-            run.projected = number, split_heads(_joined(keys_values), (held.count, held.count), part.head_size)
+            run.projected = number, split_heads(_joined(keys_values), (held.count, held.count), part.shape.head_size)
             if run.cache is not None:
                 run.cache.keep(number, *run.projected[1], grows=False)
-        (own,) = split_heads(_joined(queries), (held.count,), part.head_size)
+        (own,) = split_heads(_joined(queries), (held.count,), part.shape.head_size)
         keys, values = run.projected[1]
         return attend(own, keys, values, None, is_causal=False, scale=block.scale)
 

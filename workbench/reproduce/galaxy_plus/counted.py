@@ -88,7 +88,7 @@ def _one_token_or_284(constants: Constants) -> Rows:
     for model in ("DistilBert", "Bert-L"):
         described, per_token = MODELS[model], paper[model, PI]
         sequence = per_token * constants.tokens
-        flops = sum(sizes.shape.num_layers * sizes.layer_flops(constants.tokens, constants.tokens) for sizes in stack_sizes(described))
+        flops = sum(sizes.num_layers * sizes.layer_flops(constants.tokens, constants.tokens) for sizes in stack_sizes(described))
         reduce = 2 * described.num_layers * 1.5 * constants.tokens * described.hidden * FP32_BYTES / nominal
         rows.append((model, per_token, sequence, flops / sequence / 1e9, reduce, 1 + reduce / (sequence / count)))
     return rows
@@ -102,12 +102,11 @@ def volumes(constants: Constants, scheme: int, count: int) -> dict[str, float]:
     """
     shorter, longer = (_counted(constants, scheme, count, layers) for layers in (LAYERS, LAYERS + 1))
     weights, flops, sent = (after - before for before, after in zip(shorter, longer, strict=True))
-    [sizes] = stack_sizes(MODELS[MODEL])
-    shape = sizes.shape
+    [shape] = stack_sizes(MODELS[MODEL])
     held = shape.attention_bytes / count + shape.feed_forward_bytes / (count if scheme == 1 else 1)
     return {
         "model memory of a device": weights / held,
-        COMPUTATION: flops / (sizes.layer_flops(TOKENS) / count),
+        COMPUTATION: flops / (shape.layer_flops(TOKENS) / count),
         COMMUNICATION: sent / (RINGS[scheme] * TOKENS * shape.hidden_bytes * (count - 1) / count),
     }
 

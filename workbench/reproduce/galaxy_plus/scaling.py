@@ -48,8 +48,8 @@ Found = Mapping[tuple[str, str], Mapping[int, float]]
 
 def layer_plan(model: str, system: str, count: int, length: int) -> InferencePlan:
     """Return a method's plan of one layer, repeated, on equal devices; memory does not limit it ('we load one single layer')."""
-    [sizes] = stack_sizes(MODELS[model])
-    shape, ranks = sizes.shape, tuple(range(count))
+    [shape] = stack_sizes(MODELS[model])
+    ranks = tuple(range(count))
     equal = (1.0,) * count
     units, columns = proportional_parts(shape.num_units, equal), proportional_parts(shape.columns, equal)
     if count == 1:

@@ -185,8 +185,7 @@ def least_bytes(model: str, second: int) -> tuple[float, float]:
     """
     each = total = 0.0
     left = second
-    for sizes in stack_sizes(MODELS[model]):
-        shape = sizes.shape
+    for shape in stack_sizes(MODELS[model]):
         full = min(left, shape.num_layers)
         left -= full
         each += full * shape.feed_forward_bytes
