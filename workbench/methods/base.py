@@ -118,6 +118,11 @@ class Prepared(Protocol):
         """Return the job."""
         ...
 
+    @property
+    def facts(self) -> Any:
+        """Return the model's shape (ModelFacts)."""
+        ...
+
 
 T = TypeVar("T")
 

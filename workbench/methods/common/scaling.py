@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Event, Notify, Prepared
 from workbench.models.facts import ModelFacts
-from workbench.profiler.analytic import LayerCost, layer_costs
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
 
@@ -84,19 +82,3 @@ def describe_facts(facts: ModelFacts) -> ModelDescription:
         gated=facts.is_gated,
         positions=facts.max_length,
     )
-
-
-def forward_costs(facts: ModelFacts, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
-    """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes; nothing is trained."""
-    whole = layer_costs(describe_facts(facts), "full", batch=batch, sequence_length=sequence_length)
-    none = dict.fromkeys(
-        (
-            "trainable_params",
-            "gradient_bytes_per_token",
-            "gradient_bytes_per_sample",
-            "context_bytes_per_token",
-            "context_bytes_per_sample",
-        ),
-        0,
-    )
-    return tuple(replace(cost, backward_flops=0.0, frozen_params=cost.frozen_params + cost.trainable_params, **none) for cost in whole)

@@ -119,7 +119,10 @@ class RankResult:
     backups: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-def on_rank_zeros_clock(result: RankResult, offset_s: float) -> RankResult:
+AResult = TypeVar("AResult", bound=RankResult)
+
+
+def on_rank_zeros_clock(result: AResult, offset_s: float) -> AResult:
     """Return the result with every moment shifted by this rank's clock offset, so that ranks on several machines compare."""
     phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
     steps = [on_clock(step, offset_s) for step in result.steps]

@@ -20,7 +20,6 @@ from workbench.core.report import StepRecord, SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.records import device_event, measured_timeline, overrun_share
-from workbench.methods.common.scaling import forward_costs
 from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_memory, check_plan, inference_of, plan_job, predict, shown_request
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile, of_devices
@@ -29,7 +28,6 @@ from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.methods.training.method import ProfiledMethod
 from workbench.models.loading import load_tokenizer
-from workbench.profiler.analytic import LayerCost
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.context import RankContext
 
@@ -50,6 +48,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     measure_rank = staticmethod(measure_rank)
+    plan = staticmethod(plan_job)
 
     def asked(self, prepared: PreparedJob) -> HostQuestion:
         """Return the parameters of a host profile (see ProfiledMethod)."""
@@ -66,14 +65,6 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
         return as_profile(catalogue_profile(prepared, cluster), cluster)
-
-    def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
-        """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method)."""
-        return forward_costs(prepared.facts, batch=batch, sequence_length=sequence_length)
-
-    def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-        """Run the planner of the job's system (see Method)."""
-        return plan_job(prepared, profile, cluster)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""
@@ -239,9 +230,9 @@ def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, floa
 def measured_timelines(results: Sequence[RankServed], cluster: Cluster, prediction: Prediction, fidelity: str) -> dict[str, Timeline]:
     """Return the timelines of the request, and token, that the prediction shows."""
     timelines = {}
-    for name in (REQUEST, TOKEN):
+    for step, name in enumerate((REQUEST, TOKEN)):
         known = prediction.timelines.get(f"{name}, predicted")
-        parts = [(r.spans, r.memory) if name == REQUEST else (r.token_spans, r.token_memory) for r in results]
+        parts = [next(((trace.spans, trace.memory) for trace in result.steps[step:]), ((), ())) for result in results]
         if known is None or not any(spans for spans, _ in parts):
             continue
         begin_s = min(span.start_s for spans, _ in parts for span in spans if not span.op.is_communication)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from workbench.core.inference import InferencePlan
-from workbench.core.timeline import MemorySample, Span
-from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter, RankResult, moved
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter, RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.galaxy_plus.prepare import request_of
-from workbench.methods.galaxy_plus.requests import Answer, Request
+from workbench.methods.galaxy_plus.requests import Answer
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
 from workbench.methods.training.worker import note_pace_and_memory
 from workbench.models.loading import import_family
@@ -57,15 +55,11 @@ class RequestTrace(NamedTuple):
 class RankServed(RankResult):
     """An engine's results.  outputs: answers to the first requests, as lists of numbers or as tensors; only from the first device.
 
-    spans, memory: of the shown request; token_spans, token_memory: of its second new token.
+    steps: the shown request, and its second new token if there is one.
     """
 
     requests: list[RequestTrace] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
-    spans: tuple[Span, ...] = ()
-    memory: tuple[MemorySample, ...] = ()
-    token_spans: tuple[Span, ...] = ()
-    token_memory: tuple[MemorySample, ...] = ()
     load_s: float = 0.0
 
 
@@ -83,16 +77,6 @@ def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
         return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
     finally:
         torch.set_grad_enabled(True)
-
-
-def on_rank_zeros_clock(result: RankServed, offset_s: float) -> RankServed:
-    """Return the result with every moment shifted by this rank's clock offset, so that ranks of several machines compare."""
-
-    def later(samples: Sequence[MemorySample]) -> tuple[MemorySample, ...]:
-        return tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in samples)
-
-    spans, token_spans = (tuple(moved(spans, offset_s)) for spans in (result.spans, result.token_spans))
-    return replace(result, spans=spans, memory=later(result.memory), token_spans=token_spans, token_memory=later(result.token_memory))
 
 
 class _Run:
@@ -115,7 +99,7 @@ class _Run:
         result.nbytes["weights"] = holding.nbytes
         result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
         lengths = sorted({len(ids) for ids in job.requests.ids})
-        programs = [session.prepare(job.plan, self._request(job.requests.lengths.index(number))).program for number in lengths]
+        programs = [session.prepare(job.plan, request_of(job.requests, job.requests.lengths.index(number))).program for number in lengths]
         self._reporter.phase(WAITING)
         session.barrier(programs[0])
         count = len(job.requests)
@@ -145,12 +129,9 @@ class _Run:
         session.control.tell(ranks, goes_on)
         return goes_on
 
-    def _request(self, number: int) -> Request:
-        return request_of(self._job.requests, number)
-
     def _answer(self, holding: Holding, number: int, *, is_measured: bool = False) -> None:
         job, session, result = self._job, self._session, self._result
-        request = self._request(number)
+        request = request_of(job.requests, number)
         seconds: tuple[float, ...] = ()
         answers: tuple[Answer, ...]
         if job.generate:
@@ -171,9 +152,8 @@ class _Run:
         )
         result.requests.append(trace)
         if number == job.shown:
-            result.spans, result.memory = answers[0].spans, answers[0].memory
-            if len(answers) > 1:
-                result.token_spans, result.token_memory = answers[1].spans, answers[1].memory
+            for step, one in enumerate(answers[:2]):
+                result.steps.append(StepTrace(0, step, 1, one.start_s, one.end_s, 0.0, one.spans, one.memory))
         if self._is_first and number < job.kept and output is not None:
             result.outputs.append(output.clone())
         self._tell_request(number, trace)

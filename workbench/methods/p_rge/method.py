@@ -18,7 +18,7 @@ from workbench.core.report import EpochRecord, SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
-from workbench.methods.common.scaling import forward_costs, kept_layers, profiled_length, scale_to_cluster
+from workbench.methods.common.scaling import kept_layers, profiled_length, scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.compute import load_model, stored_as
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
@@ -33,7 +33,6 @@ from workbench.models.zeroth_order.loading import TRAINED, TrainedDescription, s
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.queries import chosen_passings, plan_queries
 from workbench.planners.query_costs import METHOD
-from workbench.profiler.analytic import LayerCost
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import Lender
 from workbench.tasks.prompts import evaluate
@@ -79,10 +78,6 @@ class PRGE(LayerMethod[PreparedJob]):
         }
         measure = partial(measure_layers, prepared, precision)
         return kept_layers(prepared, METHOD, key, measure, notify, refresh=refresh, what=f", weights in {precision}")
-
-    def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
-        """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method)."""
-        return forward_costs(prepared.facts, batch=batch, sequence_length=sequence_length)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see Method)."""

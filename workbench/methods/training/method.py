@@ -94,6 +94,14 @@ class ProfiledMethod(ABC, Generic[A]):
     def catalogue(self, prepared: A, cluster: Cluster) -> Profile:
         """Return the costs on every device from the catalogue's figures."""
 
+    def layer_costs(self, prepared: A, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+        """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method); nothing is trained."""
+        whole = layer_costs(describe_facts(prepared.facts), "full", batch=batch, sequence_length=sequence_length)
+        none: Any = dict.fromkeys(
+            ("trainable_params", *(f"{what}_bytes_per_{per}" for what in ("gradient", "context") for per in ("token", "sample"))), 0
+        )
+        return tuple(replace(cost, backward_flops=0.0, frozen_params=cost.frozen_params + cost.trainable_params, **none) for cost in whole)
+
     def asked(self, prepared: A) -> Any:
         """Return the parts of a job that a device needs to measure itself."""
         return prepared

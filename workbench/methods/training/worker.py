@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from workbench.methods.common.session import (
     DONE,
     IDLE,
     WAITING,
+    AResult,
     DeviceSession,
     RankResult,
     RankSession,
@@ -47,9 +48,6 @@ from workbench.runtime.state import Backups, State
 from workbench.runtime.work_folder import full_disk_told
 
 PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
-
-
-AResult = TypeVar("AResult", bound=RankResult)
 
 
 def together(context: RankContext, rank_job: ASessionJob, work: Callable[[RankSession[ASessionJob]], AResult]) -> AResult:
