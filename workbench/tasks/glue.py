@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks.published import hub_dataset, read_text, saved_dataset
-from workbench.tasks.task import Kind, Split, Task, fixed_order
+from workbench.tasks.task import Kind, Split, Task, fixed_order, numbered
 
 VALIDATION_FROM_TRAIN = 1000
 """Maximum size of the validation split drawn from the training samples if the test labels are secret (see also validation_share)."""
@@ -87,11 +87,9 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
     columns = {split: _to_rows(name, glue, rows) for split, rows in parts.items()}
     if any(label is None for _, _, label in columns.get("test", [])):
         del columns["test"]
-    first_id, splits = 0, dict[str, Any]()
-    for split in ("train", "validation", "test"):
-        if split in columns:
-            splits[split] = _split(columns[split], glue, first_id)
-            first_id += len(columns[split])
+    splits: dict[str, Any] = numbered(
+        {split: _split(columns[split], glue) for split in ("train", "validation", "test") if split in columns}
+    )
     if "test" not in splits:
         splits["test"] = splits["validation"]
         order = fixed_order(name, len(splits["train"]))
@@ -105,15 +103,7 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
 
 
 def _from_folder(name: str, glue: GlueTask, folder: Path) -> dict[str, Any]:
-    candidates = [
-        folder,
-        folder / glue.folder,
-        folder / "glue" / glue.folder,
-        folder / "GLUE" / glue.folder,
-        folder / name,
-        folder / "glue" / name,
-    ]
-    for place in candidates:
+    for place in (folder / one for one in ("", glue.folder, f"glue/{glue.folder}", f"GLUE/{glue.folder}", name, f"glue/{name}")):
         if (place / "dataset_dict.json").is_file():
             return saved_dataset(place)
         if (place / "train.tsv").is_file() and (place / "dev.tsv").is_file():
@@ -136,7 +126,8 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
     if not cells:
         return []
     header = [cell.strip() for cell in cells[0][1]]
-    first, second, label = (_find(header, names) for names in (glue.first, glue.second, glue.label))
+    columns = (glue.first, glue.second, glue.label)
+    first, second, label = (next((header.index(name) for name in names if name in header), None) for names in columns)
     if first is not None and (second is not None or not glue.second):
         cells = cells[1:]
     elif first is None and len(header) in glue.positions:
@@ -158,10 +149,6 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
     return rows
 
 
-def _find(header: list[str], names: tuple[str, ...]) -> int | None:
-    return next((header.index(name) for name in names if name in header), None)
-
-
 def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
     if isinstance(table, list):
         return table
@@ -175,12 +162,12 @@ def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
     return list(zip(table[first], seconds, labels, strict=True))
 
 
-def _split(rows: Rows, glue: GlueTask, first_id: int) -> Split:
+def _split(rows: Rows, glue: GlueTask) -> Split:
     return Split(
         texts=tuple(first for first, _, _ in rows),
         pairs=tuple(str(second) for _, second, _ in rows) if glue.second else None,
         labels=tuple(label for _, _, label in rows),  # type: ignore[misc]
-        sample_ids=tuple(range(first_id, first_id + len(rows))),
+        sample_ids=tuple(range(len(rows))),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import shown
 from workbench.tasks.published import hub_dataset, saved_dataset
-from workbench.tasks.task import Split, Task, fixed_order
+from workbench.tasks.task import Split, Task, fixed_order, numbered
 
 OWN = ("classification", "regression")
 FROM_FILES = (*OWN, "question_answering", "token_classification")
@@ -64,11 +64,10 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
     else:
         names = class_names([table.features[found.label] for table in tables.values()], [one.labels or () for one in rows.values()], found)
         labels = {name: classes(one.labels or (), names, found, name) for name, one in rows.items()}
-    parts, first_id = {}, 0
-    for name, one in rows.items():
-        ids = tuple(range(first_id, first_id + len(one.texts)))
-        parts[name] = Split(texts=one.texts, pairs=one.pairs, labels=labels[name], sample_ids=ids, sources=one.sources)
-        first_id += len(ids)
+    parts = {
+        name: Split(texts=one.texts, pairs=one.pairs, labels=labels[name], sample_ids=tuple(range(len(one.texts))), sources=one.sources)
+        for name, one in rows.items()
+    }
     metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy", "f1" if len(names) == 2 else "macro_f1")
     return Task(
         name=kind,
@@ -77,7 +76,7 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
         metrics=metrics,
         class_names=names,
         source=f"{Path(str(data)).name}, columns {', '.join(name for name in found if name)}",
-        **divided(parts, data),
+        **divided(numbered(parts), data),
     )
 
 
@@ -172,7 +171,8 @@ def find_columns(columns: str, table: Any, *, needs_label: bool) -> Columns:
     text, pair = named.get("text"), named.get("pair")
     if text is None:
         pairs = next(((lower[one], lower[two]) for one, two in _PAIRS if one in lower and two in lower), (None, None))
-        strings = [name for name in present if _is_text(table.features[name]) and name != label]
+        texts = [name for name, kind in table.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
+        strings = [name for name in texts if not hasattr(table.features[name], "names") and name != label]
         text = pairs[0] or next((lower[name] for name in _TEXTS if name in lower and lower[name] != label), None)
         text, pair = text or (strings[0] if len(strings) == 1 else None), pair or pairs[1]
     missing = "text" if text is None else "label" if label is None and needs_label else ""
@@ -183,15 +183,12 @@ def find_columns(columns: str, table: Any, *, needs_label: bool) -> Columns:
     return Columns(text, pair, label, named.get("source"))
 
 
-def _is_text(feature: Any) -> bool:
-    return getattr(feature, "dtype", "") in ("string", "large_string") and not hasattr(feature, "names")
-
-
 def read_rows(table: Any, columns: Columns, split: str) -> Rows:
     """Return a table's texts, pairs, labels and sources.  Raises ConfigError naming a row in which one is missing."""
     texts = [_texts(table, name, split) for name in (columns.text, columns.pair) if name is not None]
     labels = None if columns.label is None or columns.label not in table.column_names else list(table[columns.label])
-    missing = next((row for row, value in enumerate(labels or (), start=1) if _is_missing(value)), None)
+    rows = enumerate(labels or (), start=1)
+    missing = next((row for row, value in rows if value in (None, "") or (isinstance(value, float) and math.isnan(value))), None)
     if missing is not None:
         raise _bad_label(columns, f"Row {missing} of {split} has no label.", "Mend or remove that row.")
     sources = None if columns.source is None else _texts(table, columns.source, split)
@@ -254,10 +251,6 @@ def classes(labels: Sequence[Any], names: Sequence[str], columns: Columns, split
             raise _bad_label(columns, f"Row {row} of {split} has {shown(str(value))!r}; the classes are {known}.", "Mend that row.")
         found.append(number)
     return tuple(found)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def _plain(value: Any) -> Any:

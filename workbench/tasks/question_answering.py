@@ -11,7 +11,6 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from workbench.core.serial import shown
 from workbench.tasks.embedded import load_sentiment_rating
 from workbench.tasks.own import SPLITS, divided, read_tables
 from workbench.tasks.published import read_text
-from workbench.tasks.task import Span, Split, Task
+from workbench.tasks.task import Span, Split, Task, numbered
 
 METRICS = ("answer_f1", "exact_match")
 _NAME = r"[A-Z][a-z]+(?:[ -][A-Z][a-z]+)*"
@@ -160,10 +159,7 @@ def _asked(questions: Iterable[Question]) -> Split:
 
 
 def _task(name: str, parts: Mapping[str, Split], source: str) -> Task:
-    splits, first_id = dict[str, Any](), 0
-    for part in ("train", "validation", "test"):
-        splits[part] = replace(parts[part], sample_ids=tuple(range(first_id, first_id + len(parts[part]))))
-        first_id += len(parts[part])
+    splits: dict[str, Any] = numbered({part: parts[part] for part in ("train", "validation", "test")})
     return Task(name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source, **splits)
 
 
@@ -182,10 +178,7 @@ def load_token_classification(data: Path | str | None, columns: str = "") -> Tas
     tokens, tags = _columns(columns, first.column_names)
     declared = getattr(getattr(first.features[tags], "feature", None), "names", None)
     names: Sequence[str] = declared or sorted({str(tag) for table in tables.values() for row in table[tags] for tag in row}, key=_order)
-    parts, first_id = {}, 0
-    for split, table in tables.items():
-        parts[split] = _split(table, tokens, tags, names, split, first_id)
-        first_id += len(table)
+    parts = numbered({split: _split(table, tokens, tags, names, split) for split, table in tables.items()})
     return Task(
         name="token_classification",
         kind="token_classification",
@@ -253,7 +246,7 @@ def _columns(columns: str, present: Sequence[str]) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _split(table: Any, tokens: str, tags: str, names: Sequence[str], split: str, first_id: int) -> Split:
+def _split(table: Any, tokens: str, tags: str, names: Sequence[str], split: str) -> Split:
     index = {name: number for number, name in enumerate(names)}
     texts, spans = [], []
     for row, (words, classes) in enumerate(zip(table[tokens], table[tags], strict=True), start=1):
@@ -264,8 +257,7 @@ def _split(table: Any, tokens: str, tags: str, names: Sequence[str], split: str,
         text, own = joined([str(word) for word in words], [tag if isinstance(tag, int) else index[str(tag)] for tag in classes])
         texts.append(text)
         spans.append(own)
-    ids = tuple(range(first_id, first_id + len(texts)))
-    return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=ids, spans=tuple(spans))
+    return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))), spans=tuple(spans))
 
 
 def joined(words: Sequence[str], labels: Sequence[int]) -> tuple[str, tuple[Span, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError, require_numbers
@@ -18,8 +18,6 @@ from workbench.tasks.metrics import compute
 from workbench.tasks.task import Span, Split
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from workbench.tasks.tokenize import TokenizedSplit
 
 MAX_ANSWER_TOKENS = 30
@@ -29,43 +27,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 Answers = Sequence[Sequence[str]]
 
 
-class PredictionsLike(Protocol):
-    """The interface of workbench.models.evaluation.Predictions that is used here."""
-
-    logits: Tensor
-    sample_ids: Tensor
-
-    def answers(self, kind: str) -> Any:
-        """Return classes or numbers."""
-
-    def references(self) -> Any:
-        """Return the labels."""
+PredictionsLike = Any
+"""A workbench.models.evaluation.Predictions."""
 
 
-class Scored(Protocol):
-    """A Task, or any object that defines its answers and metrics."""
-
-    @property
-    def kind(self) -> str:
-        """See Task.kind."""
-
-    @property
-    def metrics(self) -> Collection[str]:
-        """See Task.metrics."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """See Task.class_names."""
-
-    @property
-    def may_be_none(self) -> bool:
-        """See Task.may_be_none."""
-
-
-def score(task: Scored, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
+def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
     """Return a task's metrics for predictions on a split, each from 0 to 1 (correlations from -1).
 
-    Raises DivergedError if predictions are NaN or infinite.
+    task: a Task, or an object with its kind, metrics, class_names and may_be_none.  Raises DivergedError for NaN and infinity.
     """
     if split.spans is None:
         return compute(task.metrics, predictions.answers(task.kind), predictions.references())

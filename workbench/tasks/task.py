@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -106,6 +107,14 @@ def _limit(split: Split, limit: int | None) -> Split:
         raise ConfigError(f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit.")
     # One fixed permutation, so that a larger limit includes all samples of a smaller one.
     return split.take(sorted(fixed_order("limit", len(split))[:limit]))
+
+
+def numbered(parts: Mapping[str, Split]) -> dict[str, Split]:
+    """Return the splits with sample ids that are counted on from one split to the next."""
+    starts = itertools.accumulate(map(len, parts.values()), initial=0)
+    return {
+        name: replace(part, sample_ids=tuple(range(at, at + len(part)))) for (name, part), at in zip(parts.items(), starts, strict=False)
+    }
 
 
 def fixed_order(purpose: str, count: int) -> list[int]:

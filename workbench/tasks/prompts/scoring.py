@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice, require_numbers
 from workbench.tasks.prompts.batches import BATCH_SIZE, LogitsAt, batch_of, label_log_likelihoods, target_log_likelihoods
@@ -66,22 +66,10 @@ MAX_NEW_TOKENS = 50
 """Maximum number of generated tokens, as in MeZO.  An answer ends at the end of its line."""
 
 
-class Decoder(Protocol):
-    """Extra tokenizer method for reading generated tokens."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text for tokens, without special ones."""
-
-
-def generate_answers(
-    logits_at: LogitsAt,
-    encoder: PromptEncoder,
-    decoder: Decoder,
-    samples: Sequence[PromptSample],
-) -> list[str]:
+def generate_answers(logits_at: LogitsAt, encoder: PromptEncoder, decoder: Any, samples: Sequence[PromptSample]) -> list[str]:
     """Return the line that the model generates after each prompt, greedily.
 
-    Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for MAX_NEW_TOKENS.
+    Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for MAX_NEW_TOKENS.  decoder: the tokenizer.
     """
     fields = encoder.fitted(samples, reserve=MAX_NEW_TOKENS if encoder.reader == "causal" else 0)
     prompts = encoder.openings(fields)
@@ -93,7 +81,7 @@ def generate_answers(
 
 
 def _generated(
-    logits_at: LogitsAt, encoder: PromptEncoder, decoder: Decoder, prompts: Sequence[EncodedRow], indices: Sequence[int]
+    logits_at: LogitsAt, encoder: PromptEncoder, decoder: Any, prompts: Sequence[EncodedRow], indices: Sequence[int]
 ) -> list[tuple[int, list[int]]]:
     import torch
 
