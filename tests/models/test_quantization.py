@@ -186,9 +186,9 @@ def test_a_missing_library(monkeypatch):
     ("settings", "message"),
     [
         ({"storage": "int3"}, "Did you mean 'int4'|Did you mean 'int8'"),
-        ({"compute": "int8"}, "compute type 'int8'"),
+        ({"compute": "int8"}, "compute = int8"),
         ({"engine": "torchao"}, "Known are auto, reference, bitsandbytes"),
-        ({"embeddings": "nf4"}, "embeddings 'nf4'"),
+        ({"embeddings": "nf4"}, "embeddings = nf4"),
         ({"block_size": 63}, "even"),
         ({"storage": "float16", "double_quantization": True}, "Only int8, int4 and nf4"),
     ],

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from workbench.core.errors import ConfigError, check_choice
+from workbench.core.errors import ConfigError
+from workbench.core.ranges import Count, Dropout, Positive, Width, require_ranges
 from workbench.models.adapter_config import check_labels
 from workbench.models.evaluation import BatchLike, Predictions
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
@@ -39,33 +40,25 @@ class TechniqueConfig:
     hidden_size: int
     num_layers: int
     kind: str = "classification"
-    num_outputs: int = 2
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.0
-    bottleneck: int = 64
+    num_outputs: Count = 2
+    lora_rank: Width = 8
+    lora_alpha: Positive = 16.0
+    lora_dropout: Dropout = 0.0
+    bottleneck: Count = 64
     train_norms: bool = True
-    dropout: float = 0.1
+    dropout: Dropout = 0.1
     seed: int = 0
     label_mean: float = 0.0
     label_std: float = 1.0
 
     def __post_init__(self) -> None:
-        check_choice("technique", self.technique, get_args(Technique))
+        require_ranges(self, "A fine-tuned model")
         if self.kind == "sequence_to_sequence":
             raise ConfigError(
                 f"Fine-tuning ({self.technique}) for {self.kind} was asked for.",
                 "Its head, one matrix, gives classes, numbers, and the spans and classes of tokens.",
                 "Choose such a task, or the method pac_plus.",
             )
-        for name in ("lora_rank", "bottleneck", "num_outputs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} was asked for.", "It must be at least 1.", "Raise it.")
-        for name in ("dropout", "lora_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} was asked for.", "It must be in [0, 1).", "Change it.")
-        if not self.lora_alpha > 0:
-            raise ConfigError(f"lora_alpha = {self.lora_alpha} was asked for.", "LoRA would change nothing.", "Raise it above 0.")
         check_labels(self.kind, self.label_mean, self.label_std)
 
 

@@ -317,8 +317,8 @@ def test_models_that_are_not_exported(name: str, config: TrainableConfig, found:
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"queries": 0}, "queries of 0"),
-        ({"batch_size": 0}, "batch size of 0"),
+        ({"queries": 0}, "queries = 0"),
+        ({"batch_size": 0}, "batch_size = 0"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"backend": "vulkan"}, "xnnpack, portable"),
         ({"noise": "none"}, "input, drawn"),

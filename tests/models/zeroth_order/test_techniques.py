@@ -147,13 +147,13 @@ def test_below_the_bound_chance_decides_and_above_it_the_slope():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ZerothOrderConfig(queries=0), "0 queries a step"),
+        (lambda: ZerothOrderConfig(queries=0), "queries = 0"),
         (lambda: ZerothOrderConfig(epsilon=0.0), "epsilon = 0.0"),
         (lambda: ZerothOrderConfig(epsilon=float("nan")), "epsilon = nan"),
         (lambda: ZerothOrderConfig(learning_rate=-1.0), "learning_rate = -1.0"),
         (lambda: ZerothOrderConfig(execution="inne"), "Did you mean 'inner'"),
         (lambda: TrainableConfig(technique="lorafa"), "Did you mean 'lora_fa'"),
-        (lambda: TrainableConfig(rank=0), "rank of 0"),
+        (lambda: TrainableConfig(rank=0), "rank = 0"),
         (lambda: load("tiny-llama-2", TrainableConfig(roles=("query_key_value",))), "names no projection in the role of query_key_value"),
         (lambda: load("tiny-bert-2", TrainableConfig()), "predicts no words"),
         (lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE), "model of its own"),

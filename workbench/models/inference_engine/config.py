@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from workbench.core.errors import ConfigError, check_choice
+from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
-from workbench.models.zeroth_order.config import TrainableConfig, check_positive
+from workbench.core.ranges import Count, Positive, require_ranges
+from workbench.models.zeroth_order.config import TrainableConfig
 
 EngineBackend = Literal["xnnpack", "portable"]
 EngineNoise = Literal["input", "drawn"]
@@ -37,29 +38,23 @@ class EngineConfig:
     choices: the tokens over which the loss is computed, such as the label words' (see PromptBatch); empty: the whole vocabulary.
     """
 
-    queries: int = 4
-    batch_size: int = 4
-    sequence_length: int = 64
-    num_targets: int = 1
-    epsilon: float = 1e-2
+    queries: Count = 4
+    batch_size: Count = 4
+    sequence_length: Count = 64
+    num_targets: Count = 1
+    epsilon: Positive = 1e-2
     backend: EngineBackend = "xnnpack"
     noise: EngineNoise = "input"
     choices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        names = ("queries", "batch size", "sequence length", "number of targets")
-        for name, count in zip(names, (self.queries, self.batch_size, self.sequence_length, self.num_targets), strict=True):
-            if count < 1:
-                raise ConfigError(f"A program with a {name} of {count} was asked for.", "It would compute nothing.", "Give at least 1.")
-        check_positive("epsilon", self.epsilon, "Both losses would be the same.")
+        require_ranges(self, "A program of the inference engine")
         if self.choices and (len(set(self.choices)) != len(self.choices) or len(self.choices) < 2 or min(self.choices) < 0):
             raise ConfigError(
                 f"A program whose loss is among the tokens {', '.join(map(str, self.choices))} was asked for.",
                 "There must be at least two, all different, none below 0.",
                 "Give the label words' tokens, or none for the whole vocabulary.",
             )
-        for name, choice, known in (("backend", self.backend, EngineBackend), ("noise", self.noise, EngineNoise)):
-            check_choice(name, choice, get_args(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

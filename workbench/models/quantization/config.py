@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.core.errors import ConfigError, check_choice
+from workbench.core.errors import ConfigError
+from workbench.core.ranges import require_ranges
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 StorageType = Literal["float32", "float16", "bfloat16", "int8", "int4", "nf4"]
@@ -38,7 +39,6 @@ Engine = Literal["auto", "reference", "bitsandbytes"]
 
 FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
 STORAGE_TYPES: tuple[str, ...] = get_args(StorageType)
-ENGINES: tuple[str, ...] = get_args(Engine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,7 @@ class QuantizationConfig:
     embeddings: EmbeddingStorage | None = None
 
     def __post_init__(self) -> None:
-        check_choice("storage type", self.storage, STORAGE_TYPES)
-        check_choice("compute type", self.compute, FLOAT_TYPES)
-        check_choice("quantization engine", self.engine, ENGINES)
-        if self.embeddings is not None:
-            check_choice("storage type of embeddings", self.embeddings, get_args(EmbeddingStorage))
+        require_ranges(self, "A quantized model")
         if self.block_size < 2 or self.block_size % 2:
             raise ConfigError(
                 f"Blocks of {self.block_size} weights were asked for.", "Two codes of 4 bits share a byte.", "Choose an even block_size."

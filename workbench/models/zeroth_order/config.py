@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from workbench.core.errors import ConfigError, check_choice
+from msgspec import Meta
+
+from workbench.core.errors import ConfigError
+from workbench.core.ranges import Positive, Width, require_ranges
 from workbench.core.seeds import MAX_QUERIES
 from workbench.models.lora import ROLES
 
@@ -28,19 +31,14 @@ class TrainableConfig:
     """
 
     technique: ZerothOrderTechnique = "lora_fa"
-    rank: int = 16
-    alpha: float = 32.0
+    rank: Width = 16
+    alpha: Positive = 32.0
     roles: tuple[str, ...] = ROLES
-    num_outputs: int = 0
+    num_outputs: Annotated[int, Meta(ge=0, le=10**9)] = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("technique", self.technique, get_args(ZerothOrderTechnique))
-        if self.rank < 1:
-            raise ConfigError(f"A rank of {self.rank} was asked for.", "Nothing would be trained.", "Raise it to at least 1.")
-        check_positive("alpha", self.alpha, "The update alpha / r x A B would be none.")
-        if self.num_outputs < 0:
-            raise ConfigError(f"A head with {self.num_outputs} outputs was asked for.", "That cannot be.", "Give the number of classes.")
+        require_ranges(self, "Training by forward passes")
 
     def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
@@ -61,22 +59,15 @@ class ZerothOrderConfig:
     seed: of the noise.
     """
 
-    queries: int = 4
-    epsilon: float = 1e-2
-    learning_rate: float = 1e-3
+    queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
+    epsilon: Positive = 1e-2
+    learning_rate: Positive = 1e-3
     execution: Execution = "both"
     copies: Copies = "per_layer"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.queries <= MAX_QUERIES:
-            raise ConfigError(
-                f"{self.queries} queries a step were asked for.", f"A step has 1 to {MAX_QUERIES}.", "Change the number of queries."
-            )
-        check_positive("epsilon", self.epsilon, "The losses on both sides would be the same.")
-        check_positive("learning_rate", self.learning_rate, "Training would go nowhere, or uphill.")
-        check_choice("execution", self.execution, get_args(Execution))
-        check_choice("kind of copies", self.copies, get_args(Copies))
+        require_ranges(self, "A step of forward passes")
 
 
 def check_positive(name: str, value: float, found: str) -> None:
