@@ -25,7 +25,7 @@ from workbench.core.report import Report, SweepPoint, dilation_note
 from workbench.core.serial import to_json
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
-from workbench.methods import INFERRING, WITH_JAX, load_method
+from workbench.methods import INFERRING, NO_EPOCHS, WITH_JAX, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.runtime.devices import Lender
@@ -237,6 +237,11 @@ def _prepared(
             "They are injected into emulated devices, and real ones over SSH.",
             "Leave them out.",
         )
+    has_coordinator = engines is None or isinstance(engines, Lender)
+    if job.converged_after and (job.method in NO_EPOCHS or not has_coordinator):
+        asked = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
+        found = "The coordinator tests the epochs' losses; here is none." if not has_coordinator else "It does not train by epochs."
+        raise ConfigError(asked, found, "Leave converged_after out.")
     if job.data is not None and job.task not in FROM_FILES and not (data := Path(job.data).expanduser()).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")

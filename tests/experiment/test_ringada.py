@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         run(job, tmp_path, progress=at(1, interrupt))
     assert losses(run(job, tmp_path, resume=True)) == losses(whole)
+
+
+def test_it_ends_when_the_losses_that_come_to_the_coordinator_have_converged_and_a_resume_keeps_the_end(job: Job, tmp_path: Path) -> None:
+    idle = replace(job, epochs=6, learning_rate=1e-9, converged_after=1)
+    report = run(idle, tmp_path)
+    means = [epoch.loss for epoch in report.epochs]
+    assert 1 < len(means) < 6 and means[-1] > 0.99 * min(means[:-1]) and all(b < 0.99 * a for a, b in pairwise(means[:-1]))
+    said = f"The training has converged after {len(means)} of 6 epochs"
+    assert any(note.startswith(said) for note in report.notes) and len(losses(report)) == 2 * len(means)
+    resumed = run(idle, tmp_path, resume=True)
+    assert losses(resumed) == losses(report) and any(note.startswith(said) for note in resumed.notes)
+    assert resumed.metrics == report.metrics
+    longer = run(replace(idle, converged_after=0), tmp_path, resume=True)
+    assert len(longer.epochs) == 6 and losses(longer)[: 2 * len(means)] == losses(report)
+    assert "does all 6 epochs" in experiment.run(idle, two_devices(), "simulate").notes[0]
 
 
 def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_resume_or_a_loss(

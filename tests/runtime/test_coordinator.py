@@ -62,11 +62,13 @@ class Trainer:
     """A policy of training with state that goes back to the last backup at a loss.  at_least: devices that the work needs.
 
     only: those that it wants by itself, whatever their pace.  idle: those that stand by for one that leaves on notice.
+    converges_at: the step before which it finds that the work is done.
     """
 
     total: int
     at_least: int = 1
     backup_every: int = 5
+    converges_at: int | None = None
     only: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     step: int = 0
@@ -77,6 +79,10 @@ class Trainer:
     @property
     def num_steps(self) -> int:
         return self.total
+
+    @property
+    def has_converged(self) -> bool:
+        return self.converges_at is not None and self.step >= self.converges_at
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         members = self.only or tuple(rank for rank in ready if factors.get(rank, 1.0) < 10 and rank not in self.idle)
@@ -115,7 +121,9 @@ class Trainer:
             assert isinstance(ended, Ended)
             for step in ended.part:
                 self._know(step)
-        if lost or any(ended.end == "lost" for ended in parts.values()):
+        if self.has_converged:
+            self.step = self.total
+        elif lost or any(ended.end == "lost" for ended in parts.values()):
             backup = max(generation.job.first_step, self.step - self.step % self.backup_every)
             self.losses.append((self.step, min(backup, self.step)))
             self.step = min(backup, self.step)
@@ -222,6 +230,14 @@ def test_without_faults_it_is_one_generation() -> None:
     assert members(told) == [(0, 1, 2, 3)] and told.policy.history == list(range(50)) and told.said == []
     assert told.devices.now_s() == pytest.approx(0.5 + 50 * WORK_S / 4, abs=0.5)
     assert sum(isinstance(message, Stop) for _, _, message in told.devices.commands) == 4
+
+
+@pytest.mark.parametrize("text", ["", "kill:d1@step12"])
+def test_a_run_that_has_converged_ends_on_all_devices_before_its_last_step(text: str) -> None:
+    told = coordinate(Trainer(50, converges_at=20), *faults(text))
+    assert 20 <= max(told.policy.history) + 1 <= 22 and told.policy.step == 50  # a step may be under way
+    assert any(isinstance(message, Pause) for _, _, message in told.devices.commands)
+    assert sum(isinstance(message, Stop) for _, _, message in told.devices.commands) == (3 if text else 4)
 
 
 def test_a_device_that_is_killed_comes_back_and_the_others_do_not_wait_for_it() -> None:

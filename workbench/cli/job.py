@@ -56,6 +56,7 @@ Faults = Annotated[
         help="Kill, freeze or slow a device down, or let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated.",
     ),
 ]
+ConvergedAfter = Annotated[int, typer.Option(help="End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs.")]
 BackupEvery = Annotated[int, typer.Option(help="Steps between two backups that devices keep for each other; 0 keeps steps in the folder.")]
 WorkFolder = Annotated[
     Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="one under the cache folder")
@@ -80,10 +81,11 @@ OPTIONS: dict[str, Any] = {
     "columns": Columns,
     "options": Options,
     "faults": Faults,
+    "converged_after": ConvergedAfter,
     "backup_every": BackupEvery,
 }
 PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options")
-SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "backup_every")
+SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "converged_after", "backup_every")
 ALL_FIELDS = tuple(OPTIONS)
 
 

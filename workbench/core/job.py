@@ -24,6 +24,8 @@ class Job:
     data: a local folder for tasks that are not embedded; for own data (tasks.own.FROM_FILES) a file, a folder or a hub name.
     columns: the columns of own data whose names are not the usual ones: 'text=review,label=stars'.  options: the method's own settings.
     faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
+    converged_after: a run ends before its last epoch if the mean training loss has not fallen for so many epochs; 0: never (see
+    methods.training.policy.plateaus).
     backup_every: steps between the backups that devices keep for each other; 0 saves every step in the run's folder instead.
     """
 
@@ -45,12 +47,13 @@ class Job:
     columns: Text = ""
     options: dict[str, Any] = field(default_factory=dict)
     faults: Text = ""
+    converged_after: Annotated[int, Meta(ge=0, le=1000)] = 0
     backup_every: Annotated[int, Meta(ge=0, le=10**6)] = 0
 
     @property
     def identity(self) -> Job:
-        """Return the parts of the job that must match to resume a run: all but injected faults and backups against them."""
-        return replace(self, faults="", backup_every=0)
+        """Return the parts of the job that must match to resume a run: all but faults, backups against them, and when to end."""
+        return replace(self, faults="", backup_every=0, converged_after=0)
 
     def __post_init__(self) -> None:
         require_ranges(self, "A job")

@@ -19,6 +19,8 @@ METHODS = {
 
 INFERRING = ("galaxy_plus",)
 """Methods that answer requests, once through the test split, instead of training for epochs."""
+NO_EPOCHS = (*INFERRING, "p_rge")
+"""Methods without an end at convergence: P-RGE's losses estimate gradients, and vary too much."""
 WITH_JAX = ("fine_tuning", "confidant")
 """Methods in which JAX may compute a device's layers."""
 

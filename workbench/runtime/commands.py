@@ -167,6 +167,11 @@ class Policy(Protocol):
     def num_steps(self) -> int:
         """Return the number of steps in the whole run."""
 
+    @property
+    def has_converged(self) -> bool:
+        """Return whether the run ends before its last step, as soon as its devices have paused."""
+        return False
+
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the next generation: the remaining steps as a job for some of the ready devices.
 

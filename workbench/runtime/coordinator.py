@@ -181,6 +181,8 @@ class Coordinator:
         self._resumed(generation, done.step, now_s)
         self._last_step, self._last_step_s = done.step, now_s
         self.policy.stepped(generation, rank, done)
+        if self.policy.has_converged:
+            self._pause()
         if done.busy_s:
             expected_s = generation.predictor.busy_s(done.step, place) / self._planned_with.get(rank, 1.0)
             self.pace.observe(rank, done.busy_s, expected_s)

@@ -6,6 +6,7 @@ repeatedly, in its own order; an absent device skips its turns, and so its sampl
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Literal, Self
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
+from workbench.methods.training.policy import plateaus
 from workbench.schedules.ringada import Iteration
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit
@@ -78,14 +80,8 @@ class Policy:
 
     def adapted(self, brought: Sequence[float]) -> tuple[int, ...]:
         """Return the lowest trained layer of each round of an adaptive policy, and of the next one.  brought: loss or norm by round."""
-        passed, lowest, waited = 0, float("inf"), 0
-        found = [self._above(0)]
-        for value in brought:
-            lowest, waited = (value, 0) if value < lowest * (1 - self.threshold) else (lowest, waited + 1)
-            if waited == self.patience:
-                passed, lowest, waited = passed + 1, float("inf"), 0
-            found.append(self._above(passed))
-        return tuple(found)
+        ends = plateaus(brought, self.patience, self.threshold)
+        return tuple(self._above(bisect_right(ends, count)) for count in range(len(brought) + 1))
 
     def lowest(self, num_rounds: int, num_steps: int) -> int:
         """Return the lowest layer that a run of so many rounds and mini-batches can train."""

@@ -54,6 +54,8 @@ class _Work:
 class _Policy:
     """A runtime.coordinator.Policy that only counts steps."""
 
+    has_converged = False
+
     def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
         self._first, self._next, self._say = first, Succession(first, replanned, say), say
         self._timetable = Timetable(first)
@@ -158,4 +160,4 @@ def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) ->
     steps = tuple(replace(step, predicted_s=work.taken_s.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps))
     seconds = {epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch) for epoch in prediction.epochs}
     epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
-    return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=tuple(said))
+    return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=(*prediction.notes, *said))

@@ -229,6 +229,8 @@ class TrainingMethod(LayerMethod[P]):
         """Simulate every step and the faults to inject (see Method)."""
         first = self.rank_job(*planned)
         prediction = predict(first)
+        if first.job.converged_after:
+            prediction = replace(prediction, notes=(f"A simulation knows no losses: it does all {first.job.epochs} epochs.",))
         changes = planned.prepared.job.faults or any(device.leave_below or device.leave_if_throttled for device in planned.cluster.devices)
         return with_faults(prediction, first, self._replanner(first, planned)) if changes else prediction
 
@@ -250,6 +252,7 @@ class TrainingMethod(LayerMethod[P]):
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         prepared, cluster = planned.prepared, planned.cluster
         job, is_real = prepared.job, engines.fidelity == "real"
+        num_epochs = job.epochs
         recoveries: tuple[Recovery, ...] = ()
         spent_s: dict[str, float] = {}
         stack = load_stack(job.model)
@@ -272,6 +275,7 @@ class TrainingMethod(LayerMethod[P]):
                 recoveries = policy.run(devices, engines.cluster, job)
             notes += tuple(policy.notes)
             message, former, results, spent_s = policy.last.job, policy.last.former, policy.results, policy.spent_s
+            num_epochs = policy.epochs
             if len(policy.generations) > 1:
                 cluster, prediction = message.cluster, predict(message)
         else:
@@ -288,16 +292,16 @@ class TrainingMethod(LayerMethod[P]):
         epochs = list(records.epoch_records(steps))
         trained = self.trained(prepared, stack, message)
         notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
-        for epoch, predictions in enumerate(trained.predict(range(job.epochs), prepared.validation)):
+        for epoch, predictions in enumerate(trained.predict(range(num_epochs), prepared.validation)):
             epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, "validation", predictions))
-        best = max(range(job.epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
+        best = max(range(num_epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
         notify(Event("phase", message="Scoring the chosen epoch on the test split"))
         metrics = _score(prepared, "test", trained.predict([best], prepared.test)[0])
         saved = trained.save(folder / ADAPTER, best)
 
         for left in (DEVICES, JOURNALS):  # the ranks have emptied the journals
             shutil.rmtree(folder / left, ignore_errors=True)
-        for path in unneeded_at_the_end(folder):
+        for path in unneeded_at_the_end(folder) if num_epochs == job.epochs else ():
             path.unlink()
         return Outcome(
             fidelity=engines.fidelity,

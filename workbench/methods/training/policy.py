@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,8 +38,20 @@ DRAWN = 8
 
 REAL_REGROUP_S = 1.0
 """Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy machine)."""
+LEAST_FALL = 0.01
+"""The fraction by which a loss must fall to count as lower."""
 REAL_PACE_S = 2.0
 """Seconds of computing over which a real device's pace is judged: its steps also vary by what else the device does."""
+
+
+def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FALL) -> list[int]:
+    """Return after how many values each plateau ends: `patience` in a row are not `threshold` below the lowest since the last plateau."""
+    found, lowest, waited = list[int](), math.inf, 0
+    for count, value in enumerate(values, start=1):
+        lowest, waited = (value, 0) if value < lowest * (1 - threshold) else (lowest, waited + 1)
+        if waited == patience:
+            found, lowest, waited = [*found, count], math.inf, 0
+    return found
 
 
 class Replanned(NamedTuple):
@@ -252,6 +265,10 @@ class TrainingPolicy(ToldPolicy):
 
     first, replanned: see Succession.  former: the run's progress before.  generations: all that have begun.  results: of the last
     generation, by place.  spent_s: seconds of the slowest device, by the kind of work besides steps.
+
+    Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the mean losses of the
+    epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule that the paper does not give
+    (Algorithm 1, line 12); an epoch's loss does not vary by which samples it has.
     """
 
     def __init__(
@@ -273,6 +290,41 @@ class TrainingPolicy(ToldPolicy):
         self._trained: set[str] = set()
         self._some_lost = False
         self._backups: dict[int, dict[int, tuple[str, ...]]] = {}
+        self._converged: int | None = None
+        self._losses: dict[int, dict[int, float]] = {}
+        for trace, rank in ((trace, result.rank) for result in former.results for trace in result.steps):
+            self._losses.setdefault(self._timetable.number(trace.epoch, trace.step), {})[rank] = trace.loss
+        if former.epochs:
+            self._test(former.epochs)
+        if self.has_converged:
+            self._former = replace(self._up_to(first, former.epochs), is_same=former.is_same)
+            self._step = self.num_steps
+
+    @property
+    def epochs(self) -> int:
+        """Return the epochs of the run, fewer than planned if it has converged."""
+        return self._first.job.epochs if self._converged is None else self._converged
+
+    @property
+    def has_converged(self) -> bool:
+        """Return whether the training has converged before its last epoch (see Policy)."""
+        return self._converged is not None
+
+    def _test(self, epochs: int) -> None:
+        """Test convergence after so many epochs; their losses are complete."""
+        job, number = self._first.job, self._timetable.number
+        if not job.converged_after or epochs >= job.epochs:
+            return
+        steps = [range(number(epoch, 0), number(epoch + 1, 0)) for epoch in range(epochs)]
+        means = [fmean(sum(self._losses[step].values()) for step in own) for own in steps]
+        if plateaus(means, job.converged_after):
+            self._converged = epochs
+            rule = f"in {job.converged_after} epochs the mean loss has not fallen {LEAST_FALL:.0%} below its lowest, {min(means):.4g}"
+            self.say(f"The training has converged after {epochs} of {job.epochs} epochs: {rule}")
+
+    def _up_to(self, rank_job: RankJob, epochs: int) -> Interrupted:
+        """Return the run's first epochs, and remove what the devices have done since."""
+        return take_up(replace(rank_job, job=replace(rank_job.job, epochs=epochs)))
 
     @property
     def last(self) -> Begun:
@@ -303,6 +355,7 @@ class TrainingPolicy(ToldPolicy):
             job = job.going_on(self.last.job)
         self.generations.append(Begun(members=generation.members, job=job, former=former))
         self._next.now = generation.members, job
+        self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
         self.watch(generation)
         if job.missing:
@@ -322,8 +375,14 @@ class TrainingPolicy(ToldPolicy):
         return whole_steps(held, self._trained)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
-        """Count a step."""
+        """Count a step, and test convergence when all devices have done an epoch."""
         self._step = max(self._step, done.step + 1)
+        losses, plan = self._losses.setdefault(done.step, {}), generation.plan
+        losses[rank] = done.content
+        epoch, _ = self._timetable.epoch_of(done.step)
+        busy = plan.cached.ranks if plan.cached and self._timetable.is_cached(epoch) else plan.busy_ranks
+        if done.step + 1 == self._timetable.number(epoch + 1, 0) and len(losses) == len(busy):
+            self._test(epoch + 1)
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Store the results of a generation; after a loss the folder determines where the next one begins."""
@@ -338,6 +397,12 @@ class TrainingPolicy(ToldPolicy):
             most_s = max(result.spent_s.get(name, 0.0) for result in self.results)
             self.spent_s[name] = self.spent_s.get(name, 0.0) + most_s
         is_over = not lost and all(ended.end == "finished" for ended in parts.values())
+        if self._converged is not None:
+            is_over = self._up_to(self.last.job, self._converged).epochs == self._converged
+            if not is_over:  # a device was lost before it had saved its part
+                self._converged = None
+            for result in self.results if is_over else ():
+                result.steps = [step for step in result.steps if step.epoch < self.epochs]
         self._step = self.num_steps if is_over else min(self._step, self.num_steps - 1)
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:

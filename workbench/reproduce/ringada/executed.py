@@ -129,10 +129,9 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
 
     Returns a row for each scheme, and each scheme's means by F1 and EM, per cent.  PipeAdapter without stale weights has Single's.
     """
-    training = Training(task="questions", steps=400, points=1, batch_size=16)
+    training = Training(task="questions", limits=(None, 100, 400), steps=120, points=1, batch_size=16)
     if settings.data is not None and any(settings.data.glob("*.json")):
-        data, limits = settings.data.resolve(), (4000, 400, 800)
-        training = replace(training, task="question_answering", data=data, limits=limits, steps=600, max_length=192)
+        training = replace(training, task="question_answering", data=settings.data.resolve(), limits=(2000, 100, 400), max_length=192)
     training = training.quick() if settings.quick else training
     rows, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
     for scheme in (SINGLE, RING):

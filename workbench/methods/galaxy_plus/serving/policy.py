@@ -54,6 +54,8 @@ class ServingPolicy:
     is_over: called at every turn with the service's seconds; returns whether to end early.
     """
 
+    has_converged = False
+
     fleet: Fleet
     cluster: Cluster
     layout: ModelLayout
