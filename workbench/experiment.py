@@ -228,9 +228,6 @@ def _prepared(
     if parse_faults(job.faults, cluster) and job.method in INFERRING:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
-    if engines is not None and any(fault.kind == "slow" for fault in parse_faults(job.faults, cluster)):
-        asked = f"The faults '{job.faults}' were asked for."
-        raise ConfigError(asked, "A real device cannot be slowed down from here.", "Kill, freeze or let one leave; or emulate the cluster.")
     if job.faults and engines is not None and not isinstance(engines, Lender):
         raise ConfigError(
             f"The faults '{job.faults}' were asked for.",

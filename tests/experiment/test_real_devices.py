@@ -5,25 +5,30 @@ Over OpenSSH and a network of its own where they are to be had, else over pipes.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, home, over_pipes, real_cluster
 
 from tests.experiment.running import losses, run
 from workbench import experiment
-from workbench.core import Job
+from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError
 from workbench.core.serving import ServingEvent, StreamSettings
 from workbench.fetch import cache_folder
+from workbench.methods.base import Event
 from workbench.methods.fine_tuning import measure as fine_tuning_measure
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
@@ -47,6 +52,13 @@ JOBS: dict[str, dict[str, Any]] = {
     "p_rge": {"model": "tiny-llama-2"},
     "galaxy_plus": {"options": {"system": "megatron_lm"}},
 }
+
+HALVES = Plan(
+    method="fine_tuning",
+    stages=tuple(Stage(start=3 * rank, stop=3 * rank + 3, shares=(Share(rank=rank, samples=8),)) for rank in (0, 1)),
+    micro_batch_size=8,
+    num_micro_batches=2,
+)
 
 
 class Place:
@@ -81,20 +93,78 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                 hosts.close()
 
 
-@pytest.mark.parametrize("method", JOBS)
-def test_a_run_is_the_emulated_one(method: str, job: Job, place: Place, tmp_path: Path) -> None:
-    job = replace(job, method=method, epochs=2, **JOBS[method])
-    emulated = run(job, tmp_path)
+def run_there(job: Job, emulated: Report, place: Place, tolerance: float, **options: Any) -> Report:
+    """Run a job on the real devices; its losses must be those of an emulated run."""
     for name in NAMES:  # how fast they are was measured before: they are this machine
         kept = home(place.folder, name) / ".workbench-kit/cache/profiles"
         shutil.copytree(cache_folder() / "profiles", kept, dirs_exist_ok=True)
     shutil.rmtree(place.real.folder, ignore_errors=True)
-    report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, chosen_plan=emulated.plan)
+    report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, **options)
+    found, wanted = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
+    assert found == pytest.approx(wanted, rel=tolerance)
+    return report
+
+
+@pytest.mark.parametrize("method", JOBS)
+def test_a_run_is_the_emulated_one(method: str, job: Job, place: Place, tmp_path: Path) -> None:
+    job = replace(job, method=method, epochs=2, **JOBS[method])
+    emulated = run(job, tmp_path)
+    report = run_there(job, emulated, place, 1e-5, chosen_plan=emulated.plan)
     assert report.source == "real" and report.plan.busy_ranks == {0, 1}
-    found, wanted_losses = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
-    assert found == pytest.approx(wanted_losses, rel=1e-5)
     wanted = emulated.metrics if method != "galaxy_plus" else {"largest error": pytest.approx(0, abs=1e-4)}
     assert {name: report.metrics[name] for name in wanted} == wanted
+
+
+@pytest.fixture(scope="module")
+def unbroken(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """An emulated run whose mini-batches are the same on any devices, so long that faults fall into it."""
+    options = {"technique": "lora", "paradigm": "pipeline_parallel"}
+    job = replace(job, method="fine_tuning", options=options, learning_rate=5e-4, epochs=5)
+    return run(job, tmp_path_factory.mktemp("unbroken"))
+
+
+def test_faults_do_what_they_do_in_emulation(unbroken: Report, place: Place) -> None:
+    """One is slow and then freezes, after the other has left: both are called back, for nobody else can go on."""
+    job = replace(unbroken.job, faults="slow:alpha:20@step1-9; leave:beta@step2-19; freeze:alpha@step4-19")
+    report = run_there(job, unbroken, place, 1e-4, chosen_plan=HALVES)
+    said = " ".join(report.notes)
+    for words in ("Fault: slow alpha, 20 times", "beta leaves, in step", "alpha is lost, in step", "has come back after"):
+        assert words in said
+    assert "beta is lost" not in said
+    assert {"leave beta", "freeze alpha"} <= {recovery.what for recovery in report.recoveries}
+
+
+def agent_of(device_home: Path) -> int:
+    """Return the process number of a device's agent."""
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            is_agent = process.name.isdigit() and b"exec(r(int(r(8))))" in (process / "cmdline").read_bytes()
+            if is_agent and f"HOME={device_home}\0".encode() in (process / "environ").read_bytes():
+                return int(process.name)
+    raise AssertionError("no agent")
+
+
+def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, place: Place) -> None:
+    """Its cable is pulled, then its sshd killed; the other is killed for good, so the run ends only if the device comes back each time."""
+    if not isinstance(place.hosts, NetHosts):
+        pytest.skip(WHY_NOT or "this system allows no network namespaces")
+    hosts, steps = place.hosts, ["cable"]
+
+    def progress(event: Event) -> None:
+        if event.kind == "step" and event.step == 1 and steps == ["cable"]:
+            steps.append("pulled")
+            hosts.set_link(2, "down")
+        elif event.kind == "device" and event.rank == 1 and event.message == "lost" and steps[-1] == "pulled":
+            steps.append("put back")
+            hosts.set_link(2, "up")
+        elif event.kind == "device" and event.rank == 1 and event.message == "back" and steps[-1] == "put back":
+            steps.append("killed")
+            os.kill(psutil.Process(agent_of(hosts.home("beta"))).ppid(), signal.SIGKILL)
+
+    job = replace(unbroken.job, faults="slow:alpha:20@step1; kill:alpha@step3")
+    report = run_there(job, unbroken, place, 1e-4, chosen_plan=HALVES, progress=progress)
+    assert steps[-1] == "killed"
+    assert " ".join(report.notes).count("beta has come back") == 2
 
 
 def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:

@@ -177,6 +177,11 @@ class NetHosts(Hosts):
             time.sleep(0.02)
         return False
 
+    def set_link(self, number: int, state: str) -> None:
+        """Pull a host's cable ('down'), or put it back ('up')."""
+        enter = ["nsenter", "-t", str(self.process.pid), "-U", "-n", "--preserve-credentials"]
+        subprocess.run([*enter, "ip", "link", "set", f"v{number}", state], check=True)
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()

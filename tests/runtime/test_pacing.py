@@ -39,6 +39,19 @@ def test_operation_takes_its_cost_times_the_factor(factor: float) -> None:
     assert paced.late_s == 0
 
 
+@pytest.mark.parametrize("own", [0.0, 1.0])
+def test_a_slowed_device_becomes_as_fast_again_as_it_was(own: float) -> None:
+    """A real one, with factor 0, runs as fast as it can; an emulated one as fast as its program says."""
+    fake, seconds = FakeTime(), list[float]()
+    device = pacer(own, fake).for_stream()
+    for factor in (1.0, 3.0, 1.0):
+        device.slow_down(factor)
+        paced = device.run(lambda: fake.work(0.01), 0.02)
+        seconds.append(paced.end_s - paced.start_s)
+    healthy = 0.02 if own else 0.01
+    assert seconds == pytest.approx([healthy, 0.06, healthy])
+
+
 def test_overshoot_of_sleeps_does_not_add_up() -> None:
     fake = FakeTime(overshoot_s=0.001)
     device = pacer(2.0, fake)

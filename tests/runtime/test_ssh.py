@@ -6,6 +6,7 @@ import hashlib
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -120,6 +122,33 @@ def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> No
     agent.connection.close()
     wait_until(lambda: not Path(f"/proc/{engine}").exists())
     wait_until(lambda: not list((agent.home / ".workbench-kit/runs").iterdir()))
+
+
+LAPTOP = """
+import queue, sys
+from ssh_hosts import over_pipes, real_cluster
+from pathlib import Path
+from workbench.runtime.ssh import Connection
+[device] = real_cluster(("alpha",)).devices
+connection = Connection("alpha", over_pipes(Path(sys.argv[1]))(device))
+connection.open(owner="a laptop")
+print(connection.ask("start", python=sys.executable, module="sleeper", environment={"PYTHONPATH": sys.argv[1]}), flush=True)
+queue.SimpleQueue().get()
+"""
+
+
+def test_nothing_stays_on_a_device_when_the_laptops_process_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text("import subprocess\nsubprocess.run(['sleep', '600'])\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", LAPTOP, str(tmp_path)], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    ) as laptop:
+        assert laptop.stdout is not None
+        engine = psutil.Process(int(laptop.stdout.readline()))
+        wait_until(lambda: bool(engine.children()))
+        started = [engine, engine.parent(), *engine.children()]
+        laptop.kill()
+    wait_until(lambda: not any(process is not None and process.is_running() for process in started))
+    wait_until(lambda: not list((home(tmp_path, "alpha") / ".workbench-kit/runs").iterdir()))
 
 
 def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Agent, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Controls:
         with self._lock:
             self._executor, self._pacer = executor, pacer
             if pacer is not None:
-                pacer.factor = self.factor
+                pacer.slow_down(self.factor)
             given_up = self._given_up
         if given_up is not None:
             executor.abort(given_up)
@@ -78,7 +78,7 @@ class Controls:
         with self._lock:
             self.factor = factor
             if self._pacer is not None:
-                self._pacer.factor = factor
+                self._pacer.slow_down(factor)
 
     def renew(self) -> None:
         """Reset for the next job."""

@@ -130,6 +130,10 @@ The second value is how many silence time-outs a starved process is given.
 """
 
 
+RETURNS = 3
+"""How often a real device is restarted that was lost: its cable may be in its place again, or its system up."""
+
+
 class Fleet:
     """The devices of a cluster during one run.
 
@@ -150,7 +154,7 @@ class Fleet:
         """names: of the devices.  silence_s: a device that is silent for longer is ended.
 
         num_restarts: how often a device is restarted after its process dies or its job fails; with 0 a job's error is raised.
-        described: the devices, for those that leave by themselves (see departures).
+        described: the devices, for those that leave by themselves (see departures), and real ones, which may come back (see RETURNS).
         """
         self._devices, self._names, self.faults = devices, names, faults
         self._silence_s, self._num_restarts = silence_s, num_restarts
@@ -278,7 +282,8 @@ class Fleet:
 
     def _come_back(self, rank: int) -> None:
         self._restarted[rank] += 1
-        if self._restarted[rank] <= self._num_restarts:
+        returns = RETURNS if self._described and self._described[rank].address else 0
+        if self._restarted[rank] <= max(self._num_restarts, returns):
             self.awaited.add(rank)
             self._devices.restart(rank)
 

@@ -75,7 +75,8 @@ class Pacer:
     ) -> None:
         if not 0 <= factor < float("inf"):
             raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be 0 or more.", "Give a factor such as 4, or 1 for none.")
-        self._factor, self._dilation = factor, dilation
+        self._factor = self._own_factor = factor
+        self._dilation = dilation
         self._clock = clock
         self._sleep = sleep
         self._device = self
@@ -90,6 +91,10 @@ class Pacer:
     @factor.setter
     def factor(self, factor: float) -> None:
         self._device._factor = factor
+
+    def slow_down(self, factor: float) -> None:
+        """Run this many times slower than the program says; at 1 as before, which on a real device is as fast as it can."""
+        self.factor = factor if factor > 1 else self._device._own_factor
 
     def for_stream(self) -> Pacer:
         """Return a pacer for another compute stream of the device."""

@@ -30,6 +30,8 @@ from workbench.runtime.ssh_seat import KeyStore, Seat
 
 _KILL_S = 2.0
 """After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
+_RETURN_S = 60.0
+"""So long a lost device is tried again: whoever put its cable back sees it take part, and whoever took it away does not wait for long."""
 _GRACE_S = 5.0
 _DATA_WORDS = {"tls": "by TLS 1.3", "plain": "as plain TCP", "wireguard": "by WireGuard"}
 
@@ -229,6 +231,7 @@ class SshService:
         self._engines = engines
         self._running: set[int] = set()
         self._restarts: set[int] = set()
+        self._closing = threading.Event()
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
         """Start function(context, payload) on one device, which must not be at another job."""
@@ -285,7 +288,10 @@ class SshService:
         self._engines.seats[rank].link.post("signal", name="stop")
 
     def restart(self, rank: int) -> None:
-        """Start a device's engine again in the background, over a new connection if need be; `news` tells when it is there."""
+        """Start a device's engine again in the background, over a new connection if need be; `news` tells when it is there.
+
+        A device that cannot be reached is tried again for _RETURN_S.
+        """
         if rank in self._restarts:
             return
         self._restarts.add(rank)
@@ -293,10 +299,15 @@ class SshService:
 
         def work() -> None:
             error: BaseException | None = None
-            try:
-                self._engines.seats[rank].open()
-            except BaseException as failure:  # told by `news`
-                error = failure
+            deadline_s = time.monotonic() + _RETURN_S
+            while True:
+                try:
+                    self._engines.seats[rank].open()
+                    error = None
+                except BaseException as failure:  # told by `news`
+                    error = failure
+                if error is None or time.monotonic() > deadline_s or self._closing.wait(1.0):
+                    break
             self._engines.tell(rank, "restarted", error)
 
         threading.Thread(target=work, name=f"restart {rank}", daemon=True).start()
@@ -315,6 +326,9 @@ class SshService:
     def close(self, timeout_s: float = 10.0) -> None:
         """Wait a while for the jobs, which were told to end; those that do not are killed."""
         deadline_s = time.monotonic() + timeout_s
+        self._closing.set()
+        for rank in self._restarts:
+            self._engines.seats[rank].close()
         for rank in self._running:
             connection = self._engines.seats[rank].connection
             if connection is not None:

@@ -136,7 +136,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
         """Yield an open session of a job, reachable by the coordinator (see Worker.train)."""
         job.prepare_imports(job.cluster.devices[context.rank])
         with full_disk_told(job.folder), RankSession(context, job, process_group, self.budget(context.device)) as session:
-            controls.watch(session.executor, session.pacer if session.slows_down else None)
+            controls.watch(session.executor, session.pacer)
             yield session
 
 
