@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any
 
 from workbench.bench.frame import Progress, ratios, turns
-from workbench.bench.ringada import bounds, cluster_of, measured_s
+from workbench.bench.ringada import bounds, cluster_of
+from workbench.bench.ringada_tables import measured_s
 from workbench.core.cluster import Cluster, Processor
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job

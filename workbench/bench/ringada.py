@@ -9,24 +9,26 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 
-from workbench.bench.frame import Progress, ratios, turns
+from workbench.bench.frame import Progress, turns
 from workbench.bench.inference_parts import SIZES, save_model
+from workbench.bench.ringada_tables import Side, depth_table, loss_table, measured_s, side_table
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.report import Report, StepRecord
+from workbench.core.report import Report
 from workbench.experiment import run
+from workbench.fetch import cache_folder
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
+from workbench.reproduce.ringada.executed import kept_curves
 from workbench.runtime.memory import read_memory
 from workbench.simulator import simulate
 
@@ -92,50 +94,6 @@ class Watch:
         return found.anonymous_bytes + max(0, found.peak_rss_bytes - found.rss_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """The runs of a side.  watched: the measured peak of each step of each run.  busiest_s, peaks: see bounds."""
-
-    reports: Sequence[Report]
-    watched: Sequence[Sequence[int]]
-    busiest_s: float
-    peaks: Mapping[int, tuple[int, int]]
-
-    @property
-    def seconds(self) -> list[float]:
-        """Return the seconds of each run."""
-        return [measured_s(report) for report in self.reports]
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the measured peak of the largest device."""
-        return max((nbytes for run in self.watched for nbytes in run), default=0)
-
-    def off(self) -> list[float]:
-        """Return by how much the measured seconds of each step deviate from the simulated ones, in order of size."""
-        return sorted(abs(_over_predicted(step) - 1) for report in self.reports for step in report.steps)
-
-    def by_depth(self) -> dict[int, tuple[float, float, int]]:
-        """Return by trained layers: median seconds of a mini-batch, measured over simulated, and the largest device's measured bytes."""
-        found: dict[int, list[tuple[StepRecord, int]]] = {}
-        for report, watched in zip(self.reports, self.watched, strict=True):
-            for step, nbytes in zip(report.steps, [*watched, *[0] * len(report.steps)], strict=False):
-                found.setdefault(report.plan.num_layers - (step.lowest_trained or 0), []).append((step, nbytes))
-        size = self.reports[0].job.batch_size
-        return {
-            depth: (
-                median((step.measured_s or 0.0) * size / step.samples for step, _ in own),
-                median(_over_predicted(step) for step, _ in own),
-                max(nbytes for _, nbytes in own),
-            )
-            for depth, own in sorted(found.items())
-        }
-
-
-def _over_predicted(step: StepRecord) -> float:
-    return (step.measured_s or 0.0) / (step.predicted_s or 1.0)
-
-
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = 1) -> dict[str, Any]:
     """Return each side's seconds of training and memory, measured and simulated, and RingAda's by the number of trained layers.
 
@@ -146,7 +104,8 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     if unknown:
         asked = f"Only '{unknown[0]}' of the benchmark was asked for."
         raise ConfigError(asked, f"There are {'; '.join(POINTS)} (Mbit/s).", "Name one of these words, or two.")
-    points, depths = list[dict[str, Any]](), list[dict[str, Any]]()
+    points, depths, losses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    curves = kept_curves(cache_folder() / "reproduce" / "ringada")
     for name in [name for name in POINTS if set(only) <= set(name.split(","))][: None if only else 1]:
         with ExitStack() as stack:
             jobs = SIDES
@@ -157,6 +116,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
             sides = measure(name, jobs, rounds, progress)
         points += side_table(name, sides)
         depths += depth_table(name, sides)
+        losses += loss_table(name, sides, curves) if name in POINTS[:3] else []
     return {
         "name": "ringada",
         "label": "emulated; MB of the largest device, simulated and measured",
@@ -164,6 +124,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         "rounds": rounds,
         "points": points,
         "trained layers": depths,
+        "loss": losses or "no trainings are kept; `workbench reproduce ringada fig3` makes them",
     }
 
 
@@ -197,52 +158,6 @@ def measure(name: str, jobs: Mapping[str, Job], rounds: int, progress: Progress)
     return found
 
 
-def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
-    """Return a row for each side of a point.
-
-    step_off: median and 95 % of the steps' deviations from the simulated seconds.  over_bound: over the busiest device's compute.
-    """
-    rows, ring = [], sides["RingAda"].seconds
-    for side, own in sides.items():
-        seconds, off = own.seconds, own.off()
-        ratio = ratios(seconds, ring)
-        rows.append(
-            {
-                "point": name,
-                "side": side,
-                "s": median(seconds),
-                "over_RingAda": ratio["ratio"],
-                "spread": f"{ratio['ratio_min']:.2f}-{ratio['ratio_max']:.2f}",
-                "over_simulated": median(seconds) / sum(step.predicted_s or 0.0 for step in own.reports[0].steps),
-                "step_off": median(off),
-                "step_off_p95": off[round(0.95 * (len(off) - 1))],
-                "over_bound": median(seconds) / own.busiest_s,
-                "MB": max(own.peaks.values())[0] / 1e6,
-                "MB_measured": own.peak_bytes / 1e6,
-                "valid": all(one.valid for one in own.reports),
-            }
-        )
-    return rows
-
-
-def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
-    """Return a row for each number of layers that RingAda trained: times, other sides' mini-batches over its own, and memory.
-
-    MB: simulated / measured.  of_Single: simulated (the paper's Table I: .36), and without the embeddings.
-    """
-    ring, others, rows = sides["RingAda"], ("PipeAdapter", "PipeAdapter stashing", "Single"), []
-    full = {side: own.by_depth()[max(own.peaks)] for side, own in sides.items()}
-    single = sides["Single"].peaks[max(ring.peaks)]
-    for depth, (seconds, over_predicted, nbytes) in ring.by_depth().items():
-        row: dict[str, Any] = {"point": name, "trained": depth, "s": seconds, "over_simulated": over_predicted}
-        row |= {f"{side} over it": full[side][0] / seconds for side in others}
-        row["MB"] = f"{ring.peaks[depth][0] / 1e6:.0f} / {nbytes / 1e6:.0f}"
-        row |= {f"{side} MB": f"{max(sides[side].peaks.values())[0] / 1e6:.0f} / {sides[side].peak_bytes / 1e6:.0f}" for side in others}
-        of_single, of_bare = (one / whole for one, whole in zip(ring.peaks[depth], single, strict=True))
-        rows.append(row | {"of_Single": of_single, "of_Single_without_embedding": of_bare})
-    return rows
-
-
 def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tuple[int, int]]]:
     """Return the compute seconds of the busiest device in a run, and by trained layers the maximum bytes on one device, both simulated.
 
@@ -263,11 +178,6 @@ def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tup
         former = peaks.get(depth, (0, 0))
         peaks[depth] = max(former[0], *nbytes), max(former[1], *bare)
     return max(sum(count * timeline.busy_s(rank) for timeline, _, count in found) for rank in ranks), peaks
-
-
-def measured_s(report: Report) -> float:
-    """Return the seconds of a run's steps."""
-    return sum(step.measured_s or 0.0 for step in report.steps)
 
 
 def cluster_of(name: str) -> Cluster:

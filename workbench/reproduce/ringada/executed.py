@@ -18,7 +18,7 @@ from workbench.models.optimization import learning_rate_at, make_optimizer, set_
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage, predict
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings, kept_or_made, printed
+from workbench.reproduce.result import Number, Result, Settings, kept_or_made, printed, read_kept
 from workbench.reproduce.ringada.training import FEDERATED, PAPER, PIPE, RING, SINGLE, depth_of, load_constants, seconds_after
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches, split_samples
@@ -55,9 +55,13 @@ class Training:
         """Return a tiny one that only tests that the code runs."""
         return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4)
 
+    def place(self, folder: Path, item: str, scheme: str, seed: int) -> Path:
+        """Return the file that keeps it in a folder."""
+        return folder / item / f"{scheme}-{seed}-{self.digest}.json"
+
     def kept(self, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
         """Return the stored training of the same settings, or train now."""
-        path = None if settings.workdir is None else settings.workdir / item / f"{scheme}-{seed}-{self.digest}.json"
+        path = None if settings.workdir is None else self.place(settings.workdir, item, scheme, seed)
         found = kept_or_made(path, Curve, lambda: _train(self, scheme, seed))
         test = ", ".join(f"{name} {value:.1f} %" for name, value in found.test.items())
         settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {test}")
@@ -71,6 +75,15 @@ class Curve:
     losses: tuple[float, ...]
     scores: tuple[float, ...]
     test: dict[str, float]
+
+
+def kept_curves(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Curve]]:
+    """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
+    training, found = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
+    for scheme in (SINGLE, RING, FEDERATED):
+        curves = [read_kept(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
+        found |= {scheme: own} if len(own := [curve for curve in curves if curve]) == len(seeds) else {}
+    return found | ({PIPE: found[SINGLE]} if SINGLE in found else {})
 
 
 def fig3(item: Item, settings: Settings) -> Result:
