@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from workbench.core.errors import WorkbenchError
@@ -20,7 +21,7 @@ from workbench.models.lora import require_peft
 from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.models.techniques import TechniqueConfig, TechniqueStage, _TrainedEmbedding
 
 FAMILIES = ("bert", "distilbert", "gpt2", "llama", "opt", "vit", "t5", "bart")
 TECHNIQUES = ("full", "lora", "adapters")
@@ -216,3 +217,15 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
         load_trained(folder)
     with pytest.raises(WorkbenchError, match=r"trained parameter .* It is missing"):
         set_trained(TechniqueStage(stack.stage(0, 1), config_for(stack, "full")), {})
+
+
+def test_a_trained_embedding_adds_to_its_gradient_as_torch_does() -> None:
+    """Words twice in a batch, padding, and two backward passes before a step."""
+    plain = nn.Embedding(12, 4, padding_idx=0)
+    mine = copy.deepcopy(plain)
+    mine.__class__ = _TrainedEmbedding
+    for ids in (torch.tensor([[3, 3, 0], [11, 1, 0]]), torch.tensor([[3, 5]])):
+        for table in (plain, mine):
+            (table(ids).sin() * ids[..., None]).sum().backward()
+    assert plain.weight.grad is not None and plain.weight.grad[3].abs().sum() > 0
+    torch.testing.assert_close(mine.weight.grad, plain.weight.grad)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Count, Dropout, Positive, Width, require_ranges
@@ -62,6 +63,35 @@ class TechniqueConfig:
         check_labels(self.kind, self.label_mean, self.label_std)
 
 
+class _LookUp(torch.autograd.Function):
+    """The rows of an embedding's table.  The backward pass adds to their gradients only.
+
+    torch makes a gradient of the whole table in each backward pass: for 30,522 words of width 384 this is 47 MB, and takes 30 ms for 4,096
+    tokens on one core instead of 3.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: nn.Parameter, ids: Tensor, padding: int | None) -> Tensor:
+        ctx.table, ctx.padding = table, padding
+        ctx.save_for_backward(ids)
+        return functional.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        rows, gradient = ctx.saved_tensors[0].flatten(), gradient.flatten(0, -2)
+        if ctx.padding is not None:
+            gradient = gradient * (rows != ctx.padding)[:, None]
+        if ctx.table.grad is None:
+            ctx.table.grad = torch.zeros_like(ctx.table)
+        ctx.table.grad.index_add_(0, rows, gradient)
+        return None, None, None
+
+
+class _TrainedEmbedding(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return _LookUp.apply(self.weight, ids, self.padding_idx) if torch.is_grad_enabled() else super().forward(ids)
+
+
 class TaskHead(nn.Module):
     """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its labels' units."""
 
@@ -97,6 +127,9 @@ class TechniqueStage(nn.Module):
         self.adapters = nn.ModuleDict()
         if config.technique == "full":
             backbone.requires_grad_(True)
+            for module in backbone.modules():
+                if type(module) is nn.Embedding:
+                    module.__class__ = _TrainedEmbedding
         elif config.technique == "lora":
             inject_lora(backbone, rank=config.lora_rank, alpha=config.lora_alpha, dropout=config.lora_dropout)
         elif config.technique == "serial":
