@@ -37,12 +37,14 @@ from workbench.methods.pac_plus.initial import initial_adapter
 from workbench.methods.pac_plus.prepare import prepare
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.models.loading import load_stack
+from workbench.profiler.cache import measuring_threads
 from workbench.runtime.context import RankContext
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, StoreMail, decode, encode
 from workbench.runtime.network import child_environment
 from workbench.runtime.torchrun import TorchrunEngines
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
+from workbench.torchrun import main
 
 CLUSTER = """
 name = "two"
@@ -91,6 +93,21 @@ def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
         "TMPDIR": str(temporary),
     }
     return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=200, cwd=folder)
+
+
+def test_a_device_is_measured_with_the_threads_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engines:
+        rank = 1
+
+        def serve(self) -> None:
+            threads.append(measuring_threads())
+
+    threads: list[int] = []
+    monkeypatch.setenv("WORKBENCH_THREADS", "")
+    monkeypatch.setattr(TorchrunEngines, "join", lambda calls: Engines())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    main()
+    assert threads == [3]
 
 
 def share(rank: int, samples: int) -> Share:

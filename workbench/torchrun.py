@@ -5,11 +5,13 @@ Rank 0 reads the command line, lets every device measure itself, plans, directs 
 
 from __future__ import annotations
 
+import os
 import sys
 import uuid
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
@@ -117,6 +119,7 @@ def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) ->
 
 def main() -> None:
     """Lead if this is rank 0, otherwise serve."""
+    os.environ["WORKBENCH_THREADS"] = str(torch.get_num_threads())  # a device is measured as it runs
     try:
         engines = TorchrunEngines.join(CALLS)
         if engines.rank:

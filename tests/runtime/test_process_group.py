@@ -170,7 +170,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"OUT = {str(tmp_path)!r}\n" + _UNDER_TORCHRUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
-    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert finished.returncode == 0, finished.stderr
     assert sorted(path.read_text() for path in tmp_path.glob("rank-*")) == ["real", "real"]
