@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -78,7 +78,7 @@ def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: fl
         try:
             group = dist.ProcessGroupGloo(store, rank, count, options())
             own = {name: value(rank) if callable(value) else value for name, value in settings.items()}
-            with Transport(group, rank, subgroup=subgroup, timeout_s=timeout_s, **own) as transport:
+            with closing(Transport(group, rank, subgroup=subgroup, timeout_s=timeout_s, **own)) as transport:
                 results[rank] = work(rank, transport)
                 with suppress(threading.BrokenBarrierError):
                     done.wait()

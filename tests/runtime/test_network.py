@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,7 +72,7 @@ class TestKernelLinks:
         cluster = make_cluster(3, mbit_per_s=100)
         slow = replace(cluster.devices[2], link=Link(bytes_per_s=1.25e6))
         cluster = replace(cluster, devices=(*cluster.devices[:2], slow), pairs={"device-0>device-1": Link(bytes_per_s=2.5e6)})
-        with EmulatedNetwork.create(cluster, tmp_path) as network:
+        with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
             assert len({namespace_of(endpoint) for endpoint in network.endpoints}) == 3
             assert len({endpoint.address for endpoint in network.endpoints}) == 3
             interfaces, rates, filters = look(network.endpoints[0])
@@ -96,7 +97,7 @@ class TestKernelLinks:
         assert users_of(namespace) == []
 
     def test_holder_ends_when_its_owner_closes_the_pipe(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-        with EmulatedNetwork.create(make_cluster(2), tmp_path) as network:
+        with closing(EmulatedNetwork.create(make_cluster(2), tmp_path)) as network:
             assert network._holder.stdin is not None
             network._holder.stdin.close()
             assert network._holder.wait(10) == 0

@@ -83,12 +83,13 @@ def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
     plan = _plan([(rank,) for rank in range(size)])
     one = (1,) * MICRO_BATCHES
     groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
+    alone = split_heads((1, 1), num_layers=LAYERS)
     schedules = {
         "1F1B": insert_transfers(one_f_one_b(plan, one)),
         "GPipe": insert_transfers(gpipe(plan, one)),
         "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
         "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
-        "two streams": _side_by_side(split_heads((1, 1), num_layers=LAYERS), size),
+        "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
         "forward-only chain": _forward_only(insert_transfers(gpipe(plan, one))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
@@ -236,10 +237,6 @@ def _plan(groups: Sequence[Sequence[int]]) -> Plan:
         for number, ranks in enumerate(groups)
     )
     return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=MICRO_BATCHES)
-
-
-def _side_by_side(schedule: Schedule, size: int) -> Schedule:
-    return Schedule(ops=schedule.ops * size, inputs=schedule.inputs * size, outputs=schedule.outputs * size)
 
 
 def _in_turn(schedules: Sequence[Schedule]) -> Schedule:

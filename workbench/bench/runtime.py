@@ -145,18 +145,11 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     """
     stack = load_stack(MODEL)
     adapter = ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, dropout=0.0)
-    host_layers = tuple(
-        _unpaced_step(layer.scaled(PACE_MARGIN))
-        for layer in measure_layers(
-            stack,
-            adapter,
-            dtype="float32",
-            max_length=SEQUENCE_LENGTH,
-            batch_sizes=(MICRO_BATCH_SIZE,),
-            lengths=(SEQUENCE_LENGTH,),
-            is_fast=False,
-        )
-    )
+    sizes = {"max_length": SEQUENCE_LENGTH, "batch_sizes": (MICRO_BATCH_SIZE,), "lengths": (SEQUENCE_LENGTH,)}
+    measured = measure_layers(stack, adapter, dtype="float32", is_fast=False, **sizes)  # type: ignore[arg-type]
+    # Without a time for the optimizer step, it is not paced: torch's side does not pace its own.
+    paced = ({kind: grid for kind, grid in layer.times.items() if kind != STEP} for layer in measured)
+    host_layers = tuple(replace(layer, times=times).scaled(PACE_MARGIN) for layer, times in zip(measured, paced, strict=True))
     points = []
     for mbit in MBIT_PER_S:
         cluster = _cluster(mbit)
@@ -164,7 +157,9 @@ def bench(progress: Progress = print) -> dict[str, Any]:
             require_kernel_links(engines, "runtime")
             save_initial(ParallelAdapter(adapter), Path(folder))
             job = _job(cluster, adapter, host_layers, Path(folder))
-            points.append(_point(mbit, _bound_s(job), engines.run(run_rank, [job] * cluster.world_size)))
+            # The simulated step contains no overhead of either side.
+            bound_s = simulate(job.programs().hybrid(planned_of(job).shape), memory=False).makespan_s
+            points.append(_point(mbit, bound_s, engines.run(run_rank, [job] * cluster.world_size)))
         progress(_line(points[-1]))
     return {
         "name": "runtime",
@@ -206,12 +201,6 @@ def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
     return {"spans": spans, "losses": losses, "late_s": session.pacer.late_s, "paced_s": session.pacer.paced_s}
 
 
-def _bound_s(rank_job: PacPlusRankJob) -> float:
-    """Return the seconds of the simulated step, which contains no overhead of either side."""
-    program = rank_job.programs().hybrid(planned_of(rank_job).shape)
-    return max(span.end_s for span in simulate(program, memory=False).spans)
-
-
 def _point(mbit: int, bound_s: float, results: list[dict[str, Any]]) -> dict[str, Any]:
     seconds = {
         name: [
@@ -242,11 +231,6 @@ def _line(point: dict[str, Any]) -> str:
         f"ratio {point['ratio']:.3f} ({point['ratio_min']:.3f} to {point['ratio_max']:.3f}), late {point['overrun_share']:.1%}, "
         f"bound {point['bound_s'] * 1e3:.1f} ms, ours over it {point['ours_over_bound']:.3f}"
     )
-
-
-def _unpaced_step(layer: LayerProfile) -> LayerProfile:
-    """Return the layer without a time for its optimizer step, so that the step is not paced: torch's side does not pace its own."""
-    return replace(layer, times={kind: grid for kind, grid in layer.times.items() if kind != STEP})
 
 
 def _cluster(mbit_per_s: float) -> Cluster:

@@ -11,19 +11,11 @@ from workbench.cli.output import Json, print_json, say
 from workbench.core.catalogue import kit_file
 from workbench.core.errors import ConfigError
 
-# Each module has `bench(progress) -> dict`: what was measured, ready for JSON.
 BENCHES = {
-    "executor": "workbench.bench.executor",
-    "runtime": "workbench.bench.runtime",
-    "pac_plus": "workbench.bench.pac_plus",
-    "galaxy_plus": "workbench.bench.galaxy_plus",
-    "p_rge": "workbench.bench.p_rge",
-    "p_rge_engine": "workbench.bench.p_rge_engine",
-    "ringada": "workbench.bench.ringada",
-    "confidant": "workbench.bench.confidant",
-    "recovery": "workbench.bench.recovery",
-    "kit": "workbench.bench.kit",
+    name: f"workbench.bench.{name}"
+    for name in ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "kit"]
 }
+"""Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
 CHOOSING = ("galaxy_plus", "p_rge", "ringada", "confidant", "recovery")
 """Benchmarks that can measure a part of what they have."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -176,9 +176,4 @@ def _write_prompts(path: Path, encoded: EncodedPrompts, length: int) -> None:
     from workbench.tasks.prompts import collate_prompts
 
     whole = collate_prompts(encoded, range(len(encoded)), length=length)
-    EnginePrompts(
-        input_ids=whole.input_ids.numpy(),
-        targets=whole.targets.numpy(),
-        positions=whole.positions.numpy(),
-        target_mask=whole.target_mask.numpy(),
-    ).write(path)
+    EnginePrompts(**{field.name: getattr(whole, field.name).numpy() for field in fields(EnginePrompts)}).write(path)

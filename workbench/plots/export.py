@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from string import Template
 from typing import Any, Literal, NamedTuple
 
 import plotly.graph_objects as go
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from workbench.core.errors import RuntimeSetupError
@@ -165,29 +166,4 @@ def frames(drawn: Iterable[Captioned]) -> Markup:
 
 def page(title: str, body: Markup) -> Markup:
     """Return a whole page with a title and the common style."""
-    return _PAGE.format(title=title, body=body, style=_STYLE)
-
-
-_STYLE = Markup("""
-body { font-family: Helvetica, Arial, sans-serif; max-width: 1180px; margin: 1.5em auto; padding: 0 1em; color: #111; }
-table { border-collapse: collapse; } th { text-align: left; }
-td, th { padding: .1em .8em .1em 0; vertical-align: top; }
-.note { color: #a84300; font-weight: bold; }
-details { margin: .5em 0; overflow-x: auto; font-size: .9em; }
-figure { margin: 1.5em 0; } figcaption { color: #333; margin-bottom: .3em; }
-iframe { width: 100%; border: 1px solid #ddd; }
-""")
-_PAGE = Markup("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
-""")
+    return Markup(Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(title=escape(title), body=body))

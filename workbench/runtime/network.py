@@ -14,7 +14,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import psutil
@@ -68,7 +67,7 @@ class Layout:
 
 
 class EmulatedNetwork:
-    """The namespaces and links of one cluster, as a context manager.  endpoints[rank]: the network end of that device's engine."""
+    """The namespaces and links of one cluster; close it.  endpoints[rank]: the network end of that device's engine."""
 
     def __init__(self, holder: subprocess.Popen[str], layout: Layout) -> None:
         self._holder = holder
@@ -128,12 +127,6 @@ class EmulatedNetwork:
         """End the holder.  The namespaces disappear once the engines have ended too."""
         _end(self._holder)
 
-    def __enter__(self) -> EmulatedNetwork:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
 
 def probe() -> NetworkSupport:
     """Test with two devices which links can be emulated here (takes a third of a second)."""
@@ -146,7 +139,7 @@ def probe() -> NetworkSupport:
     link = Link(bytes_per_s=12.5e6, latency_s=1e-4)
     devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=1, link=link) for name in ("a", "b"))
     try:
-        with EmulatedNetwork.create(Cluster(name="probe", devices=devices), Path("workbench-probe")) as network:
+        with contextlib.closing(EmulatedNetwork.create(Cluster(name="probe", devices=devices), Path("workbench-probe"))) as network:
             how = "in a user namespace" if network.unprivileged else "as root"
             note = "" if network.latency else "; this kernel has no netem, so link latency is not emulated"
             return NetworkSupport(

@@ -54,7 +54,7 @@ class _Channel:
 
 
 class Transport:
-    """Sends and receives for one rank over a gloo process group.  Close it, or use it as a context manager.
+    """Sends and receives for one rank over a gloo process group.  Close it.
 
     group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called only on its members).
     paced_links: None where the kernel shapes the links.  timeout_s: how long to wait for a value from another rank.
@@ -83,12 +83,6 @@ class Transport:
         self._receives: dict[int, queue.SimpleQueue] = {}
         self.failure: BaseException | None = None
         threading.Thread(target=self._send_loop, name="send", daemon=True).start()
-
-    def __enter__(self) -> Transport:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def expect_sends(self, sends: Sequence[Op], values: StepValues, spans: list[Span]) -> Callable[[Value, Any], None]:
         """Announce a step's SENDs, in list order.  Returns a function that must be called with each value once it is present.

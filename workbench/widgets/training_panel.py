@@ -121,19 +121,9 @@ class TrainingPanel(Panel):
     def _log_of(self, settings: TrainingSettings) -> Path | None:
         if self._folder is None:
             return None
-        named = (
-            "model",
-            "task",
-            "queries",
-            "batch_size",
-            "epsilon",
-            "learning_rate",
-            "seed",
-            "loss",
-            "train_samples",
-            "validation_samples",
-        )
-        name = "-".join(str(getattr(settings, word)).replace("/", "_") for word in named)
+        sizes = (settings.queries, settings.batch_size, settings.epsilon, settings.learning_rate, settings.seed, settings.loss)
+        named = (settings.model, settings.task, *sizes, settings.train_samples, settings.validation_samples)
+        name = "-".join(str(word).replace("/", "_") for word in named)
         return self._folder / f"{name}.jsonl"
 
     def _work(self, settings: TrainingSettings, steps: int) -> None:

@@ -68,6 +68,13 @@ def task_of(training: Training, data: Path | None) -> Task:
     return load_task(training.task, data=None if training.task.startswith("sentiment") else data, **samples)
 
 
+def tokenized_task(training: Training, data: Path | None) -> TokenizedTask:
+    """Return a training's task, tokenized."""
+    task, tokenizer = task_of(training, data), load_tokenizer(training.model)
+    splits = {name: tokenize(getattr(task, name), tokenizer, max_length=training.max_length) for name in _SPLITS}
+    return TokenizedTask(task=task, **splits)
+
+
 def _grouping(training: Training) -> tuple[Any, ...]:
     return training.task, training.model, tuple(str(one) for one in training.samples), training.backbone
 
@@ -92,14 +99,7 @@ class _Bench:
     def task(self, training: Training) -> TokenizedTask:
         """Return the training's task, tokenized."""
         key = (training.task, training.model, training.samples, training.max_length)
-
-        def make() -> TokenizedTask:
-            task = task_of(training, self._data)
-            tokenizer = load_tokenizer(training.model)
-            split = {name: tokenize(getattr(task, name), tokenizer, max_length=training.max_length) for name in _SPLITS}
-            return TokenizedTask(task=task, **split)
-
-        tokenized: TokenizedTask = self._once("task", key, make)
+        tokenized: TokenizedTask = self._once("task", key, partial(tokenized_task, training, self._data))
         return tokenized
 
     def trainee(self, training: Training) -> Trainee:

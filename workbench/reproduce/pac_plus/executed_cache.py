@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from workbench.models.evaluation import set_statistics
-from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.loading import load_stack
 from workbench.models.optimization import make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.executed import TITLES, training
-from workbench.reproduce.pac_plus.executed_build import adapter_config, task_of
-from workbench.reproduce.pac_plus.executed_training import TappedSplit, TokenizedTask, statistics_of
+from workbench.reproduce.pac_plus.executed_build import adapter_config, tokenized_task
+from workbench.reproduce.pac_plus.executed_training import TappedSplit, statistics_of
 from workbench.reproduce.pac_plus.testbed import PAPER
 from workbench.reproduce.result import Result, Settings, printed
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, tokenize
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 
 EPOCHS = tuple(range(1, 11))
 SAMPLES = 1024
@@ -34,11 +34,8 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     task = "sentiment" if settings.data is None else "mrpc"
     limit = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
     one = training(settings, task, "parallel_adapters", settings.seeds[0], **limit)
-    data = task_of(one, settings.data)
-    tokenizer = load_tokenizer(one.model)
-    train, validation, test = (tokenize(part, tokenizer, max_length=one.max_length) for part in (data.train, data.validation, data.test))
-    tokenized = TokenizedTask(task=data, train=train, validation=validation, test=test)
-    stack = load_stack(one.model)
+    tokenized = tokenized_task(one, settings.data)
+    train, stack = tokenized.train, load_stack(one.model)
     began = time.perf_counter()
     cached = TappedSplit(stack, train)
     writing_s = time.perf_counter() - began
