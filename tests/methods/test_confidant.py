@@ -67,6 +67,15 @@ def test_executed_in_windows_and_simulated_alike(job: Job, whole: Report) -> Non
     assert whole.artifacts["adapter"]
 
 
+def test_windows_that_do_not_drain_take_as_long_as_one(job: Job) -> None:
+    """Simulated: an epoch in chained windows takes the time of an epoch in one window, and less than in windows that drain."""
+    every = [{"window": 2}, {"window": 0}, {"drain_every": 2}]
+    reports = [experiment.run(replace(job, epochs=1, options=options), two_devices(), "simulate") for options in every]
+    chained, whole, drained = [[step.predicted_s or 0.0 for step in report.steps] for report in reports]
+    assert [len(steps) for steps in (chained, whole, drained)] == [2, 1, 2]
+    assert sum(chained) == pytest.approx(sum(whole), rel=0.02) and sum(drained) > 1.02 * sum(chained)
+
+
 def with_processors(cluster: Cluster, *gflops: float) -> Cluster:
     """Return the cluster whose first device has such processors."""
     processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))

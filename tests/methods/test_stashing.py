@@ -6,10 +6,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from one_process import run_program
+from one_process import run_program, run_schedule
 from stopped_run import stop_in_the_second_epoch
 from torch import Tensor
 
@@ -17,10 +18,11 @@ from tests.methods.builders import LEARNING_RATE, free_profile, losses_of, made_
 from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Share, Stage
 from workbench.core.division import Division
+from workbench.core.schedule import Value
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, JaxStageCompute, StageCompute
 from workbench.methods.fine_tuning.method import run_rank
-from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, WindowOptimizer
+from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, WindowOptimizer, all_parts
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import take_up
 from workbench.methods.training.phases import make_optimizer
@@ -31,6 +33,7 @@ from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.schedules import check
 from workbench.tasks.tokenize import collate
 
 BATCH, SAMPLES, EPOCHS = 4, 30, 2  # eight mini-batches an epoch, the last one smaller
@@ -38,7 +41,9 @@ HEADS = Division(heads=(3, 1), columns=(), slower=(1.0, 2.0), names=("cpu", "gpu
 BOTH = Division(heads=(1, 1), columns=(20, 12), slower=(1.0, 2.0), names=("cpu", "gpu"))  # of two groups, for Llama
 
 
-def asynchronous_job(model: str, technique: str, blocks: tuple[tuple[int, int], ...], folder: Path, drain_every: int) -> FineTuningRankJob:
+def asynchronous_job(
+    model: str, technique: str, blocks: tuple[tuple[int, int], ...], folder: Path, drain_every: int, window: int = 0
+) -> FineTuningRankJob:
     """Return a job.  blocks: (rank, layers) of each stage."""
     stack, stages, at = load_stack(model), [], 0
     for rank, layers in blocks:
@@ -57,6 +62,7 @@ def asynchronous_job(model: str, technique: str, blocks: tuple[tuple[int, int], 
         folder=folder,
         schedule="asynchronous_1f1b",
         drain_every=drain_every,
+        window=window,
     )
 
 
@@ -78,8 +84,8 @@ def by_sgd(optimizer: FlatAdamW) -> FlatAdamW:
 def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float], Mapping[str, Tensor]]:
     """Return every mini-batch's loss and the final weights of a plain loop over the whole model.
 
-    Of mini-batch m of a window stage i of N computes with its weights after mini-batch m - (N - i) of the window, or with the window's
-    first ones; each gradient is taken at these weights and applied to the newest.
+    Of mini-batch m since the last drain stage i of N computes with its weights after mini-batch m - (N - i) since then, or with the first
+    ones since then; each gradient is taken at these weights and applied to the newest.
     """
     stack, stages = load_stack(job.job.model), len(job.plan.stages)
     model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config).train()
@@ -88,10 +94,12 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
     optimizer: torch.optim.Optimizer = plain_optimizer(model, 0.01) if rule == "adamw" else torch.optim.SGD(weights.values())
     assert set(weights) == set(owner)
     planned = [(epoch, window) for epoch in range(EPOCHS) for window in job.planned_windows(epoch)]
-    num_batches, losses = sum(len(window.samples) for _, window in planned), []
+    num_batches, losses, history = sum(len(window.samples) for _, window in planned), [], []
     for epoch, window in planned:
-        history = [{name: one.detach().clone() for name, one in weights.items()}]  # after 0, 1, 2, ... mini-batches of the window
-        for number, samples in enumerate(window.samples):
+        if window.shape.continues is None:
+            history = [{name: one.detach().clone() for name, one in weights.items()}]  # after 0, 1, 2, ... mini-batches since the drain
+        for samples in window.samples:
+            number = len(history) - 1
             batch = collate(job.split, samples)
             for name, one in weights.items():
                 one.data.copy_(history[max(0, number - (stages - owner[name] - 1))][name])
@@ -110,16 +118,20 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
 
 
 @pytest.mark.parametrize(
-    ("model", "technique", "blocks", "drain_every", "rule", "divisions"),
+    ("model", "technique", "blocks", "drain_every", "rule", "divisions", "window"),
     [
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}),
-        ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw", {}),
-        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw", {0: HEADS, 2: HEADS}),
-        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}),
-        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}),
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}),
-        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}),
-        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 5),
+        ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3),
+        ("tiny-llama", "full", ((1, 1), (0, 5)), 0, "adamw", {0: BOTH, 1: BOTH}, 2),
+        ("tiny-bert", "serial", ((0, 1), (1, 5)), 0, "sgd", {}, 7),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 0),
+        ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw", {}, 0),
+        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw", {0: HEADS, 2: HEADS}, 0),
+        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}, 0),
+        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}, 0),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0),
+        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0),
+        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}, 0),
     ],
 )
 def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
@@ -129,11 +141,15 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     drain_every: int,
     rule: str,
     divisions: dict[int, Division],
+    window: int,
     tmp_path: Path,
     jax: Sequence[int] = (),
 ) -> None:
-    """Each loss and each weight, to 1e-5; on some devices two processors share each layer.  jax: ranks that compute with JAX."""
-    job = replace(asynchronous_job(model, technique, blocks, tmp_path, drain_every), divisions=divisions)
+    """Each loss and each weight, to 1e-5; on some devices two processors share each layer.  jax: ranks that compute with JAX.
+
+    With a window the pipeline never drains, also not between the epochs.
+    """
+    job = replace(asynchronous_job(model, technique, blocks, tmp_path, drain_every, window), divisions=divisions)
     if rule == "sgd":
         job = replace(job, job=replace(job.job, learning_rate=0.1))
     expected, weights = with_delays(job, rule)
@@ -143,21 +159,27 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
         part = TechniqueStage(copy.deepcopy(load_stack(model).stage(own.start, own.stop)), job.config)
         inner = make_optimizer(job, part, num_batches)
         inner = inner if rule == "adamw" else by_sgd(inner)
-        optimizers[own.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every)
+        optimizers[own.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every or window)
         trained |= part.trained()
     computes = {
         rank: JaxStageCompute(part, activation="gelu", heads=4) if rank in jax else StageCompute(part)
         for rank, (part, _) in optimizers.items()
     }
-    done = 0
+    done, carried = 0, [dict[Value, Any]() for _ in range(job.cluster.world_size)]
     for epoch in range(EPOCHS):
         for planned in phase.steps(epoch):
             tables = {}
             for rank, (_, optimizer) in optimizers.items():
-                share = share_of(rank, job.plan, planned, job.split)
+                share = share_of(rank, job.plan, all_parts(planned), job.split) | {"total": planned.shape.samples}
                 each = divided_or_whole(divisions.get(rank), compute=computes[rank], optimizer=optimizer.inner, epoch=epoch, **share)
-                tables[rank] = StashingHandlers(each=each).table()
-            values = run_program(phase.program(planned.shape), tables)
+                tables[rank] = StashingHandlers(each=each, begins=planned.shape.continues is None).table()
+            program = phase.program(planned.shape)
+            assert (planned.shape.continues is not None) == (window > 0 and done > 0), "it never drains"
+            schedule = check(program.schedule)
+            held = [dict.fromkeys(values) | own for values, own in zip(schedule.inputs, carried, strict=True)]
+            assert all(set(own) <= set(values) for values, own in zip(schedule.inputs, carried, strict=True))
+            values = run_schedule(schedule, tables, held, program.costs.spec)
+            carried = [{given_as: own[output] for output, given_as in pairs} for own, pairs in zip(values, schedule.carried, strict=True)]
             found = {value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"}
             shares = [planned.shape.samples / size for size in planned.shape.sizes]
             losses += [loss * shares[number] for number, loss in sorted(found.items())]
@@ -173,7 +195,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
 def test_a_stage_by_jax_stashes_alike(tmp_path: Path) -> None:
     """LoRA in the first stage, whose embedding is torch's, and in one whose versions change while mini-batches are in flight."""
     test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
-        "tiny-distilbert", "lora", ((0, 2), (1, 2), (2, 2)), 0, "adamw", {}, tmp_path, jax=(0, 1)
+        "tiny-distilbert", "lora", ((0, 2), (1, 2), (2, 2)), 0, "adamw", {}, 0, tmp_path, jax=(0, 1)
     )
 
 
@@ -208,19 +230,20 @@ def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -
     assert list(most.values()) == [4, 3, 2, 1]
 
 
+def of_windows(expected: Sequence[float], job: FineTuningRankJob) -> list[float]:
+    """Return the windows' losses, given those of all mini-batches."""
+    means, left = [], iter(expected)
+    for step in (step for epoch in range(EPOCHS) for step in job.planned_windows(epoch)):
+        means.append(sum(next(left) * size for size in step.shape.sizes) / step.shape.samples)
+    return means
+
+
 def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCluster, tmp_path: Path) -> None:
     """Executed on four devices in windows of three mini-batches: losses, weights; stopped in the second epoch, and gone on."""
     job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 3)
     expected, weights = with_delays(job)
     losses = losses_of(engines.run(run_rank, [job] * 4))
-    steps = [step for epoch in range(EPOCHS) for step in job.planned_windows(epoch)]
-    assert len(losses) == len(steps)
-    at = 0
-    for (_, loss), step in zip(sorted(losses.items()), steps, strict=True):
-        own = expected[at : at + len(step.samples)]
-        at += len(own)
-        mean = sum(one * size for one, size in zip(own, step.shape.sizes, strict=True)) / step.shape.samples
-        assert loss == pytest.approx(mean, rel=1e-5)
+    assert [loss for _, loss in sorted(losses.items())] == pytest.approx(of_windows(expected, job), rel=1e-5)
     stopped = replace(job, folder=tmp_path / "stopped")
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
@@ -229,6 +252,17 @@ def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCl
     assert losses_of([*former.results, *results]) == pytest.approx(losses, rel=1e-6)
     for name, tensor in stopped.trained(EPOCHS - 1).items():
         torch.testing.assert_close(tensor, job.trained(EPOCHS - 1)[name], rtol=1e-6, atol=1e-7)
+    trained = job.trained(EPOCHS - 1)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_devices_never_drain(engines: EngineCluster, tmp_path: Path) -> None:
+    """Executed in windows of four mini-batches, each of which begins the next one's."""
+    job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 4)
+    expected, weights = with_delays(job)
+    losses = losses_of(engines.run(run_rank, [job] * 4))
+    assert [loss for _, loss in sorted(losses.items())] == pytest.approx(of_windows(expected, job), rel=1e-5)
     trained = job.trained(EPOCHS - 1)
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)

@@ -201,56 +201,66 @@ def _spec(text: str) -> Spec:
 
 
 def unrolled(program: Program, num_steps: int) -> Program:
-    """Repeat a program for `num_steps` steps.  Value v of step k is named v~k; a carried input is the previous step's output.
-
-    Raises ScheduleError for fewer than one step.
-    """
+    """Repeat a program for `num_steps` steps (see chained).  Raises ScheduleError for fewer than one step."""
     if num_steps < 1:
         raise ScheduleError(f"{num_steps} steps of a program were asked for.", "That is none.", "Ask for 1 or more.")
-    schedule = program.schedule
-    ops: list[list[Op]] = [[] for _ in schedule.ops]
-    inputs: list[list[Value]] = [[] for _ in schedule.ops]
-    outputs: list[list[Value]] = [[] for _ in schedule.ops]
-    original_ops: dict[tuple[int, Op], Op] = {}
-    original_values: dict[Value, Value] = {}
-    for step in range(num_steps):
-        for rank, own in enumerate(schedule.ops):
-            carried = {given_as: output for output, given_as in schedule.carried[rank]}
-            handed_on = {output for output, _ in schedule.carried[rank]}
+    return chained([program] * num_steps)
 
-            def name(value: Value, *, step: int = step, carried: dict[Value, Value] = carried) -> Value:
-                at, found = (step - 1, carried[value]) if step and value in carried else (step, value)
-                renamed = found._replace(name=f"{found.name}~{at}")
-                original_values[renamed] = found
+
+def chained(programs: Sequence[Program]) -> Program:
+    """Return programs of the same devices as one, in which steps follow without a pause.
+
+    Value v of step k is named v~k; a carried input is an output of the step before.
+    """
+    world = programs[0].schedule.world_size
+    ops: list[list[Op]] = [[] for _ in range(world)]
+    inputs: list[list[Value]] = [[] for _ in range(world)]
+    outputs: list[list[Value]] = [[] for _ in range(world)]
+    original_ops: dict[tuple[int, Op], tuple[int, Op]] = {}
+    original_values: dict[Value, tuple[int, Value]] = {}
+    for rank in range(world):
+        arrived: dict[Value, Value] = {}  # by carried input: its name in the whole program
+        for step, program in enumerate(programs):
+            schedule = program.schedule
+
+            def name(value: Value, *, step: int = step, arrived: dict[Value, Value] = arrived) -> Value:
+                renamed = arrived.get(value)
+                if renamed is None:
+                    renamed = value._replace(name=f"{value.name}~{step}")
+                    original_values[renamed] = step, value
                 return renamed
 
-            for op in own:
+            for op in schedule.ops[rank]:
                 renamed = op._replace(reads=tuple(map(name, op.reads)), writes=tuple(map(name, op.writes)))
-                original_ops[rank, renamed] = op
+                original_ops[rank, renamed] = step, op
                 ops[rank].append(renamed)
-            inputs[rank] += [name(value) for value in schedule.inputs[rank] if not (step and value in carried)]
-            is_last = step == num_steps - 1
-            outputs[rank] += [name(value) for value in schedule.outputs[rank] if is_last or value not in handed_on]
+            inputs[rank] += [name(value) for value in schedule.inputs[rank] if value not in arrived]
+            handed_on = {output for output, _ in schedule.carried[rank]} if step < len(programs) - 1 else ()
+            outputs[rank] += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
+            arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
     whole = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
-    return replace(program, schedule=whole, costs=_Repeated(costs=program.costs, ops=original_ops, values=original_values))
+    costs = _Chained(costs=tuple(program.costs for program in programs), ops=original_ops, values=original_values)
+    return replace(programs[0], schedule=whole, costs=costs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Repeated:
-    """The costs of a repeated program, taken from the one-step program: a Costs."""
+class _Chained:
+    """The costs of chained programs, taken from each: a Costs.  ops, values: the step and the original by their new name."""
 
-    costs: Costs
-    ops: dict[tuple[int, Op], Op] = field(repr=False)
-    values: dict[Value, Value] = field(repr=False)
+    costs: tuple[Costs, ...]
+    ops: dict[tuple[int, Op], tuple[int, Op]] = field(repr=False)
+    values: dict[Value, tuple[int, Value]] = field(repr=False)
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of the operation in its step."""
-        return self.costs.seconds(rank, self.ops[rank, op])
+        step, original = self.ops[rank, op]
+        return self.costs[step].seconds(rank, original)
 
     def spec(self, value: Value) -> Spec:
         """Return the spec of the value in its step."""
-        return self.costs.spec(self.values[value])
+        step, original = self.values[value]
+        return self.costs[step].spec(original)
 
     def resident_bytes(self, rank: int) -> int:
         """Return the bytes that stay in memory throughout."""
-        return self.costs.resident_bytes(rank)
+        return self.costs[0].resident_bytes(rank)

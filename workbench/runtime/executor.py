@@ -65,6 +65,7 @@ class Executor:
         self._free_s: dict[str, float] = {}
         self._parts: dict[int, tuple[Program, RankPart]] = {}
         self._last: Step | None = None
+        self._carrying: Step | None = None  # the last step with values for a later one
         self._aborted: BaseException | None = None
         self._leaving: list[Step] = []  # finished, but some of their values may still be forwarded
 
@@ -96,13 +97,15 @@ class Executor:
             self._last.values.fail(error)
 
     def run(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Execution:
-        """Run the rank's part of a program to its end (see `begin`)."""
-        return self.begin(program, handlers, inputs, name=name).finish()
+        """Run the rank's part of a program to its end (see `begin`); if it carries values over, some may still be on their way."""
+        step = self.begin(program, handlers, inputs, name=name)
+        return step.finish(flushes=not step.part.carried)
 
     def begin(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Step:
         """Start a step: its transfers and all streams except "compute", which runs in `finish`.  Finish steps in the order of their start.
 
-        A step may begin before the previous one is finished.  Values carried over from the previous step are then no inputs.
+        A step may begin before the previous one is finished.  Values carried over from an earlier step are no inputs; other programs may
+        run between the two.
         handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.  name: name of the step in error messages.
         With a pacer factor of 1, a compute operation takes the seconds that the program states.  Operations of stream RING run unpaced, on
         the thread that delivers the last value that they read.
@@ -110,21 +113,37 @@ class Executor:
         step = Step(self, program, self._part(program), handlers, name)
         former, self._last = self._last, step
         if former is not None:
-            former.continue_in(step)
+            former.precede(step)
+        arriving = set(self._carrying.part.carried.values()) if self._carrying is not None else set()
+        if self._carrying is not None and arriving <= set(program.schedule.inputs[self.rank]):
+            self._carrying.values.continue_in(step.values)
+            self._carrying = None
+        else:
+            arriving = set()
+        if step.part.carried:
+            self._carrying = step
         failure = self._aborted or self.transport.failure
         if failure is not None:
             step.values.fail(failure)
         now_s = time.monotonic()
         for value in program.schedule.inputs[self.rank]:
-            if value in inputs:
+            if value in inputs and value not in arriving:
                 step.values.put(value, inputs[value], self._free_s.get(COMPUTE, now_s))
         for stream in step.part.streams:
             if stream != COMPUTE:
                 self._thread(stream).put(step)
         return step
 
+    def flush(self) -> None:
+        """Wait until all values of all steps have been sent."""
+        if self._last is not None:
+            self.transport.flush(self._last.values)
+
     def finished(self, step: Step, *, has_left: bool) -> None:
         """Release the memory of steps once all their values have been sent."""
+        if not has_left and not step.part.forwards:
+            step.let_go()
+            return
         self._leaving.append(step)
         if has_left:
             for one in self._leaving:
@@ -215,15 +234,15 @@ class Step:
         self.values.on_present(self._present)
         transport.expect_receives(part.receives, self.values, self.spans)
 
-    def continue_in(self, following: Step) -> None:
-        """Pass the carried values to the next step."""
+    def precede(self, following: Step) -> None:
+        """Another step has begun."""
         self._is_last = False
-        self.values.continue_in(following.values)
+        self.values.warn(following.values)
 
-    def finish(self) -> Execution:
+    def finish(self, *, flushes: bool = True) -> Execution:
         """Run the stream "compute", wait for the other streams, and return the record of this rank's step.
 
-        All values have been sent when this returns, unless a later step has begun.  An error gets a note that names the device, the step
+        flushes: wait until all values have been sent, unless a later step has begun.  An error gets a note that names the device, the step
         and the operation, and shows the grid with the operation marked.  Raises DeviceLostError when a peer dies or becomes silent.
         """
         try:
@@ -232,7 +251,7 @@ class Step:
                 self.values.raise_failure()
             if self._error is not None:
                 raise self._error
-            if self._is_last:
+            if self._is_last and flushes:
                 self._executor.transport.flush(self.values)
         except BaseException as error:
             first = self.values.fail(error)
@@ -240,7 +259,7 @@ class Step:
                 raise first from None
             raise
         finally:
-            self._executor.finished(self, has_left=self._is_last)
+            self._executor.finished(self, has_left=self._is_last and flushes)
         outputs = {}
         for value in self.program.schedule.outputs[self._executor.rank]:
             if value not in self.part.carried:

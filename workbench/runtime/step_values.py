@@ -44,12 +44,13 @@ class StepValues:
         *,
         timeout_s: float,
     ) -> None:
-        self._uses, self._sources, self._carried, self._timeout_s = dict(uses), sources, carried, timeout_s
+        self._uses, self._sources, self._carried, self._timeout_s = dict(uses), dict(sources), carried, timeout_s
         self._present: dict[Value, Arrival] = {}
         self._waiting: dict[Value, list[threading.Event]] = {}
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._next: StepValues | None = None
+        self._later: list[StepValues] = []
         self._for_next: dict[Value, Arrival] = {}
         self._on_present: Callable[[Value, Any], None] = lambda value, content: None
         self._live_bytes = 0
@@ -117,13 +118,20 @@ class StepValues:
                 self._waiting.pop(value, None)
                 self._count(-self._present.pop(value).nbytes)
 
-    def continue_in(self, following: StepValues) -> None:
-        """Pass carried values to the next step from now on, including those already present."""
+    def warn(self, later: StepValues) -> None:
+        """Let a later step fail if this one does."""
         with self._lock:
-            self._next, ready, failure = following, self._for_next, self._failure
-            self._for_next = {}
+            self._later.append(later)
+            failure = self._failure
         if failure is not None:
-            following.fail(failure)
+            later.fail(failure)
+
+    def continue_in(self, following: StepValues) -> None:
+        """Pass carried values to the step that reads them from now on, including those already present."""
+        following._sources |= {given_as: self._sources[value] for value, given_as in self._carried.items() if value in self._sources}
+        with self._lock:
+            self._next, ready = following, self._for_next
+            self._for_next = {}
         for value, arrival in ready.items():
             following.put(value, arrival.content, arrival.time_s)
 
@@ -134,8 +142,8 @@ class StepValues:
             for events in self._waiting.values():
                 for event in events:
                     event.set()
-        if self._next is not None:
-            self._next.fail(error)
+        for later in self._later:
+            later.fail(error)
         return first
 
     def raise_failure(self) -> None:
@@ -163,7 +171,8 @@ class RankPart:
     """One rank's operations.  streams: (index in the rank's list, operation) in order, by stream.
 
     inline: the operations of stream RING, by each value that they read.  receives: (operation, spec of the received value) by source.
-    uses: number of operations here that read a value; an output counts as one more.
+    uses: number of operations here that read a value; an output counts as one more.  forwards: whether values
+    may be sent or computed after the streams' last operation.
     """
 
     streams: Mapping[str, list[tuple[int, Op]]]
@@ -173,6 +182,7 @@ class RankPart:
     uses: Mapping[Value, int]
     sources: Mapping[Value, int]
     carried: Mapping[Value, Value] = field(default_factory=dict)
+    forwards: bool = False
 
     @classmethod
     def of(cls, program: Program, rank: int) -> RankPart:
@@ -203,5 +213,15 @@ class RankPart:
         carried = dict(schedule.carried[rank])
         uses = Counter(value for op in schedule.ops[rank] for value in op.reads)
         uses.update(value for value in schedule.outputs[rank] if value not in carried)
+        written = {value for listed in streams.values() for _, op in listed for value in op.writes}
         sources = {op.writes[0]: source for source, batch in receives.items() for op, _ in batch}
-        return cls(streams=streams, inline=inline, sends=sends, receives=receives, uses=uses, sources=sources, carried=carried)
+        return cls(
+            streams=streams,
+            inline=inline,
+            sends=sends,
+            receives=receives,
+            uses=uses,
+            sources=sources,
+            carried=carried,
+            forwards=bool(inline) or any(op.reads[0] not in written for op in sends),
+        )

@@ -20,6 +20,8 @@ at that time.  B of the same batch reads the same version, even if updates came 
 newest.  The number of versions that a stage stashes is not set anywhere: it follows from the values' lifetimes (N - i - 1 extra ones on
 stage i of N, as in the paper's M_pipe).
 Other values: act:s.m and grad:s.m (gradient with respect to stage s's input), ctx:s.m, gacc:s.m, loss:s.m, tokens:_.m.
+A window is a part of it: it ends on every stage with the same STEP, when the forward passes of the next batches have begun.  Their
+contexts, activations and versions are carried over to the next window, in which versions are numbered so that batch m reads version m.
 """
 
 from __future__ import annotations
@@ -40,53 +42,76 @@ def hetpipe(workers: VirtualWorkers, num_waves: int, *, world_size: int | None =
     return mini_batches(workers, num_waves * workers.in_flight, world_size=world_size)
 
 
-def mini_batches(workers: VirtualWorkers, count: int, *, world_size: int | None = None) -> Schedule:
-    """Return the first `count` mini-batches of every virtual worker; whole waves if there are several workers."""
+def mini_batches(
+    workers: VirtualWorkers, count: int, *, world_size: int | None = None, begun: int | None = None, ahead: int = 0
+) -> Schedule:
+    """Return the first `count` mini-batches of every virtual worker; whole waves if there are several workers.
+
+    begun, ahead: of a window, see asynchronous_1f1b.
+    """
     world_size = enclosing_world(workers.ranks, world_size)
     ops: list[tuple[Op, ...]] = [()] * world_size
     inputs: list[tuple[Value, ...]] = [()] * world_size
     outputs: list[tuple[Value, ...]] = [()] * world_size
+    carried: list[tuple[tuple[Value, Value], ...]] = [()] * world_size
     shards = workers.shards() if len(workers.pipelines) > 1 else ()
     first_stage = 0
     for worker, plan in enumerate(workers.pipelines):
         for index, stage in enumerate(plan.stages):
             rank = stage.ranks[0]
             own = [(number, shard) for number, shard in enumerate(shards) if shard.owners[worker] == rank]
-            listing = _Listing(workers, worker, first_stage, index, rank, own)
+            listing = _Listing(workers, worker, first_stage, index, rank, own, begun, ahead)
             ops[rank] = listing.mini_batches(count)
             inputs[rank] = listing.inputs(count)
-            outputs[rank] = listing.outputs(count)
+            carried[rank] = listing.carried(count)
+            outputs[rank] = tuple(dict.fromkeys((*listing.outputs(count), *(output for output, _ in carried[rank]))))
         first_stage += len(plan.stages)
-    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs))
+    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
 
-def in_flight_order(num_stages: int, stage: int, in_flight: int, num_mini_batches: int) -> list[Slot]:
-    """Return 1F1B's order with at most `in_flight` mini-batches in the pipeline: a stage runs fewer forwards before its first backward."""
-    warmup = min(num_stages - stage, in_flight, num_mini_batches) - 1
-    slots: list[Slot] = [(FORWARD, p) for p in range(warmup)]
-    for p in range(num_mini_batches - warmup):
-        slots += [(FORWARD, warmup + p), ("B", p)]
-    return slots + [("B", p) for p in range(num_mini_batches - warmup, num_mini_batches)]
+def in_flight_order(delay: int, begun: int, num_mini_batches: int, ahead: int) -> list[Slot]:
+    """Return 1F1B's order on a stage with at most `delay` + 1 mini-batches between forward and backward.
+
+    begun: the forwards of so many are done.  ahead: mini-batches of which only the forwards run.
+    """
+    slots: list[Slot] = []
+    for p in range(num_mini_batches):
+        stop = min(p + delay + 1, num_mini_batches + ahead)
+        slots += [*((FORWARD, f) for f in range(begun, stop)), ("B", p)]
+        begun = max(begun, stop)
+    return slots
 
 
 class _Listing:
     """The operations of one rank, while its list is built."""
 
     def __init__(
-        self, workers: VirtualWorkers, worker: int, first_stage: int, index: int, rank: int, shards: list[tuple[int, Shard]]
+        self,
+        workers: VirtualWorkers,
+        worker: int,
+        first_stage: int,
+        index: int,
+        rank: int,
+        shards: list[tuple[int, Shard]],
+        begun: int | None,
+        ahead: int,
     ) -> None:
         self._workers, self._worker, self._rank, self._shards = workers, worker, rank, shards
         self._stage, self._index = first_stage + index, index
         self._num_stages = len(workers.pipelines[worker].stages)
-        self._version, self._merged = 0, 0
+        self._delay = min(self._num_stages - index, workers.in_flight) - 1
+        self._is_begun, self._begun, self._ahead = begun is not None, min(begun or 0, self._delay), ahead
+        self._first_act = None if not index or (begun or 0) <= self._delay else Value("act", self._stage - 1, self._delay)
+        self._first = self._version = self._delay if self._is_begun else 0
+        self._merged = 0
         self._listed: list[Op] = []
 
     def mini_batches(self, count: int) -> tuple[Op, ...]:
         """Return the operations of `count` mini-batches, then a PULL of the last wave."""
         size = self._workers.in_flight
-        version_of: dict[int, int] = {}
+        version_of = {p: p for p in range(self._begun)}
         pulled = 0
-        for phase, p in in_flight_order(self._num_stages, self._index, size, count):
+        for phase, p in in_flight_order(self._delay, self._begun, count, self._ahead):
             if phase == FORWARD:
                 if self._shards and self._workers.waves_needed(p) > pulled:
                     pulled = self._workers.waves_needed(p)
@@ -104,9 +129,28 @@ class _Listing:
 
     def inputs(self, count: int) -> tuple[Value, ...]:
         """Return the initial weights, the shards that this rank serves, and its mini-batches."""
-        tokens = (Value("tokens", NONE, self._batch(p)) for p in range(count))
+        own = min(self._delay, self._ahead)
+        tokens = (Value("tokens", NONE, self._batch(p)) for p in range(self._begun, count + own))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
-        return (Value("weight", self._stage, NONE, 0), *served, *tokens)
+        begun = [one for p in range(self._begun) for one in (self._weight(p), Value("ctx", self._stage, p))]
+        return (*begun, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens)
+
+    def carried(self, count: int) -> tuple[tuple[Value, Value], ...]:
+        """Return what the next window continues with."""
+        if not self._ahead:
+            return ()
+        stage, own = self._stage, min(self._delay, self._ahead)
+        pairs = [
+            pair
+            for p in range(own)
+            for pair in (
+                (self._weight(self._first + count + p - self._delay), self._weight(p)),
+                (Value("ctx", stage, count + p), Value("ctx", stage, p)),
+            )
+        ]
+        if self._index and self._ahead > own:
+            pairs.append((Value("act", stage - 1, count + own), Value("act", stage - 1, own)))
+        return (*pairs, (self._weight(), self._weight(self._delay)))
 
     def outputs(self, count: int) -> tuple[Value, ...]:
         """Return the losses (on the last stage) and the final weights."""
@@ -151,13 +195,24 @@ class _Listing:
         self._listed.append(Op(kind, self._stage, microbatch, NONE, (*reads, before), (self._weight(),)))
 
 
-def asynchronous_1f1b(plan: Plan, num_batches: int, *, world_size: int | None = None) -> Schedule:
+def asynchronous_1f1b(plan: Plan, num_batches: int, *, world_size: int | None = None, begun: int | None = None, ahead: int = 0) -> Schedule:
     """Return `num_batches` optimizer steps, without their transfers: HetPipe with one virtual worker.
 
-    Raises ScheduleError if a stage has several ranks.
+    ahead: number of the batches after them whose forward passes begin here, so that the pipeline does not drain: as many as there are, up
+    to the number of stages less one.  begun: the former window's `ahead`, if this window continues it.
+    Raises ScheduleError if a stage has several ranks, or if a window after which the pipeline does not drain begins empty and is shorter
+    than the pipeline.
     """
+    if ahead and begun is None and num_batches < len(plan.stages):
+        raise ScheduleError(
+            f"A window of {num_batches} mini-batches without a drain was asked for.",
+            f"The pipeline has {len(plan.stages)} stages.",
+            "Make it as long as the pipeline, or drain it.",
+        )
     for stage in plan.stages:
         if len(stage.shares) != 1:
             raise ScheduleError("Asynchronous 1F1B was asked for.", f"A stage has {len(stage.shares)} ranks.", "Give each stage one.")
     size = world_size_of(plan, world_size, (1,) * num_batches)
-    return mini_batches(VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)), num_batches, world_size=size)
+    return mini_batches(
+        VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)), num_batches, world_size=size, begun=begun, ahead=ahead
+    )

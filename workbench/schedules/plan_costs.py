@@ -14,13 +14,12 @@ from workbench.core.schedule import ALLREDUCE, MERGE, NONE, PULL, SEND, STEP, Op
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules.hetpipe import PUSH
 from workbench.schedules.pieces import StepLayout, boundary_of
-from workbench.schedules.tensor import BEGIN, END
+from workbench.schedules.tensor import BEGIN, CONTEXTS_INSIDE, END
 
 SIDE_KINDS = ("SF", "SB")
 DIVIDED = frozenset({BEGIN, *PARTS, "JOIN", "MLP", END})
 CROSSING_INSIDE = frozenset({"hidden", "heads", "mid", "cols", "ghidden", "gheads", "gpart", "gmid", "gcols"})
-CONTEXTS_INSIDE = frozenset({"bctx", "hctx", "jctx", "cctx", "lctx"})
-"""Values between the operations of a divided layer: either as large as the layer's output, or contexts."""
+"""Values between the operations of a divided layer that are as large as the layer's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

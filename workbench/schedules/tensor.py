@@ -20,7 +20,6 @@ the same around the columns; bctx:s.m is BEGIN's context.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from workbench.core.division import Division
 from workbench.core.errors import ScheduleError
@@ -29,6 +28,8 @@ from workbench.core.schedule import NONE, Op, Schedule, Value, recv, send
 from workbench.schedules.lowering import insert_transfers
 
 BEGIN, END = "BEGIN", "END"
+CONTEXTS_INSIDE = frozenset({"bctx", "hctx", "jctx", "cctx", "lctx"})
+"""What the operations of a divided layer keep for their backward pass."""
 
 
 def ring_allgather_gemm(num_ranks: int, *, layer: int = 0, overlapped: bool = True) -> Schedule:
@@ -121,14 +122,23 @@ def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Divisi
 
     schedule: without its transfers, with one rank per stage.  divisions: by rank.  Each F becomes BEGIN, the layers and END; each B becomes
     ENDB, the layers backward and BEGINB.  Both ends run on the first processor, so all processors work on one mini-batch at a time, with
-    one version of the weights.
+    one version of the weights.  What a layer keeps of a mini-batch is carried over to the next window with the mini-batch's context.
     """
-    ops = list(schedule.ops)
+    ops, inputs, outputs, carried = list(schedule.ops), list(schedule.inputs), list(schedule.outputs), list(schedule.carried)
     for rank, division in divisions.items():
         index = plan.stage_of(rank)
-        if index is not None:
-            ops[rank] = tuple(one for op in ops[rank] for one in _divided(op, plan.stages[index], division))
-    return replace(schedule, ops=tuple(ops))
+        if index is None:
+            continue
+        ops[rank] = tuple(one for op in ops[rank] for one in _divided(op, plan.stages[index], division))
+        values = (value for op in ops[rank] for value in (*op.reads, *op.writes))
+        kept = dict.fromkeys(value._replace(microbatch=0) for value in values if value.name in CONTEXTS_INSIDE)
+        begun = [value.microbatch for value in inputs[rank] if value.name == "ctx"]
+        onward = [(output.microbatch, given_as.microbatch) for output, given_as in carried[rank] if output.name == "ctx"]
+        pairs = [(value._replace(microbatch=m), value._replace(microbatch=p)) for m, p in onward for value in kept]
+        inputs[rank] = (*inputs[rank], *(value._replace(microbatch=m) for m in begun for value in kept))
+        outputs[rank] = (*outputs[rank], *(value for value, _ in pairs))
+        carried[rank] = (*carried[rank], *pairs)
+    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
 
 def _divided(op: Op, stage: Stage, division: Division) -> list[Op]:

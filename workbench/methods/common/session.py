@@ -256,6 +256,7 @@ class RankSession(DeviceSession, Generic[AJob]):
     def some(self, own: bool) -> bool:
         """Return whether any rank passes True; waits for all ranks (see Meeting)."""
         said = torch.tensor([float(own)])
+        self.executor.flush()
         self.sum(said)
         self.executor.idle()
         return bool(said)

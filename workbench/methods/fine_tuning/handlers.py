@@ -36,6 +36,23 @@ TARGET_LENGTH = 1
 FP32_BYTES = 4
 
 
+@dataclass(frozen=True, kw_only=True)
+class WindowShape(StepShape):
+    """The shape of a window, whose parts are mini-batches.
+
+    ahead: the parts after it whose forward passes begin in it; none if the pipeline drains.  continues: the window before, if it did not
+    drain, as if that one had begun with an empty pipeline.
+    """
+
+    ahead: StepShape
+    continues: WindowShape | None = None
+
+    @property
+    def all_parts(self) -> StepShape:
+        """Return the parts of the window and those ahead."""
+        return StepShape(sizes=self.sizes + self.ahead.sizes, lengths=self.lengths + self.ahead.lengths)
+
+
 class SharedParameter(NamedTuple):
     """A parameter with copies on several stages (BackboneStage.shared_parameters).  numel: its values."""
 
@@ -93,29 +110,35 @@ class Programs:
             self._crossing = Crossing(
                 hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH
             )
-        self._schedules: dict[tuple[int, ...], Schedule] = {}
+        self._schedules: dict[tuple[Any, ...], Schedule] = {}
 
     def step(self, shape: StepShape) -> Program:
         """Return one optimizer step over pipeline stages and device groups, or several without a drain between them."""
-        if shape.sizes not in self._schedules:
-            self._schedules[shape.sizes] = insert_transfers(self._schedule(shape.sizes))
+        begun, ahead, parts = None, 0, shape
+        if isinstance(shape, WindowShape):
+            begun = None if shape.continues is None else len(shape.continues.ahead.sizes)
+            ahead, parts = len(shape.ahead.sizes), shape.all_parts
+        key = shape.sizes, begun, ahead
+        if key not in self._schedules:
+            self._schedules[key] = insert_transfers(self._schedule(*key))
         costs = PlanCosts(
             self._profile,
             self._cluster,
             self._plan,
-            sizes=shape.sizes,
-            lengths=shape.lengths,
+            sizes=parts.sizes,
+            lengths=parts.lengths,
             shared_bytes=[FP32_BYTES * parameter.numel for parameter in self._shared],
             crossing=self._crossing,
         )
         whole = StashingCosts(costs) if self._is_asynchronous else costs
         chosen = DividedCosts(whole, costs, self._divisions) if self._divisions else whole
-        return Program.on(self._cluster, self._schedules[shape.sizes], chosen)
+        return Program.on(self._cluster, self._schedules[key], chosen)
 
-    def _schedule(self, sizes: tuple[int, ...]) -> Schedule:
+    def _schedule(self, sizes: tuple[int, ...], begun: int | None, ahead: int) -> Schedule:
         world_size = self._cluster.world_size
         if self._order is None:
-            return divide_layers(asynchronous_1f1b(self._plan, len(sizes), world_size=world_size), self._plan, self._divisions)
+            whole = asynchronous_1f1b(self._plan, len(sizes), world_size=world_size, begun=begun, ahead=ahead)
+            return divide_layers(whole, self._plan, self._divisions)
         stages = [parameter.stages for parameter in self._shared]
         return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
 

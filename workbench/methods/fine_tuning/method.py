@@ -54,6 +54,7 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         facts=prepared.facts,
         quantization=prepared.options.quantization,
         schedule=prepared.options.schedule,
+        window=prepared.options.window,
         drain_every=prepared.options.drain_every,
     )
 

@@ -2,14 +2,16 @@
 
 Asynchronous 1F1B with weight stashing (Confidant, section 2.2; PipeDream, Narayanan et al., 2019): every mini-batch updates a stage's
 weights as soon as its backward pass there is finished, and uses the same weight version in its backward pass as in its forward pass.
-A step of the trainer is a window: consecutive mini-batches without a drain.  Between two windows the pipeline is empty, so all stages
-have finished the same mini-batches: this is the state of checkpoints, backups and the next generation.
+A step of the trainer is a window: consecutive mini-batches.  It ends on every stage with the update by the same mini-batch: this is the
+state of checkpoints, backups and the next generation.  The pipeline does not drain there, because the forward passes of the next
+mini-batches have begun, and the next window continues them.  After a pause they are computed again, with the newest weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -27,10 +29,11 @@ from workbench.methods.fine_tuning.handlers import (
     Programs,
     SharedParameter,
     StageCompute,
+    WindowShape,
     activation_of,
     shared_parameters,
 )
-from workbench.methods.training.handlers import PlannedStep, named
+from workbench.methods.training.handlers import PlannedStep, StepShape, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.cross_framework import require_jax
 from workbench.models.loading import ModelFacts, import_family
@@ -47,7 +50,8 @@ from workbench.tasks.batching import epoch_batches
 class FineTuningRankJob(RankJob):
     """The description of a fine-tuning run for a rank.
 
-    config: of the technique.  facts: the model's shape.  drain_every: of an asynchronous pipeline (see windows).  divisions: see Programs.
+    config: of the technique.  facts: the model's shape.  window, drain_every: of an asynchronous pipeline, see FineTuningOptions.
+    divisions: see Programs.
     journal_bytes: copying a larger state after every step would cost more time than a crash of the program loses.
     """
 
@@ -55,6 +59,7 @@ class FineTuningRankJob(RankJob):
 
     config: TechniqueConfig
     facts: ModelFacts
+    window: int = 0
     drain_every: int = 0
     divisions: dict[int, Division] = field(default_factory=dict)
 
@@ -65,7 +70,9 @@ class FineTuningRankJob(RankJob):
 
     def planned_windows(self, epoch: int) -> tuple[PlannedStep, ...]:
         """Return an epoch's steps if they are windows."""
-        return windows(self.split.lengths, self.plan.mini_batch_size, self.drain_every, seed=self.job.seed, epoch=epoch)
+        ahead = len(self.plan.stages) - 1 if self.window >= len(self.plan.stages) and not self.drain_every else 0
+        size, job = self.drain_every or self.window, self.job
+        return windows(self.split.lengths, self.plan.mini_batch_size, size, seed=job.seed, epochs=job.epochs, ahead=ahead)[epoch]
 
     @property
     def shared(self) -> tuple[SharedParameter, ...]:
@@ -87,7 +94,8 @@ class FineTuningRankJob(RankJob):
         model = TechniqueStage(self.load_backbone(stage.start, stage.stop), self.config)
         num_batches = sum(len(step.samples) for step in steps) if self.is_asynchronous else len(steps)
         optimizer = make_optimizer(self, model, num_batches)
-        windowed = WindowOptimizer(optimizer, num_batches, self.drain_every) if self.is_asynchronous else optimizer
+        size = self.drain_every or self.window
+        windowed = WindowOptimizer(optimizer, num_batches, size) if self.is_asynchronous else optimizer
         return Loaded((stage.start, stage.stop), self._compute(rank, stage, model), windowed)
 
     def _compute(self, rank: int, stage: Stage, model: TechniqueStage) -> StageCompute:
@@ -112,6 +120,8 @@ class FineTuningRankJob(RankJob):
 class TechniquePhase(StagePhase[FineTuningRankJob]):
     """A stage's layers with the technique's trainable modules."""
 
+    _continues = False  # whether the last window has begun the next one's forward passes
+
     def load(self, epoch: int) -> None:
         """Load the stage (see RankPhase)."""
         self.session.progress.phase(LOADING)
@@ -133,12 +143,17 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""
-        own = self.own(planned, epoch)
-        if isinstance(self.optimizer, WindowOptimizer):
-            division = self.rank_job.divisions.get(self.session.rank)
-            each = divided_or_whole(division, **own | {"optimizer": self.optimizer.inner})
-            return StashingHandlers(each=each).table()
-        return BackpropagationHandlers(shared=self.rank_job.shared, **own).table()
+        if not isinstance(self.optimizer, WindowOptimizer):
+            return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
+        division, begins = self.rank_job.divisions.get(self.session.rank), not self._continues
+        own = self.own(all_parts(planned), epoch) | {"optimizer": self.optimizer.inner, "total": planned.shape.samples}
+        self._continues = isinstance(planned, Window) and bool(planned.ahead)
+        return StashingHandlers(each=divided_or_whole(division, **own), begins=begins).table()
+
+    def shape(self, planned: PlannedStep) -> StepShape:
+        """Return the shape of the next step: a window that continues none begins with an empty pipeline (see RankPhase)."""
+        shape = planned.shape
+        return shape if self._continues or not isinstance(shape, WindowShape) else replace(shape, continues=None)
 
 
 def phases_on(session: RankSession[FineTuningRankJob], result: RankResult) -> tuple[TechniquePhase, ...]:
@@ -150,29 +165,62 @@ ALIKE = 32
 """Number of mini-batches that are sorted by length together."""
 
 
-def windows(lengths: tuple[int, ...], batch_size: int, drain_every: int, *, seed: int, epoch: int) -> tuple[PlannedStep, ...]:
-    """Return an epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  drain_every: 0 is once an epoch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(PlannedStep):
+    """A step of an asynchronous pipeline.  ahead: the samples of the mini-batches after it that begin in it (see WindowShape)."""
 
+    ahead: tuple[tuple[int, ...], ...] = ()
+
+
+def all_parts(planned: PlannedStep) -> PlannedStep:
+    """Return a step with the mini-batches ahead as further parts."""
+    if not isinstance(planned, Window):
+        return planned
+    assert isinstance(planned.shape, WindowShape)
+    return PlannedStep(samples=planned.samples + planned.ahead, shape=planned.shape.all_parts)
+
+
+@lru_cache(maxsize=4)
+def windows(
+    lengths: tuple[int, ...], batch_size: int, size: int, *, seed: int, epochs: int, ahead: int = 0
+) -> tuple[tuple[PlannedStep, ...], ...]:
+    """Return every epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  size: of a window, 0 is an epoch.
+
+    ahead: mini-batches whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.
     Runs of mini-batches are sorted by length, because stages that compute mini-batches of unequal length at the same time wait for each
     other.
     """
-    drawn = epoch_batches(lengths, batch_size, seed, epoch)
-    size = drain_every or len(drawn)
-    run = min(size, ALIKE)
-    batches = [
-        one for at in range(0, len(drawn), run) for one in sorted(drawn[at : at + run], key=lambda batch: max(lengths[i] for i in batch))
-    ]
-    return tuple(PlannedStep.of(batches[at : at + size], lengths) for at in range(0, len(batches), size))
+    counts: list[list[int]] = []  # every epoch's windows, in mini-batches
+    batches: list[Sequence[int]] = []
+    for epoch in range(epochs):
+        drawn = epoch_batches(lengths, batch_size, seed, epoch)
+        whole = size or len(drawn)
+        for at in range(0, len(drawn), min(whole, ALIKE)):
+            alike = drawn[at : at + min(whole, ALIKE)]
+            batches += sorted(alike, key=lambda batch: max(lengths[i] for i in batch))
+        counts.append([min(whole, len(drawn) - at) for at in range(0, len(drawn), whole)])
+    at, before, found = 0, None, []
+    for own in counts:
+        steps: list[PlannedStep] = []
+        for count in own:
+            step = PlannedStep.of(batches[at : at + count], lengths)
+            at += count
+            following = PlannedStep.of(batches[at : at + ahead], lengths)
+            shape = WindowShape(sizes=step.shape.sizes, lengths=step.shape.lengths, ahead=following.shape, continues=before)
+            steps.append(Window(samples=step.samples, shape=shape, ahead=following.samples))
+            before = replace(shape, continues=None) if following.samples else None
+        found.append(tuple(steps))
+    return tuple(found)
 
 
 class WindowOptimizer:
     """A FlatAdamW whose steps, for the trainer, are windows: an Optimizer.
 
-    num_batches: mini-batches of an epoch.  drain_every: see windows.
+    num_batches: mini-batches of an epoch.  size: see windows.
     """
 
-    def __init__(self, inner: FlatAdamW, num_batches: int, drain_every: int) -> None:
-        self.inner, self._num_batches, self._size = inner, num_batches, drain_every or num_batches
+    def __init__(self, inner: FlatAdamW, num_batches: int, size: int) -> None:
+        self.inner, self._num_batches, self._size = inner, num_batches, size or num_batches
 
     @property
     def num_steps(self) -> int:
@@ -221,15 +269,16 @@ class Version:
 class StashingHandlers:
     """One window's operations on one rank.  each: of a mini-batch.
 
-    newest: version of the weights.  first: the window's first version, kept while a mini-batch needs it; it arrives without content.
+    begins: whether the pipeline is empty at first.  Then `first`, the window's first version, arrives without content; it is kept while a
+    mini-batch needs it.  Every other version is the content of the value that an operation reads.
     """
 
     each: BackpropagationHandlers
-    newest: Version = field(init=False)
+    begins: bool = True
     first: Version | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.newest = self.first = Version(self.each.optimizer.parameters)
+        self.first = Version(self.each.optimizer.parameters) if self.begins else None
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
@@ -257,19 +306,19 @@ class StashingHandlers:
     def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         version = self._version(op, reads)
         version.in_flight -= 1
-        if version is self.first is not self.newest and not version.in_flight:
+        if version is self.first and version.weights is not self.each.optimizer.parameters and not version.in_flight:
             self.first = None
         return self.each.table()[op.kind](op, reads)
 
     def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        optimizer = self.each.optimizer
-        optimizer.compute_with(optimizer.parameters)  # lets go of the version of the backward pass before there is another
-        if self.newest.in_flight:
+        optimizer, newest = self.each.optimizer, self._version(op, reads)  # lets go of the backward pass's before there is another
+        if newest.in_flight:
             optimizer.keep_version()
+        elif newest is self.first:
+            self.first = None
         optimizer.step()
         optimizer.compute_with(optimizer.parameters)
-        self.newest = Version(optimizer.parameters)
-        return (self.newest,)
+        return (Version(optimizer.parameters),)
 
     def _version(self, op: Op, reads: tuple[Any, ...]) -> Version:
         """Set the stage to the version that an operation reads, and return it."""

@@ -27,7 +27,8 @@ class FineTuningOptions(PipelineOptions):
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
     'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
     Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' uses all in
-    their order.  drain_every: mini-batches after which its pipeline is drained and its state saved, 0: only after an epoch.
+    their order.  window: mini-batches of a step of its report, after which its state is saved; 0: those of an epoch, after which it drains.
+    drain_every: mini-batches of a window after which the pipeline drains; 0: it does not drain between windows of `window`.
     """
 
     technique: Technique = "lora"
@@ -37,7 +38,8 @@ class FineTuningOptions(PipelineOptions):
     bottleneck: Width = 64
     train_norms: bool = True
     dropout: Dropout = 0.1
-    drain_every: Tokens = 32
+    window: Tokens = 32
+    drain_every: Tokens = 0
 
     @property
     def quantization(self) -> QuantizationConfig:
@@ -75,7 +77,7 @@ class PreparedJob(PreparedTechnique):
         if not self.is_asynchronous:
             return self.num_steps
         batches = self.num_steps // self.job.epochs
-        return self.job.epochs * -(-batches // (self.options.drain_every or batches))
+        return self.job.epochs * -(-batches // (self.options.drain_every or self.options.window or batches))
 
 
 def require_known(job: Job) -> FineTuningOptions:

@@ -40,6 +40,11 @@ class StepShape:
         """Return the lowest layer that is trained at its end; None if the method unfreezes no layers."""
         return None
 
+    @property
+    def continues(self) -> StepShape | None:
+        """Return the step that this one continues without a drain; None if it begins with an empty pipeline."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:

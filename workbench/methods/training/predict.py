@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from workbench.core.program import chained
 from workbench.core.report import EpochRecord, StepRecord
+from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
 from workbench.methods.training.backups import backup_s
-from workbench.methods.training.handlers import PlannedStep
+from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.simulator import simulate
 
@@ -20,7 +22,7 @@ class Predictor:
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
-        self._seconds = cache(lambda shape: simulate(phase.program(shape), memory=False).makespan_s)
+        self._seconds = cache(self._find_seconds)
 
     def timeline(self, planned: PlannedStep, *, title: str = "") -> Timeline:
         """Return the timeline of a step."""
@@ -29,6 +31,14 @@ class Predictor:
     def seconds(self, planned: PlannedStep) -> float:
         """Return the seconds of a step."""
         return self._seconds(planned.shape)
+
+    def _find_seconds(self, shape: StepShape) -> float:
+        program = self._phase.program(shape)
+        if shape.continues is None:
+            return simulate(program, memory=False).makespan_s
+        both = simulate(chained([self._phase.program(shape.continues), program]), memory=False)
+        begun_s = max(span.end_s for span in both.spans if span.op.kind == STEP and span.op.writes[0].name.endswith("~0"))
+        return both.makespan_s - begun_s
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
