@@ -91,9 +91,9 @@ def test_trainings_are_told_apart_and_bad_ones_refused():
 )
 def test_of_rates_that_do_nearly_as_well_the_smallest_is_taken(scores, chosen):
     short, longer = replace(SMALL, loss="label_words", steps=200), replace(SMALL, loss="label_words", steps=900)
-    assert executed.RATES["P-RGE", "lora_fa"] == (4e-3, 8e-3, 1.6e-2)
+    assert executed.trials()["rates"]["P-RGE, lora_fa"] == [4e-3, 8e-3, 1.6e-2]
     for wanted, rates, scale in (
-        (short, executed.RATES["P-RGE", "lora_fa"], 1),
+        (short, executed.trials()["rates"]["P-RGE, lora_fa"], 1),
         (longer, executed.LONG_RATES, 2),
         (replace(short, loss="vocabulary"), executed.OVER_VOCABULARY, 4),
     ):
@@ -114,12 +114,12 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     settings = Settings(quick=True, seeds=(0, 1), workdir=tmp_path)
     names = ("table2", "table2-long", "table2-references", "table7")
     two, long, beside_it, seven_item = (find_item("p_rge", name) for name in names)
-    full, beside = executed.table2_rows(Settings()), executed.reference_rows(Settings())
-    q4, fewer, vocabulary = executed.Q4, executed.FEWER_STEPS, executed.VOCABULARY
+    full, beside = (executed.rows_of(name, Settings()) for name in ("table2", "table2-references"))
+    q4, fewer, vocabulary = executed.Q4, executed.FEWER_STEPS, f"{executed.Q4}, loss over the vocabulary"
     assert {one.queries * one.batch_size for one in full.values() if one.steps} == {16}
-    assert executed.long_rows(Settings())[q4] == replace(full[q4], steps=executed.STEPS)
+    assert executed.rows_of("table2-long", Settings())[q4] == replace(full[q4], steps=900)
     assert beside[q4] == full[q4]
-    assert beside[q4].steps == 4 * beside[fewer].steps == executed.SHORT_STEPS
+    assert beside[q4].steps == 4 * beside[fewer].steps == 200
     assert beside["MeZO (full)"].epsilon == 1e-3
     made = two.run(settings)
     assert set(made.series) == {name for name, one in full.items() if one.steps}
@@ -127,7 +127,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     told = printed("p_rge", "table2")
     assert by_name[q4].paper == told[TINY, q4, "SST-2"]
     rates = {row[0]: row[4] for row in made.tables[0].rows if row[3]}
-    assert set(rates.values()) <= set(executed.RATES["P-RGE", "lora_fa"])
+    assert set(rates.values()) <= set(executed.trials()["rates"]["P-RGE, lora_fa"])
     assert two.draw(from_json(to_json(made), Result))
     longer = long.run(settings)
     [check] = longer.checks
@@ -136,8 +136,8 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     [figure] = long.draw(from_json(to_json(longer), Result))
     assert figure.name == "table2-long"
     kept = (q4, vocabulary, fewer, "FO-Adam (LoRA-FA)")
-    rows = executed.reference_rows(settings)
-    monkeypatch.setattr(executed, "reference_rows", lambda settings: {name: rows[name] for name in kept})
+    rows, seven = (executed.rows_of(name, settings) for name in ("table2-references", "table7"))
+    monkeypatch.setattr(executed, "rows_of", lambda table, settings: {name: rows[name] for name in kept})
     references = beside_it.run(settings)
     by_name = {one.labels[0]: one for one in references.comparisons}
     assert by_name[vocabulary].paper == told[TINY, q4, "SST-2"]
@@ -150,8 +150,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     assert again[vocabulary] in executed.OVER_VOCABULARY
     [figure] = beside_it.draw(from_json(to_json(references), Result))
     assert figure.name == "table2-references"
-    seven = executed.technique_rows(settings)
-    monkeypatch.setattr(executed, "technique_rows", lambda settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")})
+    monkeypatch.setattr(executed, "rows_of", lambda table, settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")})
     techniques = seven_item.run(replace(settings, seeds=(0,)))
     assert [one.labels[0] for one in techniques.comparisons] == ["LoRA-FA", "VeRA"]
     assert seven_item.draw(techniques)

@@ -25,11 +25,11 @@ KEPT = FOLDER / "trials"
 def trials(result: Result) -> list[Trial]:
     """Return what a table's rows trained: the rates that were compared with the first seed, and the chosen one with all seeds."""
     rates = {row[0]: row[4] for row in result.tables[0].rows}
-    wanted = (executed.table2_rows if result is TABLE else executed.long_rows)(Settings())
+    wanted = executed.rows_of("table2" if result is TABLE else "table2-long", Settings())
     found = []
     for name, one in wanted.items():
         if one.steps:
-            tried = executed.RATES[one.method, one.technique] if result is TABLE else executed.LONG_RATES
+            tried = executed.trials()["rates"][f"{one.method}, {one.technique}"] if result is TABLE else executed.LONG_RATES
             assert rates[name] in tried
             short = min(one.steps, executed.SEARCH_STEPS)
             found += [replace(one, learning_rate=rate, steps=short) for rate in tried]

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
+from workbench.core.catalogue import data_folder
+from workbench.core.schedule import NONE, Op
+from workbench.core.serial import read_toml
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
 
@@ -45,25 +47,9 @@ COLOURS = {
 }
 LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
 WHITE_TEXT = frozenset({"forward", "backward", "whole layer", "first product of a block", "send", "collective"})
-CLASS_OF_KIND = {
-    "F": "forward",
-    "P": "forward of frozen layers",
-    "SF": "side forward",
-    "B": "backward",
-    "SB": "side backward",
-    "LOAD": "load from cache",
-    **dict.fromkeys(("STEP", "HSTEP"), "optimizer"),
-    **dict.fromkeys(("BEGIN", "ATTN", "JOIN", "COLS", "MLP", "END"), "forward"),
-    **dict.fromkeys(("BEGINB", "ATTNB", "JOINB", "COLSB", "MLPB", "ENDB"), "backward"),
-    "LAYER": "whole layer",
-    **dict.fromkeys(("QKV", "UP", "CQ", "CKV"), "first product of a block"),
-    **dict.fromkeys(("ATT", "CATT"), "attention"),
-    **dict.fromkeys(("OUT", "DOWN", "COUT"), "second product of a block"),
-    **dict.fromkeys(("ENTER", "ADD", "CONN"), "sum and norm"),
-    SEND: "send",
-    RECV: "receive",
-    **dict.fromkeys(COLLECTIVES, "collective"),
-}
+OPERATIONS = read_toml(data_folder() / "operations.toml")
+"""Words for kinds of operations and for values."""
+CLASS_OF_KIND = {kind: name for name, kinds in OPERATIONS["classes"].items() for kind in kinds}
 
 TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOWN", "COUT", "ADD", "CONN"})
 """Operations on tiles of one sequence: they are labelled with their part, the tile, and not with a micro-batch."""

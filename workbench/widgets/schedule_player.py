@@ -13,30 +13,11 @@ from markupsafe import Markup
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
-from workbench.plots.style import byte_unit, class_of, number_of, time_unit
+from workbench.plots.style import OPERATIONS, byte_unit, class_of, number_of, time_unit
 from workbench.widgets.controls import FigureBox, Html, Panel, button, described, slider
 from workbench.widgets.tables import Table
 
 TICKS = 400
-TILE_WORDS = {
-    "QKV": "queries, keys, values",
-    "ATT": "attention",
-    "OUT": "output product",
-    "UP": "up product",
-    "DOWN": "down product",
-    "CONN": "residual and norm",
-    "ADD": "adds the sum that arrived",
-}
-"""Description of an operation of single-shot inference, for the table."""
-TILE_VALUES = {
-    "emb": "embedded tile",
-    "hid": "tile",
-    "sum": "sum of tile",
-    "prod": "term of tile",
-    "kv": "keys and values of tile",
-    "mem": "memory tile",
-}
-TRAINING_VALUES = {"emb": "embedding", "act": "activation", "grad": "gradient", "head": "head after mini-batch"}
 
 
 Cell = Callable[[Timeline, int, float], str]
@@ -70,16 +51,17 @@ def _words(op: Op, timeline: Timeline) -> str:
     name = f"{class_of(op)} {op.label}"
     if op.kind in (SEND, RECV):
         [value] = op.reads or op.writes
-        if value.name in TILE_VALUES and value.part != NONE:
-            name = f"{class_of(op)} {TILE_VALUES[value.name]} {value.part}"
-        elif value.name in TRAINING_VALUES:
-            name = f"{class_of(op)} {TRAINING_VALUES[value.name]} {value.microbatch}"
+        tiles, training = OPERATIONS["tile_values"], OPERATIONS["training_values"]
+        if value.name in tiles and value.part != NONE:
+            name = f"{class_of(op)} {tiles[value.name]} {value.part}"
+        elif value.name in training:
+            name = f"{class_of(op)} {training[value.name]} {value.microbatch}"
     if op.kind == SEND:
         return f"{name} to {timeline.device_names[op.ranks[1]]}"
     if op.kind == RECV:
         return f"{name} from {timeline.device_names[op.ranks[0]]}"
-    if op.kind in TILE_WORDS:
-        return f"{op.label}: {TILE_WORDS[op.kind]}{' of tile ' * (op.part != NONE)}{number_of(op) if op.part != NONE else ''}"
+    if did := OPERATIONS["tile_words"].get(op.kind):
+        return f"{op.label}: {did}{' of tile ' * (op.part != NONE)}{number_of(op) if op.part != NONE else ''}"
     return f"{op.kind.lower()} with {len(op.ranks) - 1} others" if op.kind in COLLECTIVES else name
 
 

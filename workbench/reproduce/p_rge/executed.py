@@ -11,36 +11,19 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any, Literal
 
+from workbench.core.serial import read_toml
 from workbench.reproduce.items import Item
 from workbench.reproduce.p_rge.executed_training import Method, Runner, Trial, TrialOutcome
 from workbench.reproduce.p_rge.testbed import PAPER, TINY
-from workbench.reproduce.result import Result, Settings, printed
+from workbench.reproduce.result import Result, Settings, paper_folder, printed
 
 MODEL, QUICK_MODEL = "SmolLM2-135M", "tiny-llama-2"
 TASK = "sentiment"
-STEPS, SHORT_STEPS, SCORE_EVERY = 900, 200, 100
-"""Steps of the long training and of the compared ones: half an hour on two cores, and seven minutes."""
+SCORE_EVERY = 100
 SEARCH_STEPS = 300
 """Learning rates are compared after so many steps, or at the end of a shorter training."""
-RATES: dict[tuple[Method, str], tuple[float, ...]] = {
-    ("P-RGE", "lora_fa"): (4e-3, 8e-3, 1.6e-2),
-    ("P-RGE", "lora"): (5e-4, 5e-3),
-    ("P-RGE", "dora"): (5e-4, 5e-3),
-    ("P-RGE", "vera"): (5e-4, 5e-3),
-    ("MeZO", "full"): (1e-6, 4e-6),
-    ("FO-SGD", "full"): (1e-4, 1e-3),
-    ("FO-SGD", "lora_fa"): (1e-2, 1e-1),
-    ("FO-Adam", "full"): (1e-5,),
-    ("FO-Adam", "lora_fa"): (5e-4,),
-}
-"""Learning rates tried with the first seed; the one with the best validation score trains all seeds.
-
-P-RGE over LoRA-FA: four times Table 9's largest and more.  MeZO: its largest and four times it, because hundreds of steps need larger
-rates than the paper's twenty thousand.  LoRA, DoRA and VeRA: the upper two of appendix B's.  A model a tenth as large takes larger ones
-in SGD.
-"""
 LONG_RATES, OVER_VOCABULARY = (2e-3, 4e-3, 8e-3), (1e-3, 2e-3, 4e-3)
-"""The same for P-RGE's long training, and for its loss over the vocabulary, which has larger gradients."""
+"""Learning rates tried for P-RGE's long training, and for its loss over the vocabulary, which has larger gradients."""
 NEARLY = 1.0
 """In points; a score on 500 sentences is uncertain by two points, and a smaller rate is safer."""
 LOSS: Literal["vocabulary", "label_words"] = "label_words"
@@ -48,20 +31,28 @@ LOSS: Literal["vocabulary", "label_words"] = "label_words"
 _QUICK: dict[str, Any] = {"model": QUICK_MODEL, "steps": 4, "score_every": 2, "samples": (16, 8, 8), "max_length": 64}
 ZERO_SHOT, CALIBRATED = "zero-shot", "calibrated"
 MEZO, Q4, Q16 = "MeZO (LoRA-FA)", "P-RGE (q=4)", "P-RGE (q=16)"
-VOCABULARY, FEWER_STEPS = f"{Q4}, loss over the vocabulary", "MeZO (q=4, E=16, a quarter of the steps)"
+FEWER_STEPS = "MeZO (q=4, E=16, a quarter of the steps)"
 FLOOR = 75.0
+
+
+def trials() -> dict[str, dict[str, Any]]:
+    """Return the rows of each executed table, and the learning rates that are tried ('rates'): data/papers/p_rge/trainings.toml."""
+    return read_toml(paper_folder(PAPER) / "trainings.toml")
+
+
+def rows_of(table: str, settings: Settings) -> dict[str, Trial]:
+    """Return the trials of an executed table by row, or their quick versions."""
+    return {name: trial(settings, **row) for name, row in trials()[table].items()}
 
 
 def trial(settings: Settings, method: Method, technique: str = "lora_fa", **changes: Any) -> Trial:
     """Return a trial of the comparison, or its quick version."""
-    given: dict[str, Any] = {"model": MODEL, "task": TASK, "steps": STEPS, "score_every": SCORE_EVERY}
-    if method not in ("zero-shot", "calibrated"):
-        given["loss"] = LOSS
+    given: dict[str, Any] = {"model": MODEL, "task": TASK, "score_every": SCORE_EVERY, "loss": LOSS}
     given |= {"epsilon": 1e-3 if technique == "full" else 1e-2} | changes  # Table 9's
     if settings.quick:
-        given |= _QUICK
+        given |= _QUICK | ({"rank": 8} if "rank" in changes else {})
     if method in ("zero-shot", "calibrated"):
-        given["steps"] = 0
+        given |= {"steps": 0, "loss": "vocabulary"}
     return Trial(method=method, technique=technique, **given)
 
 
@@ -73,7 +64,7 @@ def best_rate(runner: Runner, wanted: Trial, seed: int) -> float:
     elif wanted.steps > SEARCH_STEPS:
         rates = LONG_RATES
     else:
-        rates = RATES[wanted.method, wanted.technique]
+        rates = tuple(trials()["rates"][f"{wanted.method}, {wanted.technique}"])
     if len(rates) == 1:
         return rates[0]
     steps = min(wanted.steps, SEARCH_STEPS)
@@ -106,35 +97,18 @@ def run_searched(
         return outcomes
 
 
-def table2_rows(settings: Settings) -> dict[str, Trial]:
-    """Return each row's trial; MeZO over LoRA-FA is P-RGE with q = 1, as Table 9 notes."""
-    return {
-        ZERO_SHOT: trial(settings, "zero-shot"),
-        CALIBRATED: trial(settings, "calibrated"),
-        MEZO: trial(settings, "P-RGE", queries=1, batch_size=16, steps=SHORT_STEPS),
-        Q4: trial(settings, "P-RGE", queries=4, batch_size=4, steps=SHORT_STEPS),
-        Q16: trial(settings, "P-RGE", queries=16, batch_size=1, steps=SHORT_STEPS),
-    }
-
-
 def table2(item: Item, settings: Settings) -> Result:
     """Execute it, or load earlier outcomes."""
-    wanted = table2_rows(settings)
+    wanted = rows_of(item.name, settings)
     outcomes = run_searched(settings, wanted)
     single, four = mean_score(outcomes[MEZO]), mean_score(outcomes[Q4])
     held = {"queries": four >= single - 1.0}
     return _result(item, outcomes, held, model=wanted[Q4].model, steps=wanted[Q4].steps, four=four, single=single)
 
 
-def long_rows(settings: Settings) -> dict[str, Trial]:
-    """Return the trials of the longer training."""
-    q4 = trial(settings, "P-RGE", queries=4, batch_size=4, steps=STEPS)
-    return {ZERO_SHOT: trial(settings, "zero-shot"), CALIBRATED: trial(settings, "calibrated"), Q4: q4}
-
-
 def table2_long(item: Item, settings: Settings) -> Result:
     """Execute a longer training of q = 4 with E = 4."""
-    wanted = long_rows(settings)
+    wanted = rows_of(item.name, settings)
     outcomes = run_searched(settings, wanted)
     reached, steps = mean_score(outcomes[Q4]), wanted[Q4].steps
     zero, calibrated = (mean_score(outcomes[name]) for name in (ZERO_SHOT, CALIBRATED))
@@ -148,24 +122,9 @@ def table2_long(item: Item, settings: Settings) -> Result:
     return _result(item, outcomes, {"floor": reached >= FLOOR}, **said)
 
 
-def reference_rows(settings: Settings) -> dict[str, Trial]:
-    """Return the reference trials of Table 2; the first is Table 2's."""
-    first_order: dict[str, Any] = {"batch_size": 8, "steps": 150}
-    return {
-        Q4: table2_rows(settings)[Q4],
-        VOCABULARY: trial(settings, "P-RGE", loss="vocabulary", queries=4, batch_size=4, steps=SHORT_STEPS),
-        FEWER_STEPS: trial(settings, "P-RGE", queries=4, batch_size=16, steps=SHORT_STEPS // 4),
-        "MeZO (full)": trial(settings, "MeZO", "full", queries=1, batch_size=16, steps=SHORT_STEPS),
-        "FO-SGD (LoRA-FA)": trial(settings, "FO-SGD", **first_order),
-        "FO-SGD (full)": trial(settings, "FO-SGD", "full", **first_order),
-        "FO-Adam (LoRA-FA)": trial(settings, "FO-Adam", **first_order),
-        "FO-Adam (full)": trial(settings, "FO-Adam", "full", **first_order),
-    }
-
-
 def table2_references(item: Item, settings: Settings) -> Result:
     """Execute first-order references, MeZO over all parameters, fewer steps, and the loss over the vocabulary."""
-    outcomes = run_searched(settings, reference_rows(settings), [name for _, name in item.notes], {FEWER_STEPS: Q4})
+    outcomes = run_searched(settings, rows_of(item.name, settings), [name for _, name in item.notes], {FEWER_STEPS: Q4})
     batch, steps = mean_score(outcomes[Q4]), mean_score(outcomes[FEWER_STEPS])
     return _result(item, outcomes, {"batch": batch > steps}, batch=batch, steps=steps)
 
@@ -200,18 +159,9 @@ def mean_score(outcomes: Sequence[TrialOutcome]) -> float:
     return fmean(one.test_score for one in outcomes)
 
 
-def technique_rows(settings: Settings) -> dict[str, Trial]:
-    """Return each technique's trial: the number of steps of Table 2's comparison, q = 4 with E = 4."""
-    ranks = {"vera": 8 if settings.quick else 1024}
-    return {
-        name: trial(settings, "P-RGE", technique, queries=4, batch_size=4, steps=SHORT_STEPS, rank=ranks.get(technique, 16))
-        for name, technique in {"LoRA": "lora", "LoRA-FA": "lora_fa", "DoRA": "dora", "VeRA": "vera"}.items()
-    }
-
-
 def table7(item: Item, settings: Settings) -> Result:
     """Execute LoRA, LoRA-FA, DoRA and VeRA, trained with forward passes only."""
-    wanted, paper = technique_rows(settings), printed(PAPER, "table7")
+    wanted, paper = rows_of(item.name, settings), printed(PAPER, "table7")
     outcomes = run_searched(settings, wanted)
     means = {name: mean_score(each) for name, each in outcomes.items()}
     rows = []

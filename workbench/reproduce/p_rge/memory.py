@@ -9,14 +9,11 @@ from typing import Any
 from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import FP16_BYTES, FirstOrder, first_order_memory, forward_memory, step_s
 from workbench.reproduce.items import Item, swapped, worst
+from workbench.reproduce.p_rge.tasks import FULL, METHODS, STANDARD
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, Constants, deviations, load_constants, spread
 from workbench.reproduce.result import Number, Result, Settings, printed
 
 MODEL_OF = {"table17": TINY, "table18": LLAMA}
-STANDARD, FULL = "MeZO (LoRA-FA), standard", "MeZO (full)"
-METHODS = {STANDARD: (1, 1), "MeZO (LoRA-FA), inner": (1, 2), "P-RGE (q=4), outer": (4, 1), "P-RGE (q=4), both": (4, 2),
-           "P-RGE (q=16), outer": (16, 1), "P-RGE (q=16), both": (16, 2)}  # fmt: skip
-"""Queries, and signs in one pass.  Rows of a pass: 16 times the signs."""
 
 
 def footprint(constants: Constants, model: str, method: str, sequence_length: int, batch_size: int) -> dict[str, float]:
@@ -123,7 +120,8 @@ def peak_bytes(constants: Constants, model: str, method: str, tokens: float) -> 
     if method == FULL:
         plain = forward_memory(described, constants.memory, rows=constants.batch_size, sequence_length=tokens, adapted=False)
         return sum(plain.values()) + FP16_BYTES * described.vocab * described.hidden  # the noise of the largest parameter
-    queries, signs = METHODS[method]
+    queries, execution = METHODS[method]
+    signs = 2 if execution in ("inner", "both") else 1  # in one pass, whose rows are 16 times the signs
     copies = queries if signs == 1 else 2 * queries - 1  # for one query, both signs are as large as MeZO's B and noise
     rows = signs * constants.batch_size
     return sum(forward_memory(described, constants.memory, rows=rows, sequence_length=tokens, copies=copies).values())

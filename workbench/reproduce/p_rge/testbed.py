@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal
 
@@ -58,15 +58,8 @@ class Constants:
     @property
     def memory(self) -> MemoryRule:
         """Return the rule of Tables 3, 12, 17 and 18."""
-        return MemoryRule(
-            logit_bytes=self.logit_bytes,
-            first_order_logit_bytes=self.first_order_logit_bytes,
-            copy_bytes=self.copy_bytes,
-            workspace_bytes=self.workspace_bytes,
-            kept_share=self.kept_share,
-            full_bytes=self.full_bytes,
-            rank=self.rank,
-        )
+        own, wanted = ({one.name for one in fields(kind)} for kind in (self, MemoryRule))
+        return MemoryRule(**{name: getattr(self, name) for name in own & wanted})
 
     def a100(self, precision: Precision = "float16") -> Machine:
         """Return the server of Tables 12 and 13."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from workbench.core.serial import read_toml
 from workbench.models.quantization import held_bytes
 from workbench.plots.export import Captioned
 from workbench.reproduce.drawing import draw
@@ -25,11 +26,11 @@ from workbench.reproduce.pac_plus.executed_runs import (
     spread,
 )
 from workbench.reproduce.pac_plus.testbed import PAPER
-from workbench.reproduce.result import Number, Result, Settings, printed
+from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
-RATES = {"full": 5e-5, "adapters": 1e-3, "lora": 2e-3, "parallel_adapters": 2e-3}
-"""The best learning rates of an earlier search on sentiment, for each technique."""
+_COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
+RATES, WAYS, VARIANTS = (_COMPARED[name] for name in ("learning_rates", "ways", "variants"))
 TITLES = {"sentiment": "sentiment", "mrpc": "MRPC", "stsb": "STS-B", "sst2": "SST-2"}
 LABELS = {"full": "Full Model", "adapters": "Adapters", "lora": "LoRA", "parallel_adapters": "Parallel Adapters"}
 SST2_TRAIN = 8000
@@ -41,24 +42,6 @@ TARGET_POINTS = 2.5
 PRECISIONS = ("float32", "float16", "int8", "int4", "nf4")
 PAPER_LOSS_POINTS = 2.01
 """The largest loss in the paper's table: T5-Large on MRPC, FP32 to INT4."""
-WAYS = {
-    "distilled": "knowledge distillation",
-    "pruned": "structural pruning (ours)",
-    "torch_pruned": "structural pruning (Torch-Pruning)",
-    "fan_in": "Gaussian, scaled by inputs",
-    "gaussian": "Gaussian, 0.02",
-    "all_zero": "zero, all projections",
-}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "r = 8": {},
-    "r = 4": {"reduction": 4},
-    "r = 2, rate 1e-3": {"reduction": 2, "learning_rate": 1e-3},
-    "r = 8, distilled": {"initialization": "distilled"},
-    "r = 8, pruned": {"initialization": "pruned"},
-    "r = 8, averaged weights": {"averaging": 0.995},
-    "r = 8, rate 1e-3": {"learning_rate": 1e-3},
-}
-"""Ways to train Parallel Adapters: changes of the comparison's settings.  Those after the first three run only on sentiment."""
 
 
 def tasks_of(settings: Settings) -> tuple[str, ...]:
