@@ -116,8 +116,8 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
 
 def test_parallel_adapters_survive_a_lost_device_and_are_saved(job: Job, tmp_path: Path) -> None:
     """The lost one has the first block, begins each round and keeps the head."""
-    parallel = replace(job, options=job.options | {"technique": "parallel", "reduction": 4}, faults="kill:alpha@step3", backup_every=1)
-    report = run(parallel, tmp_path)
+    options = job.options | {"technique": "parallel", "reduction": 4, "cache": True}
+    report = run(replace(job, options=options, faults="kill:alpha@step3", backup_every=1), tmp_path)
     assert "alpha is lost" in " ".join(report.notes) and len(losses(report)) == 6
     assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
     adapter, about = load_adapter(report.artifacts["adapter"])
@@ -210,7 +210,10 @@ def test_faults_are_simulated_whatever_rule_has_split_the_data(job: Job) -> None
         ({"options": {"unfreezing": "sometimes"}}, r"one of steps, rounds, all, plateau, gradient_norm"),
         ({"options": {"data": "sizes:1,2,3"}}, r"takes 2 numbers here, not 3"),
         ({"train_samples": 1}, r"no data"),
-        ({"options": {"technique": "parallel", "cache": True}}, r"option cache .* technique = 'parallel'.*Leave one out"),
+        (
+            {"model": "tiny-t5", "options": {"technique": "parallel", "cache": True}},
+            r"option cache .* technique = 'parallel'.*Leave one out",
+        ),
         ({"faults": "kill:beta@step6"}, r"The run has 6 steps"),
     ],
 )

@@ -20,12 +20,13 @@ from workbench.methods.ringada.phases import RingPhase, RingRankJob
 from workbench.methods.ringada.prepare import RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Unfreezing
 from workbench.models.adapter_config import Kind, ParallelAdapterConfig
-from workbench.models.loading import load_stack, model_facts
+from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.tasks.tokenize import Batch, collate
+from workbench.tasks import load_task
+from workbench.tasks.tokenize import Batch, collate, tokenize
 
 
 def ring_plan(*blocks: tuple[int, int], micro_batches: int = 2) -> Plan:
@@ -56,6 +57,13 @@ def ring_job(
     """Return a run whose adapters are unfrozen one after the other, by a policy."""
     stack, facts = load_stack(model), model_facts(model)
     sizes: dict[str, Any] = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "kind": kind}
+    if stack.family.reads_images:
+        split, sizes = (
+            tokenize(load_task("digits").train.take(range(samples)), load_tokenizer(model), max_length=1),
+            sizes | {"num_outputs": 10},
+        )
+    else:
+        split = split_for(stack, samples, kind)
     encoder = {"num_encoder_layers": facts.num_encoder_layers, "target_length": int(facts.num_encoder_layers is not None)}
     job = Job(model=model, epochs=epochs, batch_size=8, micro_batches=plan.num_micro_batches, learning_rate=LEARNING_RATE)
     return RingRankJob(
@@ -64,7 +72,7 @@ def ring_job(
         plan=plan,
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
-        split=split_for(stack, samples, kind),
+        split=split,
         config=TechniqueConfig(technique="serial", bottleneck=8, **sizes),
         adapter=ParallelAdapterConfig(reduction=4, is_causal=facts.is_causal, **sizes, **encoder) if parallel else None,
         facts=facts,

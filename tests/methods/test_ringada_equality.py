@@ -31,6 +31,7 @@ from workbench.runtime.engines import EngineCluster
         ("tiny-bart", ((0, 1), (1, 1), (2, 2), (3, 2)), "steps", 5, 2, 3, False, False),
         ("tiny-bert", ((1, 1), (0, 2), (2, 1), (3, 2)), "plateau", 40, 2, 1, True, False),
         ("tiny-distilbert", ((0, 3), (2, 1), (1, 1), (3, 1)), "rounds", 1, 2, 1, True, False),
+        ("tiny-vit", ((1, 2), (0, 1), (3, 2), (2, 1)), "steps", 5, 2, 1, True, False),
         ("tiny-opt", ((2, 2), (1, 2), (0, 1), (3, 1)), "steps", 6, 1, 1, False, False),
         ("tiny-gpt2", ((0, 2), (1, 2), (2, 1), (3, 1)), "gradient_norm", 40, 1, 1, False, False),
         ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 9, 2, 2, False, True),
@@ -68,12 +69,15 @@ def test_a_ring_trains_as_one_process(
 
 
 @pytest.mark.parametrize(
-    ("model", "blocks", "unfreezing", "every", "micro_batches", "local_iterations"),
+    ("model", "blocks", "unfreezing", "every", "micro_batches", "local_iterations", "cache"),
     [
-        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 3, 2, 2),
-        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), "all", 1, 4, 1),
-        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), "rounds", 1, 2, 1),
-        ("tiny-llama", ((1, 1), (0, 2), (2, 1), (3, 2)), "gradient_norm", 40, 1, 1),
+        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 3, 2, 2, False),
+        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), "all", 1, 4, 1, False),
+        ("tiny-t5", ((1, 2), (0, 1), (3, 2), (2, 1)), "rounds", 1, 2, 1, False),
+        ("tiny-llama", ((1, 1), (0, 2), (2, 1), (3, 2)), "gradient_norm", 40, 1, 1, False),
+        ("tiny-bert", ((0, 2), (1, 2), (2, 1), (3, 1)), "steps", 9, 2, 2, True),
+        ("tiny-gpt2", ((3, 1), (1, 1), (0, 3), (2, 1)), "all", 1, 4, 1, True),
+        ("tiny-llama", ((1, 1), (0, 2), (2, 1), (3, 2)), "plateau", 40, 1, 2, True),
     ],
 )
 def test_parallel_adapters_on_a_ring_train_as_one_process(
@@ -83,11 +87,13 @@ def test_parallel_adapters_on_a_ring_train_as_one_process(
     every: int,
     micro_batches: int,
     local_iterations: int,
+    cache: bool,
     tmp_path: Path,
 ) -> None:
     plan = ring_plan(*blocks, micro_batches=micro_batches)
     fields = {"every": every, "unfreezing": unfreezing, "local_iterations": local_iterations, "epochs": 4, "parallel": True}
-    job = ring_job(model, plan, four_devices(), tmp_path, **fields)  # type: ignore[arg-type]
+    job = ring_job(model, plan, four_devices(), tmp_path, cache=cache, **fields)  # type: ignore[arg-type]
+    assert any(planned.shape.cached for epoch in range(4) for planned in job.rounds.epoch(epoch)) == cache  # type: ignore[attr-defined]
     expected, weights = train_plainly(job)
     losses, trained, _ = train_on_ring(job)
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -103,7 +109,7 @@ def test_parallel_adapters_on_a_ring_train_as_one_process(
         ("tiny-bert", True, "steps", False),
         ("tiny-t5", False, "rounds", False),
         ("tiny-gpt2", False, "plateau", False),
-        ("tiny-bert", False, "steps", True),
+        ("tiny-bert", True, "steps", True),
     ],
 )
 def test_a_ring_whose_layers_are_moved_between_rounds_trains_as_one_process(

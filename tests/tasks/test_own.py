@@ -7,6 +7,7 @@ import pytest
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import load_task
+from workbench.tasks.batching import split_samples
 from workbench.tasks.prompts import load_prompt_task
 
 WORDS = {"sad": "bad, awful", "fine": "okay", "glad": "good"}
@@ -54,6 +55,21 @@ def test_a_folder_of_splits_pairs_and_numbers(tmp_path: Path) -> None:
     assert task.train.pairs == ("h",) * 20 and task.train.labels[3] == 0.75 and task.metrics == ("pearson", "spearman")
     with pytest.raises(ConfigError, match=r"numbers such as 0\.25\. Choose --task regression"):
         load_task("classification", data=tmp_path, columns="label=how much")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_may_have_a_file_for_each_device(tmp_path: Path) -> None:
+    for name in ("beta-2.csv", "alpha.csv", "test.csv"):
+        write(tmp_path / name, [{"remark": f"{name} {number}", "stars": "good" if number % 2 else "bad"} for number in range(10)])
+    task = load_task("classification", data=tmp_path)
+    assert task.train.sources is not None and len(task.test) == 10 and len(task.train) + len(task.validation) == 20
+    assert all(text.startswith(f"{source}.csv") for text, source in zip(task.train.texts, task.train.sources, strict=True))
+    names = ("alpha", "beta-2")
+    assert [{task.train.sources[row] for row in own} for own in split_samples(task.train, 2, "device", 0, names)] == [
+        {name} for name in names
+    ]
+    with pytest.raises(ConfigError, match=r"A sample belongs to 'beta-2'\. Name one of these devices in each row, or each file after one"):
+        split_samples(task.train, 2, "device", 0, ("alpha", "gamma"))
 
 
 @pytest.mark.filterwarnings("ignore")

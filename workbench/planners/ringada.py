@@ -72,7 +72,10 @@ class RingPricer:
             there_and_back = seconds["F"] + np.where(is_lowest, seconds["A"], seconds["B"])
             read = np.where(is_lowest & is_cached, seconds["LOAD"], 0.0)
             ahead = np.where(is_frozen & ~is_cached, seconds["P"], read)
-            frozen.append(summed(seconds["P"] + np.where(is_frozen, seconds["F"], 0.0) if has_side else ahead))
+            if has_side:
+                own = np.where(is_frozen, 0.0, seconds["LOAD"]) if is_cached.any() else 0.0
+                ahead = np.where(is_cached, own, seconds["P"] + np.where(is_frozen, seconds["F"], 0.0))
+            frozen.append(summed(ahead))
             forward.append(summed(np.where(is_frozen, 0.0, seconds["F"])))
             unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
             steps.append(summed(np.where(is_frozen, 0.0, step)))

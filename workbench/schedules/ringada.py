@@ -2,7 +2,8 @@
 
 Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps their context
 for the backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the backward pass of the unfrozen layers.
-LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E nor P.
+LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E nor P.  With a side
+network each stage reads what its trained layers take from the model, and the initiator the last hidden state.
 STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a policy depends on
 the results of a round, then at its end NOTE sends a stage's results to the round's first device, TELL sums them and HEAR receives the sum.
 In a round of federated averaging each device is a separate ring; then ALLREDUCE sums all trained weights and MEAN makes them the average.
@@ -157,7 +158,9 @@ def _tasks(
         for m in micro_batches:
             is_cached = m in cached
             hidden = Value("mid", end, m) if is_cached else Value("emb", NONE, m)
-            if is_cached:
+            if is_cached and has_side:
+                add(home, LOAD, NONE, m, 3, let_in, Value("act", len(plan.stages) - 1, m))
+            elif is_cached:
                 add(plan.stages[end].ranks[0], LOAD, end, m, 3, let_in, hidden)
             else:
                 add(home, EMBED, NONE, m, 3, let_in, hidden)
@@ -165,7 +168,10 @@ def _tasks(
                 stage = plan.stages[s]
                 [rank] = stage.ranks
                 after, source = Value("act", s, m), hidden
-                if has_side:
+                if has_side and is_cached:
+                    source = Value("mid", s, m)
+                    add(rank, LOAD, s, m, 3, let_in, source)
+                elif has_side:
                     source = Value("mid", s, m)
                     add(rank, PREFIX, s, m, 3, (hidden,), after, *((source,) if s >= end else ()))
                 elif stage.start < iteration.first_unfrozen and not is_cached:
@@ -297,7 +303,8 @@ class RingCosts:
             return layers[0 if op.kind == EMBED else -1].seconds(op.kind, *at)
         lowest = self.iterations[self._iteration_of[op.microbatch]].first_unfrozen
         if op.kind == LOAD:
-            return layers[lowest].seconds(LOAD, *at)
+            loaded = self.layers(op) if self.crossing.side_width and op.stage != NONE else [lowest]
+            return sum(layers[layer].seconds(LOAD, *at) for layer in loaded)
         if op.kind == PREFIX and self.crossing.side_width:
             stage = self.plan.stages[op.stage]
             every = sum(layers[layer].seconds(PREFIX, *at) for layer in range(stage.start, stage.stop))
@@ -347,7 +354,7 @@ class RingCosts:
 
 
 def layers_of(plan: Plan, op: Op, first_unfrozen: int) -> range:
-    """Return the layers that P, F, B or STEP computes for a mini-batch that trains the layers from `first_unfrozen` on."""
+    """Return the layers that P, F, B, STEP or LOAD is about in a mini-batch that trains the layers from `first_unfrozen` on."""
     stage = plan.stages[op.stage]
     if op.kind == PREFIX:
         return range(stage.start, min(stage.stop, first_unfrozen))

@@ -116,7 +116,8 @@ def split_samples(split: Split, num_devices: int, rule: str, seed: int, names: S
     'dirichlet:0.5' draws each label's shares of the devices from a Dirichlet distribution of this concentration; a low one gives
     devices few labels each.  The labels are the classes, or the sources if the task has no classes.
     'source' keeps all samples of a source (a reviewer, product or topic) on one device, and assigns the largest sources first.
-    'device' takes the source as the name of the device that has the sample.  names: of the devices, for this rule.
+    'device' takes the source as the name of the device that has the sample; it may be a file's name (see own.load_own).
+    names: of the devices, for this rule.
     'sizes:4,2,1,1' is IID with sizes in these proportions, one number per device.
     Raises ConfigError for a rule that is unknown or does not suit the data, and for a device without data.
     """
@@ -132,7 +133,9 @@ def split_samples(split: Split, num_devices: int, rule: str, seed: int, names: S
         for index, source in enumerate(_sources(split, rule)):
             if source not in names:
                 asked = f"A split over the devices {', '.join(names)} by 'device' was asked for."
-                raise ConfigError(asked, f"A sample belongs to '{source}'.", "Name one of these devices in each row.")
+                raise ConfigError(
+                    asked, f"A sample belongs to '{source}'.", "Name one of these devices in each row, or each file after one."
+                )
             owned[names.index(source)].append(index)
     elif kind == "dirichlet":
         for own in _grouped(order, _labels(split, rule)):
@@ -175,7 +178,7 @@ def _sources(split: Split, rule: str) -> Sequence[Hashable]:
         raise ConfigError(
             f"Data split by '{rule}' were asked for.",
             "The task does not say where a sample comes from.",
-            "Name a column of your own data by --columns source=reviewer, or choose iid.",
+            "Name a column of your own data by --columns source=reviewer, give a folder of one file per source, or choose iid.",
         )
     return split.sources
 

@@ -25,6 +25,8 @@ _PAIRS = (("sentence1", "sentence2"), ("text1", "text2"), ("premise", "hypothesi
 _TEXTS = ("text", "sentence", "review", "content", "comment", "message", "question", "title")
 _LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment")
 SPLITS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test", "testing")}
+FILE = "file"
+"""The column that read_tables adds if the training rows of a folder come from several files: a file's name, without its ending."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -50,6 +52,7 @@ def load_own(kind: str, data: Path | str | None, columns: str = "") -> Task:
     """Return own data as a task of kind 'classification' (any number of classes) or 'regression'.
 
     columns: for example 'text=review,label=stars'; other columns are found by their usual names.  source=reviewer: a sample's origin.
+    In a folder, files that are not named like splits are the training rows, and each file is a source: one file per device, for example.
     If a table has no test or validation split, a fixed random part of its rows is used.
     Raises MissingDataError if the data is unavailable, ConfigError naming column and row for unusable values.
     """
@@ -115,9 +118,11 @@ def _from_files(path: Path) -> dict[str, Any]:
     if path.is_dir():
         files = sorted(one for one in path.iterdir() if one.suffix in READERS)
         by_split = {name: [str(one) for one in files if one.stem.split("-")[0] in known] for name, known in SPLITS.items()}
-        by_split = {name: own for name, own in by_split.items() if own} or {"train": [str(one) for one in files]}
+        by_split = {name: own for name, own in by_split.items() if own}
+        others = [one for one in files if "train" not in by_split and not any(str(one) in own for own in by_split.values())]
     else:
-        files, by_split = [path], {"train": [str(path)]}
+        files, by_split, others = [path], {}, [path]
+    by_split |= {f"file{number}": [str(one)] for number, one in enumerate(others)}
     kinds = {READERS.get(one.suffix, "") for one in files}
     if len(kinds) != 1 or "" in kinds:
         what = "CSV, TSV, JSON, JSONL and Parquet files, folders of one kind of them, and folders of save_to_disk"
@@ -133,7 +138,11 @@ def _from_files(path: Path) -> dict[str, Any]:
     try:
         # Read into memory through a temporary folder, so that no copy of the user's data is left behind.
         with tempfile.TemporaryDirectory(prefix="workbench-data-") as cache, _quiet():
-            return dict(datasets.load_dataset(kind, data_files=by_split, cache_dir=cache, keep_in_memory=True, **options))
+            tables = dict(datasets.load_dataset(kind, data_files=by_split, cache_dir=cache, keep_in_memory=True, **options))
+            parts = [tables.pop(f"file{number}") for number in range(len(others))]
+            if len(parts) > 1:
+                parts = [part.add_column(FILE, [one.stem] * len(part)) for part, one in zip(parts, others, strict=True)]
+            return ({"train": datasets.concatenate_datasets(parts)} if parts else {}) | tables
     except Exception as error:  # the readers raise many kinds of errors for a user's file
         cause = str(error.__cause__ or error)
         if "corresponds to no data" in cause:
@@ -172,7 +181,7 @@ def find_columns(columns: str, table: Any, *, needs_label: bool) -> Columns:
     if text is None:
         pairs = next(((lower[one], lower[two]) for one, two in _PAIRS if one in lower and two in lower), (None, None))
         texts = [name for name, kind in table.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
-        strings = [name for name in texts if not hasattr(table.features[name], "names") and name != label]
+        strings = [name for name in texts if not hasattr(table.features[name], "names") and name not in (label, FILE)]
         text = pairs[0] or next((lower[name] for name in _TEXTS if name in lower and lower[name] != label), None)
         text, pair = text or (strings[0] if len(strings) == 1 else None), pair or pairs[1]
     missing = "text" if text is None else "label" if label is None and needs_label else ""
@@ -180,7 +189,7 @@ def find_columns(columns: str, table: Any, *, needs_label: bool) -> Columns:
         usual = ", ".join(_TEXTS if missing == "text" else _LABELS)
         raise ConfigError(f"Data with a column of each {missing} were asked for.", f"{has} Wanted is one of {usual}.", example)
     assert text is not None
-    return Columns(text, pair, label, named.get("source"))
+    return Columns(text, pair, label, named.get("source") or (FILE if FILE in present else None))
 
 
 def read_rows(table: Any, columns: Columns, split: str) -> Rows:
@@ -191,7 +200,8 @@ def read_rows(table: Any, columns: Columns, split: str) -> Rows:
     missing = next((row for row, value in rows if value in (None, "") or (isinstance(value, float) and math.isnan(value))), None)
     if missing is not None:
         raise _bad_label(columns, f"Row {missing} of {split} has no label.", "Mend or remove that row.")
-    sources = None if columns.source is None else _texts(table, columns.source, split)
+    has_sources = columns.source is not None and columns.source in table.column_names
+    sources = _texts(table, columns.source, split) if has_sources else None  # type: ignore[arg-type]  # not None
     return Rows(texts[0], texts[1] if columns.pair is not None else None, labels, sources)
 
 

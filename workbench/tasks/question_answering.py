@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.serial import shown
 from workbench.tasks.embedded import load_sentiment_rating
-from workbench.tasks.own import SPLITS, divided, read_tables
+from workbench.tasks.own import FILE, SPLITS, divided, read_tables
 from workbench.tasks.published import read_text
 from workbench.tasks.task import Span, Split, Task, numbered
 
@@ -134,7 +134,7 @@ def _from_table(table: Any, data: str) -> Iterator[Question]:
         raise ConfigError(f"The data '{shown(data, 200)}' were asked for.", found, "Give SQuAD's JSON file, or a table with these columns.")
     for row in table:
         spans = zip(row["answers"]["answer_start"], row["answers"]["text"], strict=True)
-        yield _question(row["question"], row["context"], spans, str(row.get("title", "")), data)
+        yield _question(row["question"], row["context"], spans, str(row.get(FILE) or row.get("title", "")), data)
 
 
 def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: str, place: str) -> Question:

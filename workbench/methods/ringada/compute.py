@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from workbench.methods.fine_tuning.handlers import StageContext
 from workbench.methods.training.handlers import Targets
@@ -46,6 +47,19 @@ class RingCompute:
             self.head = Modules(head=self._model.head)
             self.trained = {int(at): Modules(adapters=nn.ModuleDict({at: adapter})) for at, adapter in self._model.adapters.items()}
 
+    @property
+    def side_width(self) -> int:
+        """Return the width of the side network, 0 of serial adapters."""
+        return 0 if self._side is None else self._config.width  # type: ignore[union-attr]  # a side network's config
+
+    def parted(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Split the model's state (n, t, d) from the side network's, (n, t, 0) if it is not there."""
+        return state[..., : self._backbone.hidden_size], state[..., self._backbone.hidden_size :]
+
+    def widened(self, state: Tensor) -> Tensor:
+        """Return a state with zeros for the side network's, (n, t, d + d / r)."""
+        return pad(state, (0, self._backbone.hidden_size + self.side_width - state.shape[2]))
+
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return b_0 (n, t, d)."""
         with torch.no_grad():
@@ -62,7 +76,7 @@ class RingCompute:
         frozen = range(layers.start, min(layers.stop, first_unfrozen))
         if self._side is None:
             return (self._run(state, attention_mask, frozen)[0],)
-        hidden, below = state.split([self._backbone.hidden_size, state.shape[2] - self._backbone.hidden_size], dim=2)
+        hidden, below = self.parted(state)
         output, taps = self._run(hidden, attention_mask, layers)
         taps = [*([hidden] if layers.start == 0 else ()), *taps]
         if frozen:

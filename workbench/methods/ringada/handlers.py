@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile
-from workbench.core.schedule import ALLREDUCE, STEP, Op
+from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op
 from workbench.methods.common.scaling import context_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.ringada.prefix import PrefixCache
@@ -76,21 +77,54 @@ class RingHandlers:
     def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         batch = self.batches[op.microbatch]
         assert self.prefix is not None
-        return (self.prefix.read(self._iteration(op).first_unfrozen, batch.indices, batch.attention_mask.shape[1]),)
+        first, last = self._iteration(op).first_unfrozen, self.plan.num_layers
+        read = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
+        if not self.compute.side_width:
+            return (read(first),)
+        if op.stage == NONE:
+            return (self.compute.parted(read(last))[0],)
+        layers = self._layers_of(op)
+        taps, sides = zip(
+            *(self.compute.parted(read(layer)) for layer in ([last + 1] if layers.start == 0 else []) + [*layers]), strict=True
+        )
+        return ((sides[0], list(taps)),)
 
     def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         batch, stage, first = self.batches[op.microbatch], self.plan.stages[op.stage], self._iteration(op).first_unfrozen
         if self.prefix is None:
             return self.compute.ahead(reads[0], batch.attention_mask, range(stage.start, stage.stop), first)
+        if self.compute.side_width:
+            return self._ahead(reads[0], batch, range(stage.start, stage.stop), first)
         for layer in self._layers_of(op):
             self.prefix.keep(layer, batch.indices, reads[0])
             reads = self.compute.ahead(reads[0], batch.attention_mask, range(layer, layer + 1), first)
         return reads
 
+    def _ahead(self, state: Tensor, batch: Batch, layers: range, first: int) -> tuple[Any, ...]:
+        """Run the model and the frozen side layers (see RingCompute.ahead), and keep what the side layers take, layer by layer.
+
+        A layer's record has the tap after it and the side state before it, which is constant while all side layers below are frozen.
+        The embedding's and, at the initiator, the last hidden state have records of their own, behind the layers'.
+        """
+        assert self.prefix is not None
+        keep, taps, beside = partial(self.prefix.keep, samples=batch.indices), list[Tensor](), state
+        for layer in layers:
+            hidden, below = self.compute.parted(state)
+            if layer == 0:
+                keep(self.plan.num_layers + 1, hidden=self.compute.widened(hidden))
+            found = self.compute.ahead(state, batch.attention_mask, range(layer, layer + 1), first)
+            if len(found) == 2:
+                state, (own, more) = found
+                beside, taps = (own if not taps else beside), [*taps, *more]
+            else:
+                [state] = found
+            keep(layer, hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)))
+        return (state, (beside, taps)) if first < layers.stop else (state,)
+
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         layers, batch = self._layers_of(op), self.batches[op.microbatch]
         mask, is_lowest = batch.attention_mask, layers.start == self._iteration(op).first_unfrozen
-        if self.prefix is not None and is_lowest and op.microbatch not in self.cached:
+        if self.prefix is not None and not self.compute.side_width and is_lowest and op.microbatch not in self.cached:
             self.prefix.keep(layers.start, batch.indices, reads[0])
         context = self.compute.forward(reads, mask, layers, is_lowest=is_lowest)
         context.nbytes = context_bytes(self.layers[layers.start : layers.stop], *mask.shape)
@@ -100,6 +134,8 @@ class RingHandlers:
         at, batch = self.iteration_of[op.microbatch], self.batches[op.microbatch]
         if (head := named(op, reads, "head")) and self.iterations[at - 1].initiator != self.rank:
             self.optimizer.take_head(head[0], self.first_step + at)
+        if self.prefix is not None and self.compute.side_width and op.microbatch not in self.cached:
+            self.prefix.keep(self.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0]))
         targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.totals[at])
         loss, gradient = self.compute.score([*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets)
         own = loss / len(self.iterations)  # a round's loss is the mean of its mini-batches'

@@ -83,15 +83,15 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
 
     def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
         frozen = layer.frozen_bytes - (embedding_bytes if index == 0 else 0)
+        rate, forward = device.storage_bytes_per_s, layer.times[FORWARD]
+        sizes = forward.batch_sizes, forward.sequence_lengths
+        read_s = tuple(tuple(layer.output_bytes(batch, length) / rate for length in sizes[1]) for batch in sizes[0])
+        load = replace(forward, seconds=read_s)
         if "SF" in layer.times:  # Parallel Adapters
-            side = {FORWARD: layer.times["SF"], BACKWARD: layer.times["SB"], LOWEST: layer.times["SB"]}
+            side = {LOAD: load, FORWARD: layer.times["SF"], BACKWARD: layer.times["SB"], LOWEST: layer.times["SB"]}
             return replace(layer, times=layer.times | {PREFIX: layer.times[FORWARD]} | side, frozen_bytes=frozen)
         # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's gradient.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
-        forward = layer.times[FORWARD]
-        rate, lengths = device.storage_bytes_per_s, forward.sequence_lengths
-        read_s = tuple(tuple(layer.output_bytes(batch, length) / rate for length in lengths) for batch in forward.batch_sizes)
-        load = replace(forward, seconds=read_s)
         times = {**layer.times, PREFIX: forward, LOWEST: forward.scaled(share), LOAD: load}
         return replace(layer, times=times, frozen_bytes=frozen)
 

@@ -100,7 +100,8 @@ class RingRankJob(RankJob):
 
     def change_s(self, former: tuple[Stage, ...], stages: tuple[Stage, ...], first: int) -> float:
         """Return the seconds of moving layers from one assignment to another before a round (see planners.ringada.change_s)."""
-        width, tokens = 4 * self.facts.hidden_size, crossing(self.facts).tokens
+        of_state = crossing(self.facts, self.side_width)
+        width, tokens = 4 * (of_state.hidden_size + of_state.side_width), of_state.tokens
         return change_s(
             self.profile,
             self.cluster,
@@ -122,7 +123,14 @@ class RingRankJob(RankJob):
             return range(0)
         rounds = self.rounds
         lowest = self.policy.lowest(rounds.num_rounds, rounds.num_steps)
+        if self.adapter is not None:  # the trained layers next to the model read their taps
+            return range(lowest, self.plan.num_layers)
         return range(lowest, self.policy.first_unfrozen(first, first * rounds.steps_per_round) + 1)
+
+    @property
+    def side_width(self) -> int:
+        """Return the width of the network next to the model, 0 of serial adapters."""
+        return 0 if self.adapter is None else self.adapter.width
 
     @cached_property
     def rounds(self) -> Rounds:
@@ -175,7 +183,7 @@ class RingRankJob(RankJob):
             shape.iterations,
             sizes=shape.sizes,
             lengths=shape.lengths,
-            crossing=crossing(self.facts, 0 if self.adapter is None else self.adapter.width),
+            crossing=crossing(self.facts, self.side_width),
             head_values=3 * _head_parameters(self.adapter or self.config),
             beside_bytes=beside_bytes(self.facts, self.adapter or self.config),
         )
@@ -240,10 +248,15 @@ class RingPhase(StagePhase[RingRankJob]):
             if rank_job.options.cache:
                 folder = self.session.context.own_folder(rank_job.folder) / "prefix"
                 lengths, lowest = rank_job.split.lengths, rank_job.policy.lowest(rounds.num_rounds, rounds.num_steps)
-                self._prefix = PrefixCache(folder=folder, lengths=lengths, crossing=crossing(rank_job.facts), lowest=lowest)
+                of_state = crossing(rank_job.facts, rank_job.side_width)
+                self._prefix = PrefixCache(folder=folder, lengths=lengths, crossing=of_state, lowest=lowest)
                 if rank_job.kept is not None:
                     start_s, now_homes = self.session.context.now_s(), ring_homes(rank_job.present.stages)
                     moving = [(layer, rank_job.kept.homes[layer], now_homes[layer]) for layer in rank_job.cached_layers(rank_job.start)]
+                    if rank_job.adapter is not None:
+                        last = rank_job.plan.num_layers
+                        moving.append((last, self.session.rank, self.session.rank))  # the last hidden states of its own samples stay
+                        moving += [(last + 1, holder, receiver) for layer, holder, receiver in moving if layer == 0]  # the embedding's
                     self._prefix.take_over(moving, self.session.rank, self.session.run, rank_job.cluster)
                     self.result.spent_s["moving the cache"] = self.session.context.now_s() - start_s
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
@@ -252,7 +265,7 @@ class RingPhase(StagePhase[RingRankJob]):
         """Return the handlers of a round (see RankPhase)."""
         assert isinstance(planned, Round) and isinstance(planned.shape, RoundShape) and isinstance(self.optimizer, RingOptimizer)
         rank_job, iterations, sizes = self.rank_job, self.shape(planned).iterations, planned.shape.sizes
-        if self._prefix is not None:
+        if self._prefix is not None and rank_job.adapter is None:
             self._prefix.forget_above(iterations[0].first_unfrozen)
         self.optimizer.num_steps = planned.number + 1  # counts only once the round is done; the state of a failed round is not saved
         spans = [range(start, start + one.num_micro_batches) for start, one in zip(planned.starts, iterations, strict=True)]

@@ -79,7 +79,7 @@ class PrefixCache:
             samples=tuple(range(len(self.lengths))),
             lengths=self.lengths,
             num_taps=1,
-            width=self.crossing.hidden_size,
+            width=self.crossing.hidden_size + self.crossing.side_width,
             dtype="float32",
             num_target_taps=int(beside > 0),
             target_length=beside,

@@ -96,8 +96,8 @@ def require_known(job: Job) -> RingAdaOptions:
     if options.federated and options.cache:
         asked = "The option cache of ringada was asked for with federated averaging."
         raise ConfigError(asked, "That trains all adapters from the beginning, so no layer's output stays the same.", "Leave one out.")
-    if options.technique == "parallel" and (options.cache or options.federated):
-        asked = f"The option {'cache' if options.cache else 'federated'} of ringada was asked for with technique = 'parallel'."
+    if options.technique == "parallel" and options.federated:
+        asked = "The option federated of ringada was asked for with technique = 'parallel'."
         raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out, or use method pac_plus.")
     require_task_and_model(job)
     return options
@@ -111,6 +111,9 @@ def prepare(job: Job) -> PreparedJob:
     if options.depth > facts.num_layers:
         asked = f"The option depth = {options.depth} of ringada was asked for."
         raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
+    if options.technique == "parallel" and options.cache and facts.num_encoder_layers is not None:
+        asked = f"The option cache of ringada was asked for with technique = 'parallel' and '{job.model}'."
+        raise ConfigError(asked, "The cache keeps the layers of one stack, and this has an encoder and a decoder.", "Leave one out.")
     samples: dict[str, Any] = load_samples(job, facts)
     task = samples["task"]
     common: dict[str, Any] = {"hidden_size": facts.hidden_size, "num_layers": facts.num_layers, "kind": task.kind, "seed": job.seed}
