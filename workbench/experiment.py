@@ -85,7 +85,7 @@ def run(
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     if mode == "execute" and engines is None and cluster.is_real:
         own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
-        devices = over_ssh(cluster, own)
+        devices = over_ssh(cluster, own, ["transformers.modeling_utils"])
         (progress or ignore)(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
         with devices as real:
 
@@ -265,13 +265,16 @@ def _prepared(
     return prepared
 
 
-def over_ssh(cluster: Cluster, folder: Path | None = None) -> SshEngines:
-    """Return a cluster's real devices, which are connected inside a `with` block.  folder: of the run.  Raises ConfigError."""
+def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str] = ()) -> SshEngines:
+    """Return a cluster's real devices, which are connected inside a `with` block.  Raises ConfigError.
+
+    folder: of the run.  imports: what their engines will need and import meanwhile.
+    """
     from workbench.methods.calls import CALLS
     from workbench.runtime.ssh_devices import SshEngines, require_addresses
 
     require_addresses(cluster)
-    return SshEngines(cluster, folder or cache_folder() / "runs", CALLS)
+    return SshEngines(cluster, folder or cache_folder() / "runs", CALLS, imports=imports)
 
 
 def require_emulated(cluster: Cluster) -> None:

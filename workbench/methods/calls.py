@@ -16,10 +16,14 @@ CALLS = CallTable(
         "workbench.runtime.torchrun:remove_own_files": "",
         "workbench.methods.pac_plus.method:measure_rank": "",
         "workbench.methods.pac_plus.method:run_rank": "",
-        "workbench.methods.pac_plus.method:serve_rank": Parts("workbench.methods.pac_plus.rank_job:PacPlusRankJob", _RANK_RESULT),
+        "workbench.methods.pac_plus.method:serve_rank": Parts(
+            "workbench.methods.pac_plus.rank_job:PacPlusRankJob", _RANK_RESULT, done="builtins:float"
+        ),
         "workbench.methods.fine_tuning.method:measure_rank": "",
         "workbench.methods.fine_tuning.method:run_rank": "",
-        "workbench.methods.fine_tuning.method:serve_rank": Parts("workbench.methods.fine_tuning.phases:FineTuningRankJob", _RANK_RESULT),
+        "workbench.methods.fine_tuning.method:serve_rank": Parts(
+            "workbench.methods.fine_tuning.phases:FineTuningRankJob", _RANK_RESULT, done="builtins:float"
+        ),
         "workbench.methods.p_rge.method:measure_rank": "",
         "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.compute:Logged",
         "workbench.methods.p_rge.worker:serve_rank": Parts(
@@ -29,7 +33,9 @@ CALLS = CallTable(
         ),
         "workbench.methods.ringada.method:measure_rank": "",
         "workbench.methods.ringada.method:run_rank": "",
-        "workbench.methods.ringada.method:serve_rank": Parts("workbench.methods.ringada.phases:RingRankJob", _RANK_RESULT),
+        "workbench.methods.ringada.method:serve_rank": Parts(
+            "workbench.methods.ringada.phases:RingRankJob", _RANK_RESULT, done="builtins:float"
+        ),
         "workbench.methods.galaxy_plus.method:measure_rank": "",
         "workbench.methods.galaxy_plus.worker:serve_rank": "",
         f"{_SERVING}:serve_worker": Parts(

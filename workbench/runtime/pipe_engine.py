@@ -5,6 +5,7 @@ What it writes into the run's folder goes to the laptop beside its events, so th
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import re
@@ -348,4 +349,6 @@ def serve(table: CallTable) -> None:
     engine = _Engine(table, out)
     threading.Thread(target=engine.read, name="laptop", daemon=True).start()
     engine.send("ready", __version__.encode())
+    for name in os.environ.get("WORKBENCH_IMPORTS", "").split():  # while the laptop prepares what will need them
+        importlib.import_module(name)
     engine.work()

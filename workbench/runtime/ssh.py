@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import json
@@ -208,9 +209,8 @@ class Connection:
 
     def bring(self, path: Path, place: str) -> bool:
         """Send a file, or what a broken transfer left of it, unless the device has it; return whether.  Raises RuntimeSetupError."""
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        begun = self.ask("has", timeout_s=600.0, path=place, size=path.stat().st_size, sha256=digest)
+        size = path.stat().st_size
+        begun = self.ask("has", timeout_s=600.0, path=place, size=size, sha256=_digest(path, size, path.stat().st_mtime_ns))
         if begun is None:
             return False
         self.send_file(path, place, begun).result()
@@ -320,6 +320,13 @@ class Connection:
         with contextlib.suppress(ValueError):
             return os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace")
         return ""
+
+
+@functools.lru_cache
+def _digest(path: Path, size: int, changed_ns: int) -> str:
+    """Return a file's digest, computed once for all devices."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _frame(kind: int, payload: bytes) -> bytes:

@@ -40,6 +40,7 @@ class SshEngines:
     """The engines of a cluster whose devices have addresses; what EngineCluster is for emulated ones.  Use it as a context manager.
 
     folder: of the run on this machine; devices have copies of what they need of it.  calls: what may be called.
+    imports: modules that engines import while this machine prepares the run.
     command_of: returns what starts a device's agent; None: ssh.
     """
 
@@ -47,8 +48,15 @@ class SshEngines:
     dilation = 1.0
 
     def __init__(
-        self, cluster: Cluster, folder: Path, calls: CallTable, *, command_of: Callable[[Device], Sequence[str]] | None = None
+        self,
+        cluster: Cluster,
+        folder: Path,
+        calls: CallTable,
+        *,
+        imports: Sequence[str] = (),
+        command_of: Callable[[Device], Sequence[str]] | None = None,
     ) -> None:
+        self.imports = imports
         self.cluster, self.folder, self._table = cluster, folder.absolute(), calls
         self.command_of = command_of or agent_command
         self.store = KeyStore()
@@ -213,6 +221,7 @@ class SshEngines:
             for seat in self.seats:
                 if seat.connection is None or seat.why:
                     seat.open()
+            self._together(Seat.wait)
             service = SshService(self, self._table)
             try:
                 yield service
@@ -303,6 +312,7 @@ class SshService:
             while True:
                 try:
                     self._engines.seats[rank].open()
+                    self._engines.seats[rank].wait()
                     error = None
                 except BaseException as failure:  # told by `news`
                     error = failure

@@ -79,18 +79,22 @@ class Seat:
         return self.connection
 
     def open(self) -> None:
-        """Connect, unless it is connected, and start the engine anew.  Raises RuntimeSetupError."""
+        """Connect, unless it is connected, and start the engine anew, which is not waited for.  Raises RuntimeSetupError."""
         if self.connection is None or self.connection.lost is not None:
             command = self._engines.command_of(self.device)
             self.connection = Connection(self.device.name, command, self._take)
             self.connection.open(owner=_owner())
             self._engines.certify(self.connection)
-        asked = f"The engine of device '{self.device.name}' was to be started."
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment = {"WORKBENCH_IMPORTS": " ".join(self._engines.imports)}
+        environment |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment["PYTHONPATH"] = bring_code(self.connection)
         python = self.device.python or environment_python(self.connection)
         self.connection.ask("start", python=python, module=_ENGINE, environment=environment)
         self.send("hello", str(self._engines.folder).encode())
+
+    def wait(self) -> None:
+        """Wait for the engine.  Raises RuntimeSetupError."""
+        asked = f"The engine of device '{self.device.name}' was to be started."
         if not self.ready.wait(_START_TIMEOUT_S) or self.why:
             raise RuntimeSetupError(
                 asked, f"It did not come up: {self.why or 'it is too slow'}", "Run `workbench kit setup`, or see its log."
