@@ -241,6 +241,14 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.parametrize("versions", ["vertical_sync", "two"])
+def test_other_versions_are_planned_and_simulated(versions: str, job: Job) -> None:
+    """Of two stages both keep a version besides the newest."""
+    report = experiment.run(replace(job, options={"versions": versions, "rate_by_delay": True}), two_devices(), "simulate")
+    assert report.plan is not None
+    assert all("(stashed versions of its weights: 1)" in note for note in report.plan.notes if note.startswith("Memory of"))
+
+
 def test_every_partition_is_planned(job: Job) -> None:
     for partition in ("any_order", "even", "capacity"):
         report = experiment.run(replace(job, options={"partition": partition}), two_devices(), "simulate")

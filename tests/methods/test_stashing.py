@@ -19,6 +19,7 @@ from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Share, Stage
 from workbench.core.division import Division
 from workbench.core.schedule import Value
+from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, JaxStageCompute, StageCompute
 from workbench.methods.fine_tuning.method import run_rank
@@ -42,7 +43,13 @@ BOTH = Division(heads=(1, 1), columns=(20, 12), slower=(1.0, 2.0), names=("cpu",
 
 
 def asynchronous_job(
-    model: str, technique: str, blocks: tuple[tuple[int, int], ...], folder: Path, drain_every: int, window: int = 0
+    model: str,
+    technique: str,
+    blocks: tuple[tuple[int, int], ...],
+    folder: Path,
+    drain_every: int,
+    window: int = 0,
+    versions: VersionRule = "stashing",
 ) -> FineTuningRankJob:
     """Return a job.  blocks: (rank, layers) of each stage."""
     stack, stages, at = load_stack(model), [], 0
@@ -63,6 +70,7 @@ def asynchronous_job(
         schedule="asynchronous_1f1b",
         drain_every=drain_every,
         window=window,
+        versions=versions,
     )
 
 
@@ -85,7 +93,7 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
     """Return every mini-batch's loss and the final weights of a plain loop over the whole model.
 
     Of mini-batch m since the last drain stage i of N computes with its weights after mini-batch m - (N - i) since then, or with the first
-    ones since then; each gradient is taken at these weights and applied to the newest.
+    ones since then; each gradient is taken at these weights and applied to the newest.  The other rules have another delay.
     """
     stack, stages = load_stack(job.job.model), len(job.plan.stages)
     model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config).train()
@@ -94,15 +102,17 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
     optimizer: torch.optim.Optimizer = plain_optimizer(model, 0.01) if rule == "adamw" else torch.optim.SGD(weights.values())
     assert set(weights) == set(owner)
     planned = [(epoch, window) for epoch in range(EPOCHS) for window in job.planned_windows(epoch)]
-    num_batches, losses, history = sum(len(window.samples) for _, window in planned), [], []
+    parts, losses, history = job.per_update, list[float](), list[dict[str, Tensor]]()
+    num_batches = sum(len(window.samples) for _, window in planned) // parts
     for epoch, window in planned:
         if window.shape.continues is None:
             history = [{name: one.detach().clone() for name, one in weights.items()}]  # after 0, 1, 2, ... mini-batches since the drain
-        for samples in window.samples:
+        for samples in (sum(window.samples[at : at + parts], ()) for at in range(0, len(window.samples), parts)):
             number = len(history) - 1
             batch = collate(job.split, samples)
             for name, one in weights.items():
-                one.data.copy_(history[max(0, number - (stages - owner[name] - 1))][name])
+                delay = delay_of(job.versions, stages - owner[name] - 1, stages)
+                one.data.copy_(history[max(0, number - delay)][name])
             _, last_hidden = model(batch.input_ids, batch.attention_mask)
             logits = model.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch)
             loss = task_loss(logits, batch.labels, model.config.kind)
@@ -118,20 +128,24 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
 
 
 @pytest.mark.parametrize(
-    ("model", "technique", "blocks", "drain_every", "rule", "divisions", "window"),
+    ("model", "technique", "blocks", "drain_every", "rule", "divisions", "window", "versions"),
     [
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 5),
-        ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3),
-        ("tiny-llama", "full", ((1, 1), (0, 5)), 0, "adamw", {0: BOTH, 1: BOTH}, 2),
-        ("tiny-bert", "serial", ((0, 1), (1, 5)), 0, "sgd", {}, 7),
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 0),
-        ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw", {}, 0),
-        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw", {0: HEADS, 2: HEADS}, 0),
-        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}, 0),
-        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}, 0),
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0),
-        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0),
-        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}, 0),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 5, "stashing"),
+        ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3, "stashing"),
+        ("tiny-llama", "full", ((1, 1), (0, 5)), 0, "adamw", {0: BOTH, 1: BOTH}, 2, "stashing"),
+        ("tiny-bert", "serial", ((0, 1), (1, 5)), 0, "sgd", {}, 7, "stashing"),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {1: HEADS}, 4, "vertical_sync"),
+        ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 3, "adamw", {}, 0, "vertical_sync"),
+        ("tiny-bert", "full", ((0, 3), (1, 3)), 0, "sgd", {}, 3, "two"),
+        ("tiny-gpt2", "lora", ((2, 3), (0, 3)), 0, "adamw", {0: HEADS}, 2, "two"),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 0, "stashing"),
+        ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw", {}, 0, "stashing"),
+        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw", {0: HEADS, 2: HEADS}, 0, "stashing"),
+        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}, 0, "stashing"),
+        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}, 0, "stashing"),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0, "stashing"),
+        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0, "stashing"),
+        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}, 0, "stashing"),
     ],
 )
 def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
@@ -142,6 +156,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     rule: str,
     divisions: dict[int, Division],
     window: int,
+    versions: VersionRule,
     tmp_path: Path,
     jax: Sequence[int] = (),
 ) -> None:
@@ -149,7 +164,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
 
     With a window the pipeline never drains, also not between the epochs.
     """
-    job = replace(asynchronous_job(model, technique, blocks, tmp_path, drain_every, window), divisions=divisions)
+    job = replace(asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions), divisions=divisions)
     if rule == "sgd":
         job = replace(job, job=replace(job.job, learning_rate=0.1))
     expected, weights = with_delays(job, rule)
@@ -172,7 +187,9 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             for rank, (_, optimizer) in optimizers.items():
                 share = share_of(rank, job.plan, all_parts(planned), job.split) | {"total": planned.shape.samples}
                 each = divided_or_whole(divisions.get(rank), compute=computes[rank], optimizer=optimizer.inner, epoch=epoch, **share)
-                tables[rank] = StashingHandlers(each=each, begins=planned.shape.continues is None).table()
+                kept = 0 if versions == "stashing" else delay_of(versions, 0, len(blocks))
+                begins = planned.shape.continues is None
+                tables[rank] = StashingHandlers(each=each, begins=begins, kept=kept, per_update=job.per_update).table()
             program = phase.program(planned.shape)
             assert (planned.shape.continues is not None) == (window > 0 and done > 0), "it never drains"
             schedule = check(program.schedule)
@@ -181,8 +198,10 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             values = run_schedule(schedule, tables, held, program.costs.spec)
             carried = [{given_as: own[output] for output, given_as in pairs} for own, pairs in zip(values, schedule.carried, strict=True)]
             found = {value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"}
-            shares = [planned.shape.samples / size for size in planned.shape.sizes]
-            losses += [loss * shares[number] for number, loss in sorted(found.items())]
+            for at in range(0, len(planned.samples), job.per_update):
+                parts = range(at, at + job.per_update)
+                share = planned.shape.samples / sum(planned.shape.sizes[part] for part in parts)
+                losses.append(share * sum(found[part] for part in parts))
             done += 1
             assert {optimizer.num_steps for _, optimizer in optimizers.values()} == {done}
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -195,7 +214,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
 def test_a_stage_by_jax_stashes_alike(tmp_path: Path) -> None:
     """LoRA in the first stage, whose embedding is torch's, and in one whose versions change while mini-batches are in flight."""
     test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
-        "tiny-distilbert", "lora", ((0, 2), (1, 2), (2, 2)), 0, "adamw", {}, 0, tmp_path, jax=(0, 1)
+        "tiny-distilbert", "lora", ((0, 2), (1, 2), (2, 2)), 0, "adamw", {}, 0, "stashing", tmp_path, jax=(0, 1)
     )
 
 

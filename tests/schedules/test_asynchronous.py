@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from schedule_plans import equal_plan, peaks, plan_of, timed
 
 from workbench.core.errors import ScheduleError
+from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.schedules import asynchronous_1f1b, check, insert_transfers
 
 
@@ -64,3 +67,18 @@ def test_groups_are_refused() -> None:
     """Confidant has one device per stage."""
     with pytest.raises(ScheduleError, match="2 ranks"):
         asynchronous_1f1b(plan_of((1, 1)), 2)
+
+
+@pytest.mark.parametrize("versions", get_args(VersionRule))
+def test_every_rule_keeps_as_many_versions_as_its_delay(versions: VersionRule) -> None:
+    """By the lifetimes of the weights, in a window that begins and ends in the middle of the training."""
+    num_stages = 4
+    schedule = check(insert_transfers(asynchronous_1f1b(equal_plan(num_stages), 32, begun=3, ahead=3, versions=versions)))
+    for rank, ops in enumerate(schedule.ops):
+        last_read = {value: index for index, op in enumerate(ops) for value in op.reads if value.name == "weight"}
+        last_read |= {value: len(ops) for value in schedule.outputs[rank] if value.name == "weight"}
+        present, most = {value for value in schedule.inputs[rank] if value.name == "weight"}, 0
+        for index, op in enumerate(ops):
+            present = {value for value in present if last_read[value] > index} | {value for value in op.writes if value.name == "weight"}
+            most = max(most, len(present))
+        assert most - 1 == delay_of(versions, num_stages - 1 - rank, num_stages)

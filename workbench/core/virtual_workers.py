@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
@@ -87,3 +88,17 @@ class VirtualWorkers:
             )
             shards.append(Shard(start=start, stop=stop, owners=owners, server=owners[number % len(owners)]))
         return tuple(shards)
+
+
+VersionRule = Literal["stashing", "vertical_sync", "two"]
+"""With which version of its weights a stage computes a mini-batch: weight stashing and vertical sync (PipeDream), or two versions (2BW)."""
+
+
+def delay_of(rule: VersionRule, behind: int, num_stages: int) -> int:
+    """Return the updates between the weights with which a stage computes a mini-batch and those that its gradient updates.
+
+    It is also the number of versions that the stage keeps besides the newest.  behind: stages after it.  Stashing: the newest version at
+    the time of the forward pass.  Vertical sync: the first stage's version on all stages.  Two: the version before the newest, with a
+    mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML 2021).
+    """
+    return {"stashing": behind, "vertical_sync": num_stages - 1, "two": 1}[rule]

@@ -19,6 +19,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
+from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check, rank_need, readable
 from workbench.planners.orders import sorted_orders
 
@@ -38,10 +39,20 @@ class Partition:
 class StageCosts:
     """The inputs of Eq. 3: seconds of layers on devices, whether they fit, and seconds between devices.
 
-    sequence_length: for timing.  memory_length: for memory.
+    sequence_length: for timing.  memory_length: for memory.  versions: of the weights, see delay_of.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, *, batch_size: int, sequence_length: int, memory_length: int) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        *,
+        batch_size: int,
+        sequence_length: int,
+        memory_length: int,
+        versions: VersionRule = "stashing",
+    ) -> None:
+        self.versions: VersionRule = versions
         self.profile, self.cluster, self.batch_size, self.memory_length = profile, cluster, batch_size, memory_length
         count, world = profile.num_layers, cluster.world_size
         starts, stops = np.triu_indices(count + 1, 1)
@@ -56,7 +67,9 @@ class StageCosts:
             seconds = np.full((count + 1, count + 1), np.inf)
             seconds[starts, stops] = total[stops] - total[starts]
             self._seconds.append(seconds)
-            table = FootprintTable(profile, rank, starts, stops, sequence_length=memory_length, copies=range(world))
+            table = FootprintTable(
+                profile, rank, starts, stops, sequence_length=memory_length, copies=[self.copies(behind) for behind in range(world)]
+            )
             fits = np.zeros((world, count + 1, count + 1), bool)
             for behind in range(world):
                 held = table.nbytes(np.array(batch_size), np.full(len(starts), behind), at)
@@ -82,8 +95,12 @@ class StageCosts:
             samples=self.batch_size,
             sequence_length=self.memory_length,
             in_flight=behind + 1,
-            copies=behind,
+            copies=self.copies(behind),
         )
+
+    def copies(self, behind: int) -> int:
+        """Return the versions that a stage keeps besides the newest, as if all devices had a stage."""
+        return delay_of(self.versions, behind, self.cluster.world_size)
 
     def stage(self, rank: int, behind: int, *, in_memory: bool = True) -> np.ndarray:
         """Return T_e of layers [x, y) on a device with `behind` devices after it, (layers + 1, layers + 1)."""
@@ -171,7 +188,7 @@ def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, c
         predicted_s={"mini-batch in the long run": partition.pace_s},
     )
     if check_memory:
-        check(costs.profile, costs.cluster, plan, sequence_length=costs.memory_length, order=ASYNCHRONOUS)
+        check(costs.profile, costs.cluster, plan, sequence_length=costs.memory_length, order=ASYNCHRONOUS, versions=costs.versions)
     return plan
 
 

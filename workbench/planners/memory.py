@@ -11,6 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile
+from workbench.core.virtual_workers import VersionRule, delay_of
 
 ASYNCHRONOUS = "asynchronous_1f1b"
 
@@ -121,8 +122,13 @@ class FootprintTable:
         return self._fixed[live, at] + samples * self._each[live, at]
 
 
-def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int, order: str = "1f1b") -> dict[int, Need]:
-    """Return the predicted need of every rank in the plan, in the epochs that run the backbone.  order: see in_flight."""
+def plan_needs(
+    profile: Profile, plan: Plan, *, sequence_length: int, order: str = "1f1b", versions: VersionRule = "stashing"
+) -> dict[int, Need]:
+    """Return the predicted need of every rank in the plan, in the epochs that run the backbone.
+
+    order: see in_flight.  versions: of an asynchronous pipeline, see delay_of.
+    """
     needs = {}
     for index, stage in enumerate(plan.stages):
         live = in_flight(index, len(plan.stages), plan.num_micro_batches, order=order)
@@ -135,7 +141,7 @@ def plan_needs(profile: Profile, plan: Plan, *, sequence_length: int, order: str
                 samples=end - first,
                 sequence_length=sequence_length,
                 in_flight=live,
-                copies=live - 1 if order == ASYNCHRONOUS else 0,
+                copies=delay_of(versions, live - 1, len(plan.stages)) if order == ASYNCHRONOUS else 0,
             )
     return needs
 
@@ -157,9 +163,11 @@ def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dic
     return {share.rank: cached_need(profile, share.rank, samples=share.samples, sequence_length=sequence_length) for share in stage.shares}
 
 
-def check(profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int, order: str = "1f1b") -> None:
+def check(
+    profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int, order: str = "1f1b", versions: VersionRule = "stashing"
+) -> None:
     """Raise PlanError, naming device, stage and bytes, if a rank needs more than its device's budget.  order: see in_flight."""
-    needs = plan_needs(profile, plan, sequence_length=sequence_length, order=order)
+    needs = plan_needs(profile, plan, sequence_length=sequence_length, order=order, versions=versions)
     for index, stage in enumerate(plan.stages):
         over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
         if over:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan
 from workbench.core.schedule import MERGE, NONE, PULL, STEP, Op, Schedule, Value
-from workbench.core.virtual_workers import Shard, VirtualWorkers
+from workbench.core.virtual_workers import Shard, VersionRule, VirtualWorkers, delay_of
 from workbench.schedules.pieces import enclosing_world, world_size_of
 from workbench.schedules.pipeline import FORWARD, Slot
 
@@ -43,11 +43,17 @@ def hetpipe(workers: VirtualWorkers, num_waves: int, *, world_size: int | None =
 
 
 def mini_batches(
-    workers: VirtualWorkers, count: int, *, world_size: int | None = None, begun: int | None = None, ahead: int = 0
+    workers: VirtualWorkers,
+    count: int,
+    *,
+    world_size: int | None = None,
+    begun: int | None = None,
+    ahead: int = 0,
+    versions: VersionRule = "stashing",
 ) -> Schedule:
     """Return the first `count` mini-batches of every virtual worker; whole waves if there are several workers.
 
-    begun, ahead: of a window, see asynchronous_1f1b.
+    begun, ahead, versions: of a window, see asynchronous_1f1b.
     """
     world_size = enclosing_world(workers.ranks, world_size)
     ops: list[tuple[Op, ...]] = [()] * world_size
@@ -60,7 +66,7 @@ def mini_batches(
         for index, stage in enumerate(plan.stages):
             rank = stage.ranks[0]
             own = [(number, shard) for number, shard in enumerate(shards) if shard.owners[worker] == rank]
-            listing = _Listing(workers, worker, first_stage, index, rank, own, begun, ahead)
+            listing = _Listing(workers, worker, first_stage, index, rank, own, begun, ahead, versions)
             ops[rank] = listing.mini_batches(count)
             inputs[rank] = listing.inputs(count)
             carried[rank] = listing.carried(count)
@@ -95,29 +101,33 @@ class _Listing:
         shards: list[tuple[int, Shard]],
         begun: int | None,
         ahead: int,
+        versions: VersionRule,
     ) -> None:
         self._workers, self._worker, self._rank, self._shards = workers, worker, rank, shards
         self._stage, self._index = first_stage + index, index
         self._num_stages = len(workers.pipelines[worker].stages)
         self._delay = min(self._num_stages - index, workers.in_flight) - 1
-        self._is_begun, self._begun, self._ahead = begun is not None, min(begun or 0, self._delay), ahead
+        self._lag = self._delay if versions == "stashing" else delay_of(versions, self._delay, self._num_stages)
+        self._per_update = self._num_stages if versions == "two" else 1
+        self._begun, self._ahead = min(begun or 0, self._delay), ahead
+        self._stashed = range(min(self._lag, -(-(begun or 0) // self._per_update)))
         self._first_act = None if not index or (begun or 0) <= self._delay else Value("act", self._stage - 1, self._delay)
-        self._first = self._version = self._delay if self._is_begun else 0
+        self._first = self._version = 0 if begun is None else self._lag
         self._merged = 0
         self._listed: list[Op] = []
 
     def mini_batches(self, count: int) -> tuple[Op, ...]:
         """Return the operations of `count` mini-batches, then a PULL of the last wave."""
         size = self._workers.in_flight
-        version_of = {p: p for p in range(self._begun)}
+        version_of = {p: self._version_of(p) for p in range(self._begun)}
         pulled = 0
         for phase, p in in_flight_order(self._delay, self._begun, count, self._ahead):
             if phase == FORWARD:
                 if self._shards and self._workers.waves_needed(p) > pulled:
                     pulled = self._workers.waves_needed(p)
                     self._pull(pulled)
-                version_of[p] = self._version
-                self._forward(p)
+                version_of[p] = self._version if self._shards else self._version_of(p)
+                self._forward(p, version_of[p])
                 continue
             self._backward(p, version_of[p])
             if self._shards and (p + 1) % size == 0:
@@ -132,7 +142,7 @@ class _Listing:
         own = min(self._delay, self._ahead)
         tokens = (Value("tokens", NONE, self._batch(p)) for p in range(self._begun, count + own))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
-        begun = [one for p in range(self._begun) for one in (self._weight(p), Value("ctx", self._stage, p))]
+        begun = (*map(self._weight, self._stashed), *(Value("ctx", self._stage, p) for p in range(self._begun)))
         return (*begun, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens)
 
     def carried(self, count: int) -> tuple[tuple[Value, Value], ...]:
@@ -140,17 +150,15 @@ class _Listing:
         if not self._ahead:
             return ()
         stage, own = self._stage, min(self._delay, self._ahead)
-        pairs = [
-            pair
-            for p in range(own)
-            for pair in (
-                (self._weight(self._first + count + p - self._delay), self._weight(p)),
-                (Value("ctx", stage, count + p), Value("ctx", stage, p)),
-            )
-        ]
+        pairs = [(Value("ctx", stage, count + p), Value("ctx", stage, p)) for p in range(own)]
+        stashed = range(min(self._lag, -(-self._ahead // self._per_update)))
+        pairs += [(self._weight(self._version_of(count + p * self._per_update)), self._weight(p)) for p in stashed]
         if self._index and self._ahead > own:
             pairs.append((Value("act", stage - 1, count + own), Value("act", stage - 1, own)))
-        return (*pairs, (self._weight(), self._weight(self._delay)))
+        return (*pairs, (self._weight(), self._weight(self._lag)))
+
+    def _version_of(self, p: int) -> int:
+        return max(0, self._first + p // self._per_update - self._lag)
 
     def outputs(self, count: int) -> tuple[Value, ...]:
         """Return the losses (on the last stage) and the final weights."""
@@ -163,11 +171,11 @@ class _Listing:
     def _weight(self, version: int | None = None) -> Value:
         return Value("weight", self._stage, NONE, self._version if version is None else version)
 
-    def _forward(self, p: int) -> None:
+    def _forward(self, p: int, version: int) -> None:
         m, stage = self._batch(p), self._stage
         source = (Value("act", stage - 1, m),) if self._index else ()
         end = Value("loss" if self._index == self._num_stages - 1 else "act", stage, m)
-        reads = (Value("tokens", NONE, m), *source, self._weight())
+        reads = (Value("tokens", NONE, m), *source, self._weight(version))
         self._listed.append(Op(FORWARD, stage, m, NONE, reads, (end, Value("ctx", stage, m))))
 
     def _backward(self, p: int, version: int) -> None:
@@ -177,7 +185,9 @@ class _Listing:
         accumulated = Value("gacc", stage, m)
         reads = (Value("ctx", stage, m), self._weight(version), *gradient)
         self._listed.append(Op("B", stage, m, NONE, reads, (*onward, accumulated)))
-        self._update(STEP, m, (accumulated,))
+        if (p + 1) % self._per_update == 0:
+            parts = range(p + 1 - self._per_update, p + 1)
+            self._update(STEP, m, tuple(Value("gacc", stage, self._batch(part)) for part in parts))
 
     def _pull(self, waves: int) -> None:
         for wave in range(self._merged, waves):
@@ -195,15 +205,24 @@ class _Listing:
         self._listed.append(Op(kind, self._stage, microbatch, NONE, (*reads, before), (self._weight(),)))
 
 
-def asynchronous_1f1b(plan: Plan, num_batches: int, *, world_size: int | None = None, begun: int | None = None, ahead: int = 0) -> Schedule:
+def asynchronous_1f1b(
+    plan: Plan,
+    num_batches: int,
+    *,
+    world_size: int | None = None,
+    begun: int | None = None,
+    ahead: int = 0,
+    versions: VersionRule = "stashing",
+) -> Schedule:
     """Return `num_batches` optimizer steps, without their transfers: HetPipe with one virtual worker.
 
     ahead: number of the batches after them whose forward passes begin here, so that the pipeline does not drain: as many as there are, up
-    to the number of stages less one.  begun: the former window's `ahead`, if this window continues it.
+    to the number of stages less one.  begun: the former window's `ahead`, if this window continues it.  versions: with two versions the
+    batches are micro-batches, and as many as there are stages make an update.
     Raises ScheduleError if a stage has several ranks, or if a window after which the pipeline does not drain begins empty and is shorter
     than the pipeline.
     """
-    if ahead and begun is None and num_batches < len(plan.stages):
+    if ahead and begun is None and num_batches < len(plan.stages) * (len(plan.stages) if versions == "two" else 1):
         raise ScheduleError(
             f"A window of {num_batches} mini-batches without a drain was asked for.",
             f"The pipeline has {len(plan.stages)} stages.",
@@ -214,5 +233,10 @@ def asynchronous_1f1b(plan: Plan, num_batches: int, *, world_size: int | None = 
             raise ScheduleError("Asynchronous 1F1B was asked for.", f"A stage has {len(stage.shares)} ranks.", "Give each stage one.")
     size = world_size_of(plan, world_size, (1,) * num_batches)
     return mini_batches(
-        VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)), num_batches, world_size=size, begun=begun, ahead=ahead
+        VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)),
+        num_batches,
+        world_size=size,
+        begun=begun,
+        ahead=ahead,
+        versions=versions,
     )

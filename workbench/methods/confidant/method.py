@@ -113,7 +113,7 @@ def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterat
         )
         device, off = costs.cluster.devices[rank], printed / need.total_bytes - 1
         yield (
-            f"Memory of {device.name} (stashed versions of its weights: {behind}):"
+            f"Memory of {device.name} (stashed versions of its weights: {costs.copies(behind)}):"
             f" {readable(need.total_bytes)} by the measured model,"
             f" {readable(printed)} by Eq. 1 and 2 as printed ({off:+.0%})."
         )

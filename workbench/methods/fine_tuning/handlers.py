@@ -16,6 +16,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
+from workbench.core.virtual_workers import VersionRule
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
 from workbench.methods.training.handlers import StepHandlers, StepShape, Targets, joined, named
 from workbench.models.cross_framework import require_jax
@@ -101,7 +102,9 @@ class Programs:
         shared: tuple[SharedParameter, ...] = (),
         schedule: OrderName = "1f1b",
         divisions: Mapping[int, Division] | None = None,
+        versions: VersionRule = "stashing",
     ) -> None:
+        self._versions: VersionRule = versions
         self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
         self._divisions = divisions or {}
         self._order, self._is_asynchronous = ORDERS.get(schedule), schedule == "asynchronous_1f1b"
@@ -137,7 +140,7 @@ class Programs:
     def _schedule(self, sizes: tuple[int, ...], begun: int | None, ahead: int) -> Schedule:
         world_size = self._cluster.world_size
         if self._order is None:
-            whole = asynchronous_1f1b(self._plan, len(sizes), world_size=world_size, begun=begun, ahead=ahead)
+            whole = asynchronous_1f1b(self._plan, len(sizes), world_size=world_size, begun=begun, ahead=ahead, versions=self._versions)
             return divide_layers(whole, self._plan, self._divisions)
         stages = [parameter.stages for parameter in self._shared]
         return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)

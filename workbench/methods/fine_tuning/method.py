@@ -55,6 +55,8 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         quantization=prepared.options.quantization,
         schedule=prepared.options.schedule,
         window=prepared.options.window,
+        versions=prepared.options.versions,
+        rate_by_delay=prepared.options.rate_by_delay,
         drain_every=prepared.options.drain_every,
     )
 
@@ -62,7 +64,8 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
 def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
     """Return the costs for partitions of an asynchronous pipeline."""
     sizes = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
-    return StageCosts(with_room(profile, prepared.job), cluster, batch_size=prepared.job.batch_size, **sizes)
+    room = with_room(profile, prepared.job)
+    return StageCosts(room, cluster, batch_size=prepared.job.batch_size, versions=prepared.options.versions, **sizes)
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -185,4 +188,5 @@ class FineTuning(TrainingMethod[PreparedJob]):
         check_plan(prepared, cluster, plan)
         if folder is not None:
             room = with_room(profile, prepared.job)
-            check_memory(room, cluster, plan, sequence_length=prepared.longest, order=prepared.options.schedule)
+            options = prepared.options
+            check_memory(room, cluster, plan, sequence_length=prepared.longest, order=options.schedule, versions=options.versions)

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from workbench.core.cluster import Device
 from workbench.core.division import Division
+from workbench.core.errors import ConfigError
 from workbench.core.plan import Stage
 from workbench.core.schedule import STEP, Op
+from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.common.session import LOADING, RankResult, RankSession
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import (
@@ -33,7 +35,7 @@ from workbench.methods.fine_tuning.handlers import (
     activation_of,
     shared_parameters,
 )
-from workbench.methods.training.handlers import PlannedStep, StepShape, named
+from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.cross_framework import require_jax
 from workbench.models.loading import ModelFacts, import_family
@@ -50,7 +52,7 @@ from workbench.tasks.batching import epoch_batches
 class FineTuningRankJob(RankJob):
     """The description of a fine-tuning run for a rank.
 
-    config: of the technique.  facts: the model's shape.  window, drain_every: of an asynchronous pipeline, see FineTuningOptions.
+    config: of the technique.  facts: the model's shape.  window to rate_by_delay: of an asynchronous pipeline, see FineTuningOptions.
     divisions: see Programs.
     journal_bytes: copying a larger state after every step would cost more time than a crash of the program loses.
     """
@@ -61,6 +63,8 @@ class FineTuningRankJob(RankJob):
     facts: ModelFacts
     window: int = 0
     drain_every: int = 0
+    versions: VersionRule = "stashing"
+    rate_by_delay: bool = False
     divisions: dict[int, Division] = field(default_factory=dict)
 
     @property
@@ -72,7 +76,14 @@ class FineTuningRankJob(RankJob):
         """Return an epoch's steps if they are windows."""
         ahead = len(self.plan.stages) - 1 if self.window >= len(self.plan.stages) and not self.drain_every else 0
         size, job = self.drain_every or self.window, self.job
-        return windows(self.split.lengths, self.plan.mini_batch_size, size, seed=job.seed, epochs=job.epochs, ahead=ahead)[epoch]
+        return windows(
+            self.split.lengths, self.plan.mini_batch_size, size, seed=job.seed, epochs=job.epochs, ahead=ahead, parts=self.per_update
+        )[epoch]
+
+    @property
+    def per_update(self) -> int:
+        """Return the micro-batches of a mini-batch, if a window has any."""
+        return len(self.plan.stages) if self.versions == "two" else 1
 
     @property
     def shared(self) -> tuple[SharedParameter, ...]:
@@ -81,7 +92,7 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared, self.schedule, self.divisions)
+        programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared, self.schedule, self.divisions, self.versions)
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
 
@@ -92,8 +103,9 @@ class FineTuningRankJob(RankJob):
             return None
         stage, steps = self.plan.stages[index], self.phases()[0].steps(0)
         model = TechniqueStage(self.load_backbone(stage.start, stage.stop), self.config)
-        num_batches = sum(len(step.samples) for step in steps) if self.is_asynchronous else len(steps)
-        optimizer = make_optimizer(self, model, num_batches)
+        num_batches = sum(len(step.samples) for step in steps) // self.per_update if self.is_asynchronous else len(steps)
+        delay = delay_of(self.versions, len(self.plan.stages) - 1 - index, len(self.plan.stages)) if self.rate_by_delay else 0
+        optimizer = make_optimizer(self, model, num_batches, delay=delay)
         size = self.drain_every or self.window
         windowed = WindowOptimizer(optimizer, num_batches, size) if self.is_asynchronous else optimizer
         return Loaded((stage.start, stage.stop), self._compute(rank, stage, model), windowed)
@@ -148,7 +160,9 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         division, begins = self.rank_job.divisions.get(self.session.rank), not self._continues
         own = self.own(all_parts(planned), epoch) | {"optimizer": self.optimizer.inner, "total": planned.shape.samples}
         self._continues = isinstance(planned, Window) and bool(planned.ahead)
-        return StashingHandlers(each=divided_or_whole(division, **own), begins=begins).table()
+        job = self.rank_job
+        kept = 0 if job.versions == "stashing" else delay_of(job.versions, 0, len(job.plan.stages))
+        return StashingHandlers(each=divided_or_whole(division, **own), begins=begins, kept=kept, per_update=job.per_update).table()
 
     def shape(self, planned: PlannedStep) -> StepShape:
         """Return the shape of the next step: a window that continues none begins with an empty pipeline (see RankPhase)."""
@@ -182,11 +196,12 @@ def all_parts(planned: PlannedStep) -> PlannedStep:
 
 @lru_cache(maxsize=4)
 def windows(
-    lengths: tuple[int, ...], batch_size: int, size: int, *, seed: int, epochs: int, ahead: int = 0
+    lengths: tuple[int, ...], batch_size: int, size: int, *, seed: int, epochs: int, ahead: int = 0, parts: int = 1
 ) -> tuple[tuple[PlannedStep, ...], ...]:
     """Return every epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  size: of a window, 0 is an epoch.
 
-    ahead: mini-batches whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.
+    ahead: parts whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.  parts: of a mini-batch.
+    Raises ConfigError if a mini-batch has fewer samples than parts.
     Runs of mini-batches are sorted by length, because stages that compute mini-batches of unequal length at the same time wait for each
     other.
     """
@@ -197,8 +212,15 @@ def windows(
         whole = size or len(drawn)
         for at in range(0, len(drawn), min(whole, ALIKE)):
             alike = drawn[at : at + min(whole, ALIKE)]
-            batches += sorted(alike, key=lambda batch: max(lengths[i] for i in batch))
-        counts.append([min(whole, len(drawn) - at) for at in range(0, len(drawn), whole)])
+            for batch in sorted(alike, key=lambda batch: max(lengths[i] for i in batch)):
+                if len(batch) < parts:
+                    raise ConfigError(
+                        f"Two versions of the weights on {parts} stages were asked for: a mini-batch has as many micro-batches.",
+                        f"An epoch's last mini-batch has {len(batch)} samples.",
+                        "Choose another batch_size, or versions=stashing.",
+                    )
+                batches += cut_mini_batch(batch, parts)
+        counts.append([parts * min(whole, len(drawn) - at) for at in range(0, len(drawn), whole)])
     at, before, found = 0, None, []
     for own in counts:
         steps: list[PlannedStep] = []
@@ -267,14 +289,17 @@ class Version:
 
 @dataclass(slots=True, kw_only=True)
 class StashingHandlers:
-    """One window's operations on one rank.  each: of a mini-batch.
+    """One window's operations on one rank.  each: of a mini-batch.  per_update: its micro-batches.
 
+    kept: 0 if only mini-batches in flight need an older version; else the updates for which every version is kept.
     begins: whether the pipeline is empty at first.  Then `first`, the window's first version, arrives without content; it is kept while a
     mini-batch needs it.  Every other version is the content of the value that an operation reads.
     """
 
     each: BackpropagationHandlers
     begins: bool = True
+    kept: int = 0
+    per_update: int = 1
     first: Version | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -294,7 +319,8 @@ class StashingHandlers:
         return self.each.table()[op.kind](op, reads)
 
     def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        size = len(self.each.batches[op.microbatch].sample_ids)
+        first = op.microbatch // self.per_update * self.per_update
+        size = sum(len(batch.sample_ids) for batch in self.each.batches[first : first + self.per_update])
         written = replace(self.each, total=size).table()[op.kind](op, reads)
         share = size / self.each.total  # a window's loss is the mean over its samples
         return tuple(one * share if value.name == "loss" else one for value, one in zip(op.writes, written, strict=True))
@@ -306,13 +332,14 @@ class StashingHandlers:
     def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         version = self._version(op, reads)
         version.in_flight -= 1
-        if version is self.first and version.weights is not self.each.optimizer.parameters and not version.in_flight:
+        is_read_again = version.in_flight or (op.microbatch < (self.kept + 1) * self.per_update - 1 and self.kept)
+        if version is self.first and version.weights is not self.each.optimizer.parameters and not is_read_again:
             self.first = None
         return self.each.table()[op.kind](op, reads)
 
     def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         optimizer, newest = self.each.optimizer, self._version(op, reads)  # lets go of the backward pass's before there is another
-        if newest.in_flight:
+        if newest.in_flight or self.kept:
             optimizer.keep_version()
         elif newest is self.first:
             self.first = None

@@ -10,6 +10,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Positive, Tokens, Width
+from workbench.core.virtual_workers import VersionRule
 from workbench.methods.base import require_plan
 from workbench.methods.options import read_options, require_width
 from workbench.methods.training.prepare import PipelineOptions, PreparedTechnique, label_scale, load_samples, require_task_and_model
@@ -29,6 +30,7 @@ class FineTuningOptions(PipelineOptions):
     Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' uses all in
     their order.  window: mini-batches of a step of its report, after which its state is saved; 0: those of an epoch, after which it drains.
     drain_every: mini-batches of a window after which the pipeline drains; 0: it does not drain between windows of `window`.
+    versions: see delay_of.  rate_by_delay: divide each stage's learning rate by 1 + its delay at first (see LinearSchedule).
     """
 
     technique: Technique = "lora"
@@ -40,6 +42,8 @@ class FineTuningOptions(PipelineOptions):
     dropout: Dropout = 0.1
     window: Tokens = 32
     drain_every: Tokens = 0
+    versions: VersionRule = "stashing"
+    rate_by_delay: bool = False
 
     @property
     def quantization(self) -> QuantizationConfig:

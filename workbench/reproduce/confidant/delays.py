@@ -1,6 +1,6 @@
 """The cost of stale weights, and known remedies, trained in one process that applies each stage's delay (sections 2.2 and 5.2.1, Table 5).
 
-Weight stashing is the pipeline's rule: it equals such a process to 1e-5 (tests/methods/test_stashing.py).  The others are not built.
+The pipeline executes the same rules and equals such a process to 1e-5 (tests/methods/test_stashing.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from workbench.models.techniques import Technique, TechniqueConfig, TechniqueSta
 from workbench.reproduce.confidant.testbed import relative_paces
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, kept_or_made
+from workbench.runtime.flat_optimizer import ANNEALED
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.spans import score
@@ -32,9 +33,6 @@ from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, tokenize
 
 WARMUP, WEIGHT_DECAY = 0.06, 0.01
-ANNEALED = 0.25
-"""Fraction of the steps in which the learning rates are scaled, less and less (PipeMare's Transformers: five times the warm-up)."""
-
 SYNCHRONOUS, STASHING, SCALED, VERTICAL, TWO = "synchronous", "stashing", "stashing, rate by delay", "vertical sync", "2BW"
 DELAYS: dict[str, Callable[[int], int]] = {
     SYNCHRONOUS: lambda behind: 0,
