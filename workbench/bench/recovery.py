@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.bench.frame import Progress
-from workbench.core.catalogue import load_cluster
+from workbench.core.catalogue import data_folder, load_cluster
 from workbench.core.device_faults import FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import ConfigError, DeviceLostError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.report import Recovery, Report
+from workbench.core.serial import read_toml
 from workbench.experiment import run
 from workbench.methods.base import Event
 from workbench.methods.galaxy_plus.serving.experiments import REQUESTS_PER_S, soak_cluster
@@ -31,26 +32,6 @@ SAME_LOSS = 1e-3
 """Relative tolerance of a loss: sums are computed in another order."""
 
 
-class Case(NamedTuple):
-    """A job, and the step in which a device is lost, leaves or slows down."""
-
-    job: Job
-    step: int
-
-
-def _job(method: str, epochs: int, **options: Any) -> Job:
-    return Job(method=method, epochs=epochs, train_samples=320, validation_samples=32, test_samples=32, options=options)
-
-
-CASES = {
-    "pac_plus": Case(_job("pac_plus", 2), 4),
-    "pac_plus, cached": Case(_job("pac_plus", 12), 14),
-    "fine_tuning, lora": Case(_job("fine_tuning", 3, technique="lora"), 4),
-    "confidant": Case(replace(_job("confidant", 2, technique="lora", drain_every=2), backup_every=2), 4),
-    "confidant, idle": Case(replace(_job("confidant", 2, technique="lora", drain_every=2, devices=3), backup_every=2), 4),
-    "ringada": Case(_job("ringada", 6, local_iterations=1), 4),
-    "p_rge": Case(replace(_job("p_rge", 1, steps=60), micro_batches=1, batch_size=4, max_length=256), 8),
-}
 FAULTS = {
     "kill": "kill:{device}@step{step}",
     "freeze": "freeze:{device}@step{step}",
@@ -60,36 +41,43 @@ FAULTS = {
 }
 
 
+def jobs_of(kind: str) -> dict[str, Job]:
+    """Return the measured jobs ('cases') or the short ones with random faults ('soaked') of data/recovery.toml."""
+    text = read_toml(data_folder() / "recovery.toml")
+    return {name: Job(**text["shared"][kind] | job) for name, job in text[kind].items()}
+
+
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
     """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
 
     only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises ConfigError.
     """
-    soaked = (*SOAKED, SERVING)
-    known = soaked if soak else (*CASES, *FAULTS)
+    jobs = jobs_of("soaked" if soak else "cases")
+    named = (*jobs, SERVING) if soak else (*jobs,)
+    known = named if soak else (*named, *FAULTS)
     for word in only:
         if not any(word in name for name in known):
             asked = f"Only '{word}' of the benchmark was asked for."
             raise ConfigError(asked, f"There are {', '.join(known)}.", did_you_mean(word, known))
-    methods = [name for name in (soaked if soak else CASES) if any(word in name for word in only)]
+    methods = [name for name in named if any(word in name for word in only)] or named
     if soak:
-        return _soak(soak, methods or soaked, progress)
-    methods = methods or list(CASES)
+        return _soak(soak, methods, jobs, progress)
+    step_of = read_toml(data_folder() / "recovery.toml")["steps"]
     kinds = [kind for kind in FAULTS if kind in only] or list(FAULTS)
-    points = [_point(method, kind, rounds, progress) for method in methods for kind in kinds]
+    points = [_point(method, jobs[method], step_of[method], kind, rounds, progress) for method in methods for kind in kinds]
     return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}
 
 
-def _point(method: str, kind: str, rounds: int, progress: Progress) -> dict[str, Any]:
-    case, cluster = CASES[method], load_cluster(CLUSTER)
+def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: Progress) -> dict[str, Any]:
+    cluster = load_cluster(CLUSTER)
     device = cluster.devices[DEVICE].name
-    faults = FAULTS[kind].format(device=device, step=case.step, later=case.step + 4)
+    faults = FAULTS[kind].format(device=device, step=step, later=step + 4)
     found: list[Recovery] = []
     valid = True
     for number in range(rounds):
         progress(f"{method}: {faults}, run {number + 1} of {rounds}")
-        job = replace(case.job, seed=number, faults=faults, options=case.job.options | ({"adapt": True} if method == "p_rge" else {}))
-        report = _run(job, CLUSTER)
+        options = job.options | ({"adapt": True} if job.method == "p_rge" else {})
+        report = _run(replace(job, seed=number, faults=faults, options=options), CLUSTER)
         valid = valid and report.valid
         found += [one for one in report.recoveries if one.what == f"{kind} {device}"]
     for one in found:
@@ -115,17 +103,6 @@ def _run(job: Job, cluster: str, progress: Callable[[Event], None] | None = None
         return run(job, load_cluster(cluster), workdir=Path(folder) / "run", progress=progress)
 
 
-TINY: dict[str, Any] = {
-    "model": "tiny-bert", "epochs": 3, "train_samples": 64, "validation_samples": 8, "test_samples": 8, "batch_size": 8, "micro_batches": 4,
-}  # fmt: skip
-SOAKED = {
-    "pac_plus": Job(**TINY),
-    "fine_tuning, lora": Job(method="fine_tuning", options={"technique": "lora"}, **TINY),
-    "fine_tuning, full": Job(method="fine_tuning", options={"technique": "full"}, backup_every=2, **TINY),
-    "p_rge": Job(method="p_rge", options={"steps": 24, "after_loss": "repeat"}, **TINY | {"micro_batches": 1, "epochs": 1}),
-    "ringada": Job(method="ringada", options={"local_iterations": 1, "unfreeze_every": 4, "depth": 1}, **TINY),
-    "confidant": Job(method="confidant", options={"technique": "lora", "drain_every": 2}, backup_every=2, **TINY),
-}
 FOLLOWING = ("ringada", "confidant")
 """After a change these train on other data, or with weights of another age: their losses are those of an unbroken run only before it.
 
@@ -135,13 +112,13 @@ SERVED, SERVED_FAULTS_EVERY_S = 100, 2.0
 SERVING = "galaxy_plus, serving"
 
 
-def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, Any]:
+def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress: Progress) -> dict[str, Any]:
     """Do short runs with random faults; compare the results that do not depend on the devices with an undisturbed run.
 
     Raises AssertionError for a wrong result or leftovers.
     """
     before = set(Path(tempfile.gettempdir()).glob("workbench-*"))
-    unbroken = {method: _run(SOAKED[method], CLUSTER) for method in methods if method != SERVING}
+    unbroken = {method: _run(jobs[method], CLUSTER) for method in methods if method != SERVING}
     tally = Counter(runs=0, faults=0, recoveries=0, runs_without_devices=0)
     for number in range(count):
         method = methods[number % len(methods)]
@@ -154,7 +131,7 @@ def _soak(count: int, methods: Sequence[str], progress: Progress) -> dict[str, A
         faults = random_faults(
             whole.cluster.world_size, len(whole.steps), every=5.0, seed=number, unit="step", kinds=("slow", "kill", "freeze", "leave")
         )
-        job = replace(SOAKED[method], faults="; ".join(fault.text for fault in faults))
+        job = replace(jobs[method], faults="; ".join(fault.text for fault in faults))
         tally["faults"] += len(faults)
         try:
             report = _run(job, CLUSTER)

@@ -20,7 +20,6 @@ from workbench.methods import METHODS
 
 DEFAULTS = Job()
 
-Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`).")]
 Model = Annotated[
     str,
@@ -29,13 +28,7 @@ Model = Annotated[
     ),
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
-JobTask = Annotated[
-    str | None, typer.Option("--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment")
-]
-Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 Seed = Annotated[int, typer.Option(help="Of splits, order and initial weights.")]
-BatchSize = Annotated[int, typer.Option(help="Samples of one optimizer step.")]
-MicroBatches = Annotated[int, typer.Option(help="How many a mini-batch is cut into.")]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
 Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
@@ -47,42 +40,34 @@ Data = Annotated[
 Columns = Annotated[
     str, typer.Option(metavar="ROLE=NAME,...", help="Of your own data, where not found: text=review,pair=reply,label=stars.")
 ]
-Options = Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method (below); may be repeated.")]
-Faults = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fault",
-        metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]",
-        help="Kill, freeze or slow a device down, or let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated.",
-    ),
-]
-ConvergedAfter = Annotated[int, typer.Option(help="End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs.")]
-BackupEvery = Annotated[int, typer.Option(help="Steps between two backups that devices keep for each other; 0 keeps steps in the folder.")]
 WorkFolder = Annotated[
     Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="one under the cache folder")
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
 CLUSTER = DEFAULT_CLUSTER
+_TASK = typer.Option("--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment")
+_OPTION = typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method (below); may be repeated.")
+_FAULTS = "Kill, freeze or slow a device down, or let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated."
+_CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs."
+_BACKUP = "Steps between two backups that devices keep for each other; 0 keeps steps in the folder."
 OPTIONS: dict[str, Any] = {
-    "method": Method,
+    "method": Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")],
     "model": Model,
-    "task": JobTask,
-    "epochs": Epochs,
+    "task": Annotated[str | None, _TASK],
+    "epochs": Annotated[int, typer.Option(help="Passes over the training data.")],
     "seed": Seed,
-    "batch_size": BatchSize,
-    "micro_batches": MicroBatches,
+    "batch_size": Annotated[int, typer.Option(help="Samples of one optimizer step.")],
+    "micro_batches": Annotated[int, typer.Option(help="How many a mini-batch is cut into.")],
     "learning_rate": LearningRate,
     "max_length": MaxLength,
-    "train_samples": Samples,
-    "validation_samples": Samples,
-    "test_samples": Samples,
+    **dict.fromkeys(("train_samples", "validation_samples", "test_samples"), Samples),
     "data": Data,
     "columns": Columns,
-    "options": Options,
-    "faults": Faults,
-    "converged_after": ConvergedAfter,
-    "backup_every": BackupEvery,
+    "options": Annotated[list[str] | None, _OPTION],
+    "faults": Annotated[list[str] | None, typer.Option("--fault", metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help=_FAULTS)],
+    "converged_after": Annotated[int, typer.Option(help=_CONVERGED)],
+    "backup_every": Annotated[int, typer.Option(help=_BACKUP)],
 }
 PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options")
 SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "converged_after", "backup_every")
