@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.widgets import RingLab, policy_seconds, ring_table, ring_timeline
+from workbench.reproduce.ringada.executed import Training
+from workbench.widgets import LearningLab, RingLab, Tried, policy_seconds, ring_table, ring_timeline
 
 
 def test_the_ring_of_figure_2() -> None:
@@ -37,3 +38,17 @@ def test_time_by_policy() -> None:
     assert policy_seconds("steps", 2, 40, seconds, 20)[-1] == (40.0, 100.0)
     assert policy_seconds("rounds", 2, 40, seconds, 1)[-1] == (40.0, 16.0 + 96.0)
     assert policy_seconds("all", 2, 40, seconds, 20)[-1] == (40.0, 160.0)
+
+
+def test_what_a_ring_learns_is_trained_once_for_each_setting() -> None:
+    training = Training(model="tiny-bert-2", steps=8, points=2, batch_size=4, max_length=16, limits=(32, 8, 8))
+    lab = LearningLab(training, [Tried(unfreezing="all"), Tried(every=2)])
+    everything, stepwise = (lab.learned[one] for one in (Tried(unfreezing="all"), Tried(every=2)))
+    assert everything.depths == (2,) * 8 and stepwise.depths == (1, 1, 2, 2, 2, 2, 2, 2)
+    assert stepwise.times[-1] < everything.times[-1] and stepwise.curve.losses != everything.curve.losses
+    assert [line.name for line in lab.by_time().data] == ["iid, all", "iid, steps every 2"]
+    lab.scheme.value, lab.rule.value = "FedAvg", "dirichlet:0.5"
+    lab.wait()
+    assert lab.learned[Tried(unfreezing="all", rule="dirichlet:0.5", scheme="FedAvg")].times[-1] == 8 * 6.0
+    assert "dirichlet:0.5, FedAvg: last loss" in lab.headline.value and "iid, steps every 2" in lab.table.value
+    assert lab.message.value == ""

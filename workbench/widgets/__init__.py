@@ -35,6 +35,7 @@ from workbench.widgets.progress import LiveProgress, bar
 from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
 from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
 from workbench.widgets.ring_lab import RingLab, policy_seconds, ring_table, ring_timeline
+from workbench.widgets.ring_training import LearningLab, Tried
 from workbench.widgets.rooflines import Choice, RooflineExplorer, measure_roofline, one_by_one, paper_machines
 from workbench.widgets.run_panel import RunPanel
 from workbench.widgets.schedule_player import SchedulePlayer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -159,11 +159,31 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
 
 
 def _train(training: Training, scheme: str, seed: int) -> Curve:
-    """Train; at every step the fraction of trained layers is that of the paper's twelve.
+    """Train; at every step the fraction of trained layers is that of the paper's twelve."""
+    constants, steps, is_federated = load_constants(), training.steps, scheme == FEDERATED
 
-    FedAvg: the devices take turns here, and between two points each does its part of the mini-batches; then all take the average.
+    def trained(step: int, num_layers: int, history: Sequence[float]) -> int:
+        return -(-depth_of(constants, scheme, step * round(constants.epochs) // steps) * num_layers // constants.layers)
+
+    return train_in_turn(training, seed, trained, devices=constants.devices if is_federated else 1, is_federated=is_federated)
+
+
+def train_in_turn(
+    training: Training,
+    seed: int,
+    trained: Callable[[int, int, Sequence[float]], int],
+    *,
+    devices: int = 1,
+    rule: str = "iid",
+    is_federated: bool = False,
+) -> Curve:
+    """Train in this process on the data of devices that take turns.  It has the losses of a ring, or of federated averaging.
+
+    trained: returns the number of trained layers of a step, given the number of layers and the losses so far.
+    rule: which device owns which samples.  On a ring each mini-batch is the next device's.
+    is_federated: each device trains a copy, with its part of the mini-batches between two points; then all take the average.
     """
-    constants, steps, points = load_constants(), training.steps, training.points
+    steps, points = training.steps, training.points
     limits: Any = dict(zip(("train_samples", "validation_samples", "test_samples"), training.limits, strict=True))
     task = load_task(training.task, data=training.data, **limits)
     tokenizer, stack = load_tokenizer(training.model), load_stack(training.model)
@@ -179,8 +199,8 @@ def _train(training: Training, scheme: str, seed: int) -> Curve:
         seed=seed,
     )
     lengths = train.lengths
-    devices = constants.devices if scheme == FEDERATED else 1
-    models = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config) for _ in range(devices)]
+    copies, local = (devices, steps // points // devices) if is_federated else (1, 1)
+    models = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config) for _ in range(copies)]
     optimizers = [make_optimizer(model, training.weight_decay) for model in models]
 
     def scored(split: Split, tokenized: TokenizedSplit) -> dict[str, float]:
@@ -193,17 +213,16 @@ def _train(training: Training, scheme: str, seed: int) -> Curve:
             for indices in epoch_batches([lengths[row] for row in own], training.batch_size, seed, epoch):
                 yield epoch, [own[index] for index in indices]
 
-    owned = split_samples(task.train, devices, "iid", seed) if devices > 1 else (range(len(lengths)),)
+    owned = split_samples(task.train, devices, rule, seed) if devices > 1 else (range(len(lengths)),)
     sources = [mini_batches(own) for own in owned]
-    losses, scores, window = list[float](), list[float](), list[float]()
+    losses, scores, history = list[float](), list[float](), list[float]()
     for step in range(steps):
-        place = step // (steps // points // devices) % devices  # one device after the other between two averages
-        depth = depth_of(constants, scheme, step * round(constants.epochs) // steps)
-        trained = -(-depth * stack.num_layers // constants.layers)
+        owner = step // local % devices  # one device after the other between two averages
+        place, depth = owner % copies, trained(step, stack.num_layers, history)
         model = models[place]
         for layer, adapter in model.adapters.items():
-            adapter.requires_grad_(int(layer) >= stack.num_layers - trained)
-        epoch, indices = next(sources[place])
+            adapter.requires_grad_(int(layer) >= stack.num_layers - depth)
+        epoch, indices = next(sources[owner])
         batch = collate(train, indices)
         logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
         loss = task_loss(logits, batch.labels, config.kind)
@@ -211,12 +230,11 @@ def _train(training: Training, scheme: str, seed: int) -> Curve:
         set_learning_rate(optimizers[place], learning_rate_at(step, steps, training.learning_rate, training.warmup))
         optimizers[place].step()
         optimizers[place].zero_grad()
-        window.append(loss.item())
+        history.append(loss.item())
         if step + 1 == steps * (len(scores) + 1) // points:
             _average(models, optimizers)
-            losses.append(fmean(window))
+            losses.append(fmean(history[steps * len(scores) // points :]))
             scores.append(scored(task.validation, validation)[task.metrics[0]])
-            window = []
     return Curve(losses=tuple(losses), scores=tuple(scores), test=scored(task.test, test))
 
 
