@@ -14,7 +14,7 @@ from workbench.experiment import over_ssh, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.models.loading import model_facts
-from workbench.profiler.host import SIZES, HostProfile, LinkSample, fit_link, measure_host
+from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 
@@ -36,6 +36,7 @@ class DeviceRates:
     memory_bytes_per_s: float | None
     storage_bytes_per_s: float
     memory_bytes: int
+    processors: tuple[ProcessorRate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,7 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
                 memory_bytes_per_s=own.memory_bytes_per_s,
                 storage_bytes_per_s=own.storage_bytes_per_s,
                 memory_bytes=device.memory_bytes,
+                processors=own.processors,
             )
             for device, own in zip(cluster.devices, found, strict=True)
         )

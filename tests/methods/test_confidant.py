@@ -183,11 +183,15 @@ def test_a_battery_that_runs_down_is_a_notice(job: Job) -> None:
     assert "gamma takes the place of beta" in " ".join(report.notes)
 
 
-def test_slow_leaves_dies_and_comes_back_in_one_run_with_ringada_s_adapters(job: Job) -> None:
-    """RingAda's technique under passive and proactive fault tolerance: one device is slow, one leaves on notice, one dies and returns."""
+@pytest.mark.parametrize("technique", [{"technique": "serial"}, {"technique": "lora", "backbone_dtype": "int8"}])
+def test_slow_leaves_dies_and_comes_back_in_one_run(technique: dict[str, str], job: Job) -> None:
+    """Passive and proactive fault tolerance: one device is slow, one leaves on notice, one dies and returns.
+
+    With RingAda's adapters, and with a backbone quantized as in PAC+.
+    """
     faults = "slow:alpha:2@step2-40; leave:beta@step10; kill:gamma@step20; return:gamma@step25"
-    options = {"drain_every": 1, "devices": 3, "technique": "serial"}
-    job = replace(job, options=options, epochs=20, faults=faults, backup_every=1)
+    options = {"drain_every": 1, "devices": 3}
+    job = replace(job, options=options | technique, epochs=20, faults=faults, backup_every=1)
     report = experiment.run(job, devices(4, host_share=0.01), "simulate")  # steps take so long that gamma is back before the end
     said = " ".join(report.notes)
     assert "delta takes the place of beta" in said and "gamma is lost" in said and "gamma has come back" in said

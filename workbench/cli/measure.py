@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +14,7 @@ from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import read_toml, write_text
 from workbench.methods.base import Event
+from workbench.profiler.host import ProcessorRate
 from workbench.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
 
 KILO, MEGA, GIGA = 1e3, 1e6, 1e9
@@ -32,6 +33,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
     if cluster.is_real:
         rates = {
             device.name: {"gflops": round(device.flops_per_s / GIGA, 3), "storage_mb_per_s": round(device.storage_bytes_per_s / MEGA, 1)}
+            | _described(device.processors)
             for device in devices
         }
         _keep(file, lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]})
@@ -66,7 +68,22 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
         )
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
     print_table(title, columns, rows, right=(1, 2, 3, 4))
+    machines = {"this machine": () if host is None else host.processors} | {device.name: device.processors for device in devices}
+    processors = [(name, *one[:2], f"{one.flops_per_s / GIGA:.1f}") for name, own in machines.items() for one in own]
+    if processors:
+        print_table(
+            "Processors found, with each library that they can use", ("device", "processor", "library", "GFLOP/s"), processors, right=(3,)
+        )
     return found
+
+
+def _described(processors: Sequence[ProcessorRate]) -> dict[str, Any]:
+    """Return processors as a cluster's file describes them, each with its fastest library; nothing if there is only one."""
+    best: dict[str, float] = {}
+    for one in processors:
+        best[one.processor] = max(best.get(one.processor, 0.0), one.flops_per_s)
+    listed = [{"name": name, "gflops": round(rate / GIGA, 3)} for name, rate in best.items()]
+    return {"processor": listed} if len(listed) > 1 else {}
 
 
 def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, as_json: bool) -> dict[str, Any]:
