@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from workbench.core.report import Report
 from workbench.notebooks import run_notebook
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "00_quickstart.ipynb"
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
-def test_a_notebook_takes_another_model_and_other_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["00_quickstart", "06_ringada"])
+def test_a_notebook_takes_another_model_and_other_devices(name: str, tmp_path: Path) -> None:
     parameters = {"cluster_name": "pair", "model": "tiny-gpt2", "epochs": 1, "train_samples": 64, "output": str(tmp_path / "output")}
-    run_notebook(NOTEBOOK, tmp_path / "done.ipynb", parameters)
+    run_notebook(NOTEBOOKS / f"{name}.ipynb", tmp_path / "done.ipynb", parameters)
     [path] = (tmp_path / "output").rglob("report.json")
     report = Report.read(path)
     assert (report.job.model, report.job.epochs, [device.name for device in report.cluster.devices]) == ("tiny-gpt2", 1, ["oak", "birch"])

@@ -46,7 +46,11 @@ def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_simulated(job: Job) -> None:
     report = experiment.run(job, two_devices(), "simulate")
     assert len(report.steps) == 6 and all(step.predicted_s for step in report.steps)
-    assert report.plan.num_layers == 6 and sorted(stage.ranks for stage in report.plan.stages) == [(0,), (1,)]
+    assert (
+        report.plan.num_layers == 6
+        and experiment.plan(job, two_devices()).stages == report.plan.stages
+        and sorted(stage.ranks for stage in report.plan.stages) == [(0,), (1,)]
+    )
 
 
 def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:

@@ -53,7 +53,7 @@ class Training:
 
     def quick(self) -> Training:
         """Return a tiny one that only tests that the code runs."""
-        return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4)
+        return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4, max_length=128)
 
     def place(self, folder: Path, item: str, scheme: str, seed: int) -> Path:
         """Return the file that keeps it in a folder."""
