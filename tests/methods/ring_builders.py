@@ -23,7 +23,6 @@ from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
-from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.tasks import load_task
 from workbench.tasks.tokenize import Batch, collate, tokenize
@@ -221,8 +220,3 @@ def unequal_links(cluster: Cluster) -> Cluster:
     """Return the cluster with one fast pair, so that the initiators' order is not the ring's."""
     names = [device.name for device in cluster.devices]
     return Cluster(name="unequal", devices=cluster.devices, pairs={f"{names[0]}>{names[-1]}": Link(bytes_per_s=1e10)})
-
-
-def whole_stack(model: str) -> LayerStack:
-    """Return a model's stack."""
-    return load_stack(model)
