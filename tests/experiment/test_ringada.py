@@ -20,7 +20,7 @@ from workbench.methods.ringada.measure import measure_layers
 from workbench.methods.ringada.phases import RingRankJob
 from workbench.methods.ringada.planning import rank_job, with_in_flight
 from workbench.methods.ringada.prepare import prepare
-from workbench.methods.training.predict import Predictor
+from workbench.methods.training.phases import Predictor
 from workbench.models.saving import load_adapter, load_trained
 
 

@@ -10,10 +10,10 @@ from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
+from workbench.methods.base import read_options
 from workbench.methods.confidant.prepare import ConfidantOptions
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
 from workbench.methods.galaxy_plus.prepare import InferenceOptions
-from workbench.methods.options import read_options
 from workbench.methods.p_rge.prepare import PRGEOptions
 from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.widgets import ClusterForm, JobForm

@@ -10,10 +10,9 @@ from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import Schedule
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.schedules.cached import cached_step
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import gpipe, hybrid_1f1b, one_f_one_b
+from workbench.schedules.pipeline import cached_step, gpipe, hybrid_1f1b, one_f_one_b
 from workbench.schedules.queries import query_groups, query_step, staged_query_step
 from workbench.schedules.ringada import Iteration, ring_round
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter, split_heads

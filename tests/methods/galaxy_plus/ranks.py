@@ -8,7 +8,7 @@ import torch
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.methods.galaxy_plus.requests import Request
+from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
 from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.models.sharding import ModelLayout

@@ -7,7 +7,7 @@ import torch
 
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import Case, Cases, answer_cases, plans_for, request_for
-from workbench.methods.galaxy_plus.requests import local_hidden, local_texts
+from workbench.methods.galaxy_plus.prepare import local_hidden, local_texts
 from workbench.models.sharding import model_layout
 from workbench.runtime.engines import EngineCluster
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.methods.galaxy_plus.requests import Request, check_request
+from workbench.methods.galaxy_plus.prepare import Request, check_request
 from workbench.models.sharding import model_layout
 
 

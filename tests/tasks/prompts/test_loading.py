@@ -11,7 +11,7 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import TASKS, load_task
 from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, load_prompt_task, sources
 from workbench.tasks.prompts.loading import SHARES_OF_ONE
-from workbench.tasks.prompts.samples import PromptSample, PromptTask
+from workbench.tasks.prompts.templates import PromptSample, PromptTask
 
 # Table 8, filled in for the first sample of each official file: prompt, and what is to follow it.
 PRINTED = {

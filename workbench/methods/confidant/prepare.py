@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.methods.base import read_options
 from workbench.methods.fine_tuning.prepare import FineTuningOptions, PreparedJob, checked, prepare_by
-from workbench.methods.options import read_options
 from workbench.models.techniques import Technique
 from workbench.planners.heads import AllocationName
 from workbench.schedules.pipeline import OrderName

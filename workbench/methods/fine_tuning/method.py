@@ -22,8 +22,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.phases import RankJob
-from workbench.methods.training.predict import Predictor
+from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.prepare import PreparedTechnique
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions

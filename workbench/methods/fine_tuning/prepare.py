@@ -11,8 +11,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Positive, Tokens, Width
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.base import require_plan
-from workbench.methods.options import read_options, require_width
+from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.training.prepare import PipelineOptions, PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.lora import require_peft

@@ -21,9 +21,8 @@ from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.records import device_event, measured_timeline, overrun_share
 from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_memory, check_plan, inference_of, plan_job, predict, shown_request
-from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, prepare, require_known
+from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, local_hidden, local_texts, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile, of_devices
-from workbench.methods.galaxy_plus.requests import local_hidden, local_texts
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.methods.training.method import ProfiledMethod

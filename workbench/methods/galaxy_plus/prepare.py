@@ -2,23 +2,173 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Tokens
-from workbench.methods.galaxy_plus.requests import Request
-from workbench.methods.options import read_options
+from workbench.core.timeline import MemorySample, Span
+from workbench.methods.base import read_options
 from workbench.models.facts import ModelFacts
-from workbench.models.loading import load_tokenizer, model_facts
+from workbench.models.loading import load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
-from workbench.models.sharding import ModelLayout, model_layout
+from workbench.models.products import head_scale
+from workbench.models.sharding import ModelLayout, What, model_layout
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, tokenize
+
+TOLERANCE = 1e-4
+"""Relative tolerance: an answer is correct if its largest deviation from the local model's is below this fraction of the largest value."""
+
+
+def local_hidden(name: str, requests: Sequence[Request]) -> list[Tensor]:
+    """Return the final hidden states (1, t, d) of each request; for an encoder-decoder the decoder's (1, s, d)."""
+    stack = load_stack(name)
+    with torch.inference_mode():
+        found = []
+        for request in requests:
+            assert request.ids is not None
+            mask = torch.ones(request.ids.shape[:2], dtype=torch.int64)
+            found.append(stack(request.ids, mask, request.decoder_ids)[0])
+    return found
+
+
+def is_right(found: Any, expected: Tensor) -> bool:
+    """Return whether an answer (an array) equals the local model's within float tolerance."""
+    wanted = expected.numpy()
+    return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max())
+
+
+def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
+    """Return the most likely next tokens of each request (greedy), each from a forward pass of the whole text."""
+    model: Any = load_model(name)
+    has_decoder = model.config.is_encoder_decoder
+    with torch.inference_mode():
+        found = []
+        for request in requests:
+            assert request.ids is not None
+            ids = request.decoder_ids if has_decoder else request.ids
+            for _ in range(num_tokens):
+                assert ids is not None
+                logits = _logits(model, request.ids, ids) if has_decoder else _logits(model, ids, None)
+                ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+            assert ids is not None
+            found.append(ids[0, -num_tokens:])
+    return found
+
+
+def _logits(model: Any, ids: Tensor, decoder_ids: Tensor | None) -> Tensor:
+    """Return the last token's logits; a base model (tiny ones have no head) uses its word embedding instead."""
+    outcome = model(input_ids=ids) if decoder_ids is None else model(input_ids=ids, decoder_input_ids=decoder_ids)
+    if hasattr(outcome, "logits"):
+        return outcome.logits[:, -1]
+    return outcome.last_hidden_state[:, -1] * head_scale(model.config) @ model.get_input_embeddings().weight.T
+
+
+class Request(NamedTuple):
+    """One sequence.  length, decoder_length: tokens of each stack, known to every device.
+
+    ids: (1, t) token ids or (1, t, values) patches of a picture; decoder_ids: (1, s): only the plan's first device reads them.
+    what: final hidden states, or logits.
+    """
+
+    length: int
+    ids: Tensor | None = None
+    decoder_length: int = 0
+    decoder_ids: Tensor | None = None
+    what: What = "hidden"
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the tokens of each stack."""
+        return (self.length, self.decoder_length) if self.decoder_length else (self.length,)
+
+
+class Answer(NamedTuple):
+    """A device's work on a request, in seconds of the device's monotonic clock.  output: only on the plan's first device.
+
+    start_s, end_s: of its own computation (equal on a device that computed nothing).
+    """
+
+    output: Tensor | None
+    start_s: float
+    end_s: float
+    spans: tuple[Span, ...] = ()
+    memory: tuple[MemorySample, ...] = ()
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds during which this device computed."""
+        return sum(span.end_s - span.start_s for span in self.spans if not span.op.is_communication)
+
+
+class Generated(NamedTuple):
+    """A device's work on a text.  tokens: the new ones, only on the plan's first device.  prefill: the first step's answer.
+
+    token_s: seconds of every further token.
+    """
+
+    tokens: tuple[int, ...]
+    prefill: Answer
+    token_s: tuple[float, ...]
+    steps: tuple[Answer, ...] = ()
+
+
+def check_request(request: Request, layout: ModelLayout) -> None:
+    """Raise ConfigError for a request that the model cannot read, on every device alike, so that no device waits for another."""
+    asked, text, targets = f"A request of {request.length} tokens was given to '{layout.name}'.", request.length, request.decoder_length
+    if text < 1 or targets < 0:
+        raise ConfigError(asked, "There is nothing to compute.", "Give at least one token.")
+    if layout.has_decoder != bool(targets):
+        found = "Its decoder is given none." if layout.has_decoder else f"It has no decoder, but is given {targets} tokens for one."
+        raise ConfigError(asked, found, "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model.")
+    if layout.family.reads_images:
+        tokens, values = shape_of_picture(layout)
+        if text != tokens or (request.ids is not None and tuple(request.ids.shape) != (1, tokens, values)):
+            side = layout.config.image_size
+            given = "" if request.ids is None else f", given as {tuple(request.ids.shape)}"
+            found = f"Its pictures are {side} x {side} pixels: {tokens} tokens of {values} values{given}."
+            raise ConfigError(asked, found, "Scale the picture, as the model's tokenizer does.")
+        return
+    if layout.max_length and max(text, targets) > layout.max_length:
+        raise ConfigError(asked, f"The model knows {layout.max_length} positions.", "Shorten the text.")
+    for ids, length in ((request.ids, text), (request.decoder_ids, targets)):
+        if ids is not None and tuple(ids.shape) != (1, length):
+            raise ConfigError(asked, f"Its numbers have the shape {tuple(ids.shape)}.", f"Give one sequence: (1, {length}).")
+
+
+def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
+    """Return a picture's tokens, including the class token, and the values of each."""
+    config = layout.config
+    grid = config.image_size // config.patch_size
+    return grid * grid + 1, config.num_channels * config.patch_size**2
+
+
+def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: int = 0) -> tuple[Request, ...]:
+    """Return sequences of random tokens, all of one length (for an encoder-decoder, half as many go to the decoder).
+
+    Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is fixed.
+    """
+    asked = f"Requests of {length} tokens to '{layout.family_name}' were asked for."
+    if layout.family.reads_images:
+        raise ConfigError(asked, "It reads pictures.", "Serve a text model.")
+    if not 1 <= length <= layout.max_length:
+        raise ConfigError(asked, f"It reads 1 to {layout.max_length}.", "Choose such a length.")
+    draws = torch.Generator().manual_seed(seed)
+    decoder_length = max(1, length // 2) if layout.has_decoder else 0
+
+    def tokens(number: int) -> Tensor:
+        return torch.randint(0, int(layout.config.vocab_size), (1, number), generator=draws)
+
+    return tuple(Request(length, tokens(length), decoder_length, tokens(decoder_length) if decoder_length else None) for _ in range(count))
+
 
 METHOD = "galaxy_plus"
 System = Literal["galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local"]

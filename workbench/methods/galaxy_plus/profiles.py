@@ -13,8 +13,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
-from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
-from workbench.methods.galaxy_plus.requests import shape_of_picture
+from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, shape_of_picture
 from workbench.models.facts import ModelFacts
 from workbench.models.loading import model_facts
 from workbench.models.sharding import (

@@ -17,7 +17,7 @@ from workbench.core.schedule import Value
 from workbench.methods.common.session import DeviceSession
 from workbench.methods.galaxy_plus.handlers import InferenceHandlers
 from workbench.methods.galaxy_plus.planning import Prepared, Programs
-from workbench.methods.galaxy_plus.requests import Answer, Generated, Request, check_request
+from workbench.methods.galaxy_plus.prepare import Answer, Generated, Request, check_request
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
     KeyValueCache,

@@ -10,8 +10,7 @@ import torch
 
 from workbench.core.inference import InferencePlan
 from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter, RankResult, StepTrace, on_rank_zeros_clock
-from workbench.methods.galaxy_plus.prepare import request_of
-from workbench.methods.galaxy_plus.requests import Answer
+from workbench.methods.galaxy_plus.prepare import Answer, request_of
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
 from workbench.methods.training.worker import note_pace_and_memory
 from workbench.models.loading import import_family

@@ -36,7 +36,7 @@ from workbench.planners.query_costs import METHOD
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import Lender
 from workbench.tasks.prompts import evaluate
-from workbench.tasks.prompts.samples import PromptSample
+from workbench.tasks.prompts.templates import PromptSample
 
 
 def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:

@@ -13,8 +13,7 @@ from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.core.ranges import Positive, Width
-from workbench.methods.base import require_plan
-from workbench.methods.options import read_options, require_width
+from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.p_rge.layout import Change, Shape, shape_of
 from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model

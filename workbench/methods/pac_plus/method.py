@@ -23,7 +23,7 @@ from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare,
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.predict import Predictor
+from workbench.methods.training.phases import Predictor
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split

@@ -10,8 +10,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Width
-from workbench.methods.base import require_plan
-from workbench.methods.options import read_options
+from workbench.methods.base import read_options, require_plan
 from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import model_facts

@@ -26,10 +26,9 @@ from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
-from workbench.schedules.cached import cached_step
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
-from workbench.schedules.pipeline import ORDERS, OrderName, hybrid_1f1b
+from workbench.schedules.pipeline import ORDERS, OrderName, cached_step, hybrid_1f1b
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 

@@ -14,7 +14,7 @@ from workbench.core.profile import Profile
 from workbench.methods.ringada.phases import RingRankJob, beside_bytes
 from workbench.methods.ringada.prepare import PreparedJob
 from workbench.methods.training.backups import with_room
-from workbench.methods.training.predict import Predictor
+from workbench.methods.training.phases import Predictor
 from workbench.planners.memory import readable
 from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
 from workbench.tasks.batching import split_samples

@@ -13,9 +13,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Text, Width
-from workbench.methods.base import require_plan
+from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
-from workbench.methods.options import read_options, require_width
 from workbench.methods.ringada.rounds import Policy, Unfreezing, rounds_per_epoch
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.adapter_config import ParallelAdapterConfig

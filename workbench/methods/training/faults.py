@@ -1,4 +1,4 @@
-"""Simulate a run with faults (loss, leave, slowdown, return): the real coordinator with devices in virtual time."""
+"""Simulate a whole run, and one with faults (loss, leave, slowdown, return): the real coordinator with devices in virtual time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 from workbench.core.errors import DeviceLostError
 from workbench.core.plan import Homes, with_backups
+from workbench.core.report import EpochRecord, StepRecord
+from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
+from workbench.methods.common.records import traced_step
+from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
-from workbench.methods.training.phases import RankJob
+from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.policy import Replanned, Succession, Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts, whole
@@ -161,3 +165,31 @@ def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) ->
     seconds = {epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch) for epoch in prediction.epochs}
     epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
     return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=(*prediction.notes, *said))
+
+
+def predict(rank_job: RankJob) -> Prediction:
+    """Return every step's simulated seconds, the timeline of a middle step of each phase, and the seconds between phases."""
+    steps: list[StepRecord] = []
+    epochs: list[EpochRecord] = []
+    timelines: dict[str, Timeline] = {}
+    phases_s: dict[str, float] = {}
+    nbytes: dict[str, int] = {}
+    for phase in rank_job.phases():
+        predictor = Predictor(phase)
+        nbytes |= phase.nbytes
+        for epoch in phase.epochs:
+            planned = phase.steps(epoch)
+            if epoch == phase.epochs.start:
+                middle = traced_step(len(planned))
+                title = f"Step {middle + 1} of {'a' if phase.cached else 'the'} {phase.name}"
+                timelines[f"{phase.name}, predicted"] = predictor.timeline(planned[middle], title=title)
+            own = predictor.records(epoch, planned)
+            steps += own
+            epochs.append(EpochRecord(epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in own)))
+        for name, programs in phase.moves().items():
+            phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
+    if rank_job.job.backup_every:
+        phases_s["backups"] = backup_s(rank_job) * (len(steps) // rank_job.job.backup_every)
+    if rank_job.changes_s:
+        phases_s["changes of the plan"] = rank_job.changes_s
+    return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)

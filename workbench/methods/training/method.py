@@ -23,12 +23,11 @@ from workbench.methods.common import records
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end, weights_digest
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
 from workbench.methods.common.session import RankResult
-from workbench.methods.training.faults import with_faults
+from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
-from workbench.methods.training.phases import RankJob
+from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.policy import Replanned, TrainingPolicy, served
-from workbench.methods.training.predict import Predictor, predict
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Homes, Plan
 from workbench.core.profile import LayerProfile
-from workbench.core.program import Program
+from workbench.core.program import Program, chained
+from workbench.core.report import StepRecord
+from workbench.core.schedule import STEP
+from workbench.core.timeline import Timeline
 from workbench.methods.common.folder import weights_after
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
 from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
@@ -31,6 +34,7 @@ from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW, LinearSchedule, Optimizer
 from workbench.runtime.memory import release_free_memory
 from workbench.schedules.pipeline import OrderName
+from workbench.simulator import simulate
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -53,6 +57,44 @@ class Phase:
     def name(self) -> str:
         """Return the name of one of its epochs in reports."""
         return "cached epoch" if self.cached else "first epoch"
+
+
+class Predictor:
+    """Simulates a phase's steps; equal shapes are simulated once."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._seconds = cache(self._find_seconds)
+
+    def timeline(self, planned: PlannedStep, *, title: str = "") -> Timeline:
+        """Return the timeline of a step."""
+        return simulate(self._phase.program(planned.shape), title=title)
+
+    def seconds(self, planned: PlannedStep) -> float:
+        """Return the seconds of a step."""
+        return self._seconds(planned.shape)
+
+    def _find_seconds(self, shape: StepShape) -> float:
+        program = self._phase.program(shape)
+        if shape.continues is None:
+            return simulate(program, memory=False).makespan_s
+        both = simulate(chained([self._phase.program(shape.continues), program]), memory=False)
+        begun_s = max(span.end_s for span in both.spans if span.op.kind == STEP and span.op.writes[0].name.endswith("~0"))
+        return both.makespan_s - begun_s
+
+    def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
+        """Return an epoch's steps with their seconds."""
+        return tuple(
+            StepRecord(
+                epoch=epoch,
+                step=number,
+                samples=step.shape.samples,
+                cached=self._phase.cached,
+                predicted_s=self.seconds(step),
+                lowest_trained=step.shape.lowest_trained,
+            )
+            for number, step in enumerate(steps)
+        )
 
 
 class Loaded(NamedTuple):

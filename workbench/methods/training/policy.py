@@ -24,8 +24,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.training.backups import repartition_s, substitution
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.interrupted import Interrupted, take_up
-from workbench.methods.training.phases import RankJob
-from workbench.methods.training.predict import Predictor
+from workbench.methods.training.phases import Predictor, RankJob
 from workbench.planners.adaptive import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.context import RankContext

@@ -19,9 +19,16 @@ from workbench.planners.fixed import data_parallel
 from workbench.planners.pac_plus import plan_cached
 from workbench.profiler.analytic import Technique
 from workbench.reproduce.pac_plus.testbed import Constants, nanos, profile
-from workbench.schedules.cached import adapter_broadcast, cached_step, redistribution
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
+from workbench.schedules.pipeline import (
+    adapter_broadcast,
+    cached_step,
+    full_pipeline,
+    gpipe_order,
+    hybrid_1f1b,
+    one_f_one_b_order,
+    redistribution,
+)
 from workbench.schedules.plan_costs import PlanCosts
 from workbench.simulator import simulate
 

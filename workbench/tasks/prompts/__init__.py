@@ -12,6 +12,5 @@ from workbench.tasks.prompts.batches import (
 )
 from workbench.tasks.prompts.encoding import EncodedPrompts, encode_prompts
 from workbench.tasks.prompts.loading import OWN_PROMPT, PROMPT_TASKS, load_prompt_task, unknown_prompt_task
-from workbench.tasks.prompts.samples import PAPER_SAMPLES, PromptSample, PromptTask
 from workbench.tasks.prompts.scoring import evaluate, require_room
-from workbench.tasks.prompts.templates import PROMPTS
+from workbench.tasks.prompts.templates import PAPER_SAMPLES, PROMPTS, PromptSample, PromptTask

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from workbench.core.errors import ConfigError
-from workbench.tasks.prompts.samples import PromptSample
-from workbench.tasks.prompts.templates import Prompt
+from workbench.tasks.prompts.templates import Prompt, PromptSample
 from workbench.tasks.tokenize import Encoder
 
 Reader = Literal["causal", "encoder_decoder", "encoder"]

@@ -10,9 +10,8 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.embedded import load_sentiment
 from workbench.tasks.glue import GLUE, VALIDATION_FROM_TRAIN, load_glue
 from workbench.tasks.own import load_own
-from workbench.tasks.prompts.samples import PromptSample, PromptSplit, PromptTask, shuffled
 from workbench.tasks.prompts.sources import SOURCES, Source, read_source
-from workbench.tasks.prompts.templates import PROMPTS, Prompt, own_prompt
+from workbench.tasks.prompts.templates import PROMPTS, Prompt, PromptSample, PromptSplit, PromptTask, own_prompt, shuffled
 from workbench.tasks.task import Split, Task, fixed_order
 
 PROMPT_TASKS = tuple(PROMPTS)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from workbench.core.errors import ConfigError, check_choice, require_numbers
 from workbench.tasks.prompts.batches import BATCH_SIZE, LogitsAt, batch_of, label_log_likelihoods, target_log_likelihoods
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
-from workbench.tasks.prompts.samples import PromptSample, PromptTask
+from workbench.tasks.prompts.templates import PromptSample, PromptTask
 from workbench.tasks.spans import answer_f1
 from workbench.tasks.task import fixed_order
 from workbench.tasks.tokenize import by_length

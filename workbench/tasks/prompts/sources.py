@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.tasks.prompts.samples import PromptSample
+from workbench.tasks.prompts.templates import PromptSample
 from workbench.tasks.published import hub_dataset, json_lines, read_text, saved_dataset
 
 Row = Mapping[str, Any]

@@ -16,7 +16,7 @@ from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan
 from workbench.core.serving import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.planning import as_plan
-from workbench.methods.galaxy_plus.requests import Request, is_right
+from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.detector import means
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler

@@ -13,7 +13,7 @@ from workbench.core.report import dilation_note
 from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.galaxy_plus.planning import Programs, prices_of
-from workbench.methods.galaxy_plus.requests import local_hidden, random_requests
+from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
