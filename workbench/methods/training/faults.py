@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from workbench.core.errors import DeviceLostError
 from workbench.core.plan import Homes, with_backups
@@ -16,7 +15,7 @@ from workbench.methods.common.records import traced_step
 from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import Predictor, RankJob
-from workbench.methods.training.policy import Replanned, Succession, Timetable
+from workbench.methods.training.policy import Replanned, StepPolicy, Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts, whole
 from workbench.runtime.coordinator import Coordinator
@@ -55,29 +54,20 @@ class _Work:
         return stop
 
 
-class _Policy:
-    """A runtime.coordinator.Policy that only counts steps."""
+class _Policy(StepPolicy):
+    """A StepPolicy whose devices only count steps."""
 
     has_converged = False
 
-    def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
-        self._first, self._next, self._say = first, Succession(first, replanned, say), say
-        self._timetable = Timetable(first)
+    def __init__(self, first: RankJob, replanned: Replanned) -> None:
+        super().__init__(first, replanned, lambda event: None)
         self._former: tuple[RankJob, tuple[int, ...]] | None = None
-        self.step = 0
         self._kept: tuple[int, Homes] = 0, {}  # the last step whose state is backed up, and the devices that keep it
-
-    @property
-    def num_steps(self) -> int:
-        return self._timetable.num_steps
-
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        return self._next.generation(number, ready, factors, 1 - self.step / self.num_steps)
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
         assert isinstance(timetable, Timetable)
-        epoch, begin = self._timetable.epoch_of(self.step)
+        epoch, begin = self._timetable.epoch_of(self._step)
         begins_s = 0.0
         if self._former is not None:
             former, members = self._former
@@ -87,11 +77,11 @@ class _Policy:
             places = {members.index(rank): place for place, rank in enumerate(generation.members) if rank in members}
             programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former, places)
             begins_s = sum(simulate(program, memory=False).makespan_s for program in programs)
-        self.step = timetable.number(epoch, begin)
+        self._step = timetable.number(epoch, begin)
         self._timetable, self._former = timetable, (job, generation.members)
         self._next.now = generation.members, job
         if job.missing:
-            self._say(job.missing)
+            self.say(job.missing)
 
         @cache
         def slowed(factors: tuple[float, ...]) -> Timetable:
@@ -102,7 +92,7 @@ class _Policy:
             own=whole,
             job=VirtualJob(
                 job,
-                self.step,
+                self._step,
                 min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until),
                 generation.timeout_s,
                 begins_s,
@@ -111,12 +101,6 @@ class _Policy:
             ),
         )
 
-    def stepped(self, generation: Generation, rank: int, done: c.StepDone) -> None:
-        self.step = max(self.step, done.step + 1)
-
-    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
-        """Virtual devices send no other messages."""
-
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         every = self._first.job.backup_every
         if lost:
@@ -124,9 +108,9 @@ class _Policy:
         is_broken = lost or any(ended.end == "lost" for ended in parts.values())
         if not every:
             if is_broken and not generation.job.job.saves_steps:
-                self.step = self._timetable.number(self._timetable.epoch_of(self.step)[0], 0)
+                self._step = self._timetable.number(self._timetable.epoch_of(self._step)[0], 0)
             return
-        kept = self.step - self.step % every if is_broken else self.step
+        kept = self._step - self._step % every if is_broken else self._step
         if kept > generation.job.first_step:
             plan = generation.job.job.plan.at(kept - 1).renumbered(dict(enumerate(generation.members)))
             stages = {str(number): stage.ranks for number, stage in enumerate(plan.stages)}
@@ -135,11 +119,8 @@ class _Policy:
         homes = {name: tuple(rank for rank in ranks if rank not in lost) for name, ranks in homes.items()}
         self._kept = step, homes
         if is_broken:
-            epoch, _ = self._timetable.epoch_of(self.step)
-            self.step = max(step if all(homes.values()) else 0, self._timetable.number(epoch, 0))
-
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        return self._next.differs(generation, ready, factors, self.step)
+            epoch, _ = self._timetable.epoch_of(self._step)
+            self._step = max(step if all(homes.values()) else 0, self._timetable.number(epoch, 0))
 
 
 def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:
@@ -147,24 +128,18 @@ def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) ->
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
-    said: list[str] = []
-
-    def say(text: str) -> None:
-        said.append(f"{text}.")
-
-    policy = _Policy(first, replanned, say)
-    work = _Work()
+    policy, work = _Policy(first, replanned), _Work()
     devices = VirtualDevices(first.cluster.world_size, work, VirtualWorld())
     fleet = fleet_of(devices, first.cluster, first.job)
-    coordinator = Coordinator(fleet=fleet, policy=policy, say=say, adapts=True)
+    coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=True)
     try:
         coordinator.run()
     except DeviceLostError as error:
-        said.append(str(error))
+        policy.notes.append(str(error))
     steps = tuple(replace(step, predicted_s=work.taken_s.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps))
     seconds = {epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch) for epoch in prediction.epochs}
     epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
-    return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=(*prediction.notes, *said))
+    return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=(*prediction.notes, *policy.notes))
 
 
 def predict(rank_job: RankJob) -> Prediction:

@@ -259,10 +259,41 @@ class Succession:
         return members, job, prepares
 
 
-class TrainingPolicy(ToldPolicy):
-    """A ToldPolicy of phases and epochs.
+class StepPolicy(ToldPolicy):
+    """A ToldPolicy of phases and epochs.  first, replanned: see Succession."""
 
-    first, replanned: see Succession.  former: the run's progress before.  generations: all that have begun.  results: of the last
+    def __init__(self, first: RankJob, replanned: Replanned, notify: Notify) -> None:
+        super().__init__(notify)
+        self._first, self._next, self._timetable = first, Succession(first, replanned, self.say), Timetable(first)
+        self._step = 0
+
+    @property
+    def step(self) -> int:
+        """Return the number of finished steps."""
+        return self._step
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self._timetable.num_steps
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the remaining steps as a job of the devices that are ready (see Policy)."""
+        return self._next.generation(number, ready, factors, 1 - self._step / self.num_steps)
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Count a step."""
+        self._step = max(self._step, done.step + 1)
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether the devices' speeds call for another plan."""
+        return self._next.differs(generation, ready, factors, self._step)
+
+
+class TrainingPolicy(StepPolicy):
+    """A StepPolicy of a run in its folder.
+
+    former: the run's progress before.  generations: all that have begun.  results: of the last
     generation, by place.  spent_s: seconds of the slowest device, by the kind of work besides steps.
 
     Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the mean losses of the
@@ -270,18 +301,9 @@ class TrainingPolicy(ToldPolicy):
     (Algorithm 1, line 12); an epoch's loss does not vary by which samples it has.
     """
 
-    def __init__(
-        self,
-        first: RankJob,
-        former: Interrupted,
-        replanned: Replanned,
-        notify: Notify,
-    ) -> None:
-        super().__init__(notify)
-        self._first, self._former = first, former
-        self._next = Succession(first, replanned, self.say)
-        self._everyone = tuple(range(first.cluster.world_size))
-        self._timetable = Timetable(first)
+    def __init__(self, first: RankJob, former: Interrupted, replanned: Replanned, notify: Notify) -> None:
+        super().__init__(first, replanned, notify)
+        self._former, self._everyone = former, tuple(range(first.cluster.world_size))
         self._step = self._timetable.number(former.epochs, former.step)
         self.generations: list[Begun] = []
         self.results = [RankResult(rank=rank) for rank in self._everyone]
@@ -329,20 +351,6 @@ class TrainingPolicy(ToldPolicy):
     def last(self) -> Begun:
         """Return the last generation; if all was done before the first, a generation of the first plan."""
         return self.generations[-1] if self.generations else Begun(members=self._everyone, job=self._first, former=self._former)
-
-    @property
-    def step(self) -> int:
-        """Return the number of finished steps."""
-        return self._step
-
-    @property
-    def num_steps(self) -> int:
-        """Return the steps of the whole run."""
-        return self._timetable.num_steps
-
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the remaining steps as a job of the devices that are ready (see Policy)."""
-        return self._next.generation(number, ready, factors, 1 - self._step / self.num_steps)
 
     def begun(self, generation: Generation) -> Generation:
         """Let it continue after the last step whose state is in the folder (see Policy)."""
@@ -403,10 +411,6 @@ class TrainingPolicy(ToldPolicy):
             for result in self.results if is_over else ():
                 result.steps = [step for step in result.steps if step.epoch < self.epochs]
         self._step = self.num_steps if is_over else min(self._step, self.num_steps - 1)
-
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' speeds call for another plan."""
-        return self._next.differs(generation, ready, factors, self._step)
 
 
 def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
