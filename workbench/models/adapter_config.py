@@ -104,7 +104,3 @@ class ParallelAdapterConfig:
     def num_taps(self) -> int:
         """Return the number of the backbone's taps: b_0, one per layer, and a decoder's embedding."""
         return self.num_layers + 1 + (self.num_encoder_layers is not None)
-
-    def tap_of(self, layer: int) -> int:
-        """Return the index of a layer's output among the taps."""
-        return layer + 1 + (layer >= self.border)

@@ -67,7 +67,7 @@ def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
 
 def set_statistics(adapter: nn.Module, statistics: TapStatistics) -> None:
     """Write the statistics into the constant buffers of an adapter or of one stage of it."""
-    modules = [(adapter.config.tap_of(int(index)), layer.down) for index, layer in adapter.layers.items()]
+    modules = [(int(index) + 1 + (int(index) >= adapter.config.border), layer.down) for index, layer in adapter.layers.items()]
     if adapter.first is not None:
         modules.append((0, adapter.first))
     modules += [(int(index) + 1, projection) for index, projection in adapter.decoder_first.items()]

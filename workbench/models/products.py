@@ -8,6 +8,7 @@ results.  One such matmul is the frozen language model head of an encoder-decode
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,10 +99,7 @@ def _by_onednn(inputs: Tensor) -> bool:
 
 
 def _linear_flops(inputs: Any, weight: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
-    count = 1
-    for size in out_shape:
-        count *= size
-    return 2 * count * int(inputs[-1])
+    return 2 * math.prod(out_shape) * int(inputs[-1])
 
 
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):

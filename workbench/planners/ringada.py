@@ -177,7 +177,7 @@ def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[S
     segments.  change_s: the seconds of moving layers from one assignment to another before a round.
     The sum of the rounds' and the moves' seconds is the least over all sequences of these assignments, so it never exceeds `once`'s.
     """
-    rings = {_ring_of(once.stages): once.stages}
+    rings = {(tuple(stage.ranks[0] for stage in once.stages), (0, *(stage.stop for stage in once.stages))): once.stages}
     runs = (segments[first : first + size] for size in (1, 2, 4, 8, 16) for first in range(len(segments) - size + 1))
     for some in runs:
 
@@ -246,10 +246,6 @@ def ring_homes(stages: Stages) -> tuple[int, ...]:
 def _stages(order: Sequence[int], cuts: Sequence[int], size: int) -> Stages:
     blocks = zip(order, pairwise(cuts), strict=True)
     return tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=size),)) for rank, (start, stop) in blocks)
-
-
-def _ring_of(stages: Stages) -> Ring:
-    return tuple(stage.ranks[0] for stage in stages), (0, *(stage.stop for stage in stages))
 
 
 Stages = tuple[Stage, ...]

@@ -65,7 +65,8 @@ def cached(
             if kept.get("format") != FORMAT or kept.get("whole") != json.loads(json.dumps(whole)):
                 raise ValueError("made by another version")
             profile = from_builtins(kept["profile"], kind, source=f"'{path}'")
-            return profile, f"Profile measured {_age(now() - kept['measured_at'])} ago on this machine ({_date(kept['measured_at'])})."
+            at = kept["measured_at"]
+            return profile, f"Profile measured {_age(now() - at)} ago on this machine ({datetime.fromtimestamp(at):%Y-%m-%d %H:%M})."
         except FileNotFoundError:
             why = "none was kept"
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
@@ -97,10 +98,6 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _version(name: str) -> str:

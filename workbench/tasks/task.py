@@ -183,9 +183,9 @@ def _reworded(split: Split, wording: Wording, num_words: int) -> Split:
         texts = tuple(f"{wording.prefix} {first}: {text}" for text in split.texts)
     else:
         texts = tuple(f"{wording.prefix} {first}: {text} {second}: {other}" for text, other in zip(split.texts, split.pairs, strict=True))
-    labels = split.labels if wording.words else tuple(_class_of(float(label), wording, num_words) for label in split.labels)
+    labels = (
+        split.labels
+        if wording.words
+        else tuple(min(max(round((float(label) - wording.lowest) / STEP), 0), num_words - 1) for label in split.labels)
+    )
     return replace(split, texts=texts, pairs=None, labels=labels)
-
-
-def _class_of(number: float, wording: Wording, num_words: int) -> int:
-    return min(max(round((number - wording.lowest) / STEP), 0), num_words - 1)

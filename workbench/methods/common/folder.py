@@ -45,14 +45,12 @@ def journal_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
     return folder / JOURNALS / f"epoch-{epoch}-layers-{layers[0]}-{layers[1]}.bin"
 
 
-def checkpoint_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
-    """Return the path of the checkpoint of layers [start, stop) after an epoch."""
-    return folder / CHECKPOINTS / f"epoch-{epoch}-layers-{layers[0]}-{layers[1]}.safetensors"
+def checkpoint_path(folder: Path, kind: str, epoch: int, layers: tuple[int, int]) -> Path:
+    """Return the path of the checkpoint of layers [start, stop) after an epoch.
 
-
-def moments_path(folder: Path, epoch: int, layers: tuple[int, int]) -> Path:
-    """Return the path where the optimizer moments of layers [start, stop) are saved separately until the run ends."""
-    return folder / CHECKPOINTS / f"moments-{epoch}-layers-{layers[0]}-{layers[1]}.safetensors"
+    kind: 'epoch', or 'moments' for the optimizer's, which are kept only until the run ends.
+    """
+    return folder / CHECKPOINTS / f"{kind}-{epoch}-layers-{layers[0]}-{layers[1]}.safetensors"
 
 
 def middle_path(folder: Path, epoch: int, step: int) -> Path:
@@ -70,7 +68,7 @@ def begin_folder(folder: Path, identity: str, job: Job) -> None:
 
     Raises ConfigError if files have a run's file names but belong to no run.
     """
-    mine = held_by_run(folder)
+    mine = [folder / name for name in (IDENTITY, INITIAL, CHECKPOINTS, STEPS, JOURNALS, ADAPTER, PLAN, DEVICES) if (folder / name).exists()]
     if mine and not (folder / IDENTITY).is_file():
         raise ConfigError(
             f"A run in the folder '{folder}' was asked for.",
@@ -84,12 +82,6 @@ def begin_folder(folder: Path, identity: str, job: Job) -> None:
             path.unlink()
     # Last, so that leftovers of an earlier run can never pass for this run's files.
     write_text(folder / IDENTITY, f"{identity}\n{to_json(job.identity)}\n")
-
-
-def held_by_run(folder: Path) -> list[Path]:
-    """Return the files that a run keeps in the folder."""
-    names = (IDENTITY, INITIAL, CHECKPOINTS, STEPS, JOURNALS, ADAPTER, PLAN, DEVICES)
-    return [folder / name for name in names if (folder / name).exists()]
 
 
 def disk_bytes(folder: Path) -> int:
@@ -161,10 +153,10 @@ def save(folder: Path, epoch: int, layers: tuple[int, int], optimizer: Optimizer
     tensors = optimizer.named_tensors()
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(_WEIGHT)}
     moments = {name: tensor for name, tensor in tensors.items() if name not in weights}
-    State(step=optimizer.num_steps, tensors=moments).save(moments_path(folder, epoch, layers))
-    State(step=optimizer.num_steps, tensors=weights).save(checkpoint_path(folder, epoch, layers))
+    State(step=optimizer.num_steps, tensors=moments).save(checkpoint_path(folder, "moments", epoch, layers))
+    State(step=optimizer.num_steps, tensors=weights).save(checkpoint_path(folder, "epoch", epoch, layers))
     if not keeps_former:
-        moments_path(folder, epoch - 2, layers).unlink(missing_ok=True)
+        checkpoint_path(folder, "moments", epoch - 2, layers).unlink(missing_ok=True)
 
 
 def weights_after(folder: Path, epoch: int, num_layers: int) -> dict[str, Tensor]:

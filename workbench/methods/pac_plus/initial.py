@@ -43,7 +43,8 @@ def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, i
 def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAdapterStage:
     """Return the initial adapters of layers [start, stop), ready to train."""
     adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
-    load_initial(adapter, rank_job.folder)
+    tensors = load_file(rank_job.folder / INITIAL)
+    adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
     if rank_job.adapter.kind == "sequence_to_sequence" and stop == rank_job.adapter.num_layers:
         adapter.attach(load_language_model_head(rank_job.job.model))
     return adapter.train()
@@ -52,12 +53,6 @@ def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAda
 def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
     """Write the initial adapter of every rank."""
     save_tensors(folder / INITIAL, adapter.state_dict())
-
-
-def load_initial(adapter: ParallelAdapterStage, folder: Path) -> None:
-    """Load the initial weights and the calibration constants of the job."""
-    tensors = load_file(folder / INITIAL)
-    adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
 
 
 CALIBRATION_SAMPLES = 256

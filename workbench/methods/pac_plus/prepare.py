@@ -126,11 +126,6 @@ class PreparedJob(PreparedTraining):
         """Return the shape of a sample's record in the activation cache."""
         return record_layout(self.adapter, self.options.cache_dtype)
 
-    @property
-    def cache_bytes(self) -> int:
-        """Return the bytes of the whole activation cache: s x h x (l + 1) values per sample (section V-B, storage cost)."""
-        return self.record_layout.total_bytes(self.train.lengths)
-
 
 def require_known(job: Job) -> None:
     """Raise ConfigError at once for an unknown option, task or model, before anything large is loaded."""

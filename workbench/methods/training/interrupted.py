@@ -109,7 +109,9 @@ def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Inter
             notes.append(AGAIN)
     _clear(folder, epochs, step)
     write_text(folder / PLAN, to_json(mine))
-    state = (middle_path(folder, epochs, step),) if step and not homes else _finished_state(folder, epochs - 1, plan.num_layers)
+    state: tuple[Path, ...] = (middle_path(folder, epochs, step),) if step and not homes else ()
+    if epochs and not state:
+        state = tuple(path for kind in ("epoch", "moments") for path in covering(folder, kind, epochs - 1, plan.num_layers))
     results = _results(logs, epochs, step, keeps_spans=former == mine)
     return Interrupted(epochs=epochs, step=step, state=state, held=homes, results=results, is_same=former == mine, notes=tuple(notes))
 
@@ -185,11 +187,6 @@ def _middle_of(folder: Path, epoch: int, num_layers: int, before: int, count: in
         if middle_path(folder, epoch, step) in earlier:
             return State.load([middle_path(folder, epoch, step)])
     return None
-
-
-def _finished_state(folder: Path, epoch: int, num_layers: int) -> tuple[Path, ...]:
-    """Return the files with the state at the end of an epoch."""
-    return covering(folder, "epoch", epoch, num_layers) + covering(folder, "moments", epoch, num_layers) if epoch >= 0 else ()
 
 
 def _former(folder: Path) -> Ran | None:

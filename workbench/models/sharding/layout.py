@@ -190,10 +190,6 @@ class ModelLayout:
         """Return the number of values in these parameters.  Tied ones count once."""
         return sum(math.prod(self.sizes[name]) for name in {self.tied.get(name, name) for name in names})
 
-    def connection_size(self, block: Block) -> int:
-        """Return the number of values in a block's norm and output bias."""
-        return self.hidden_size * (block.output.bias is not None) + self.count(block.norm.names)
-
     def last_layer(self, stack: int) -> int:
         """Return the number of a stack's last layer, counted through all stacks."""
         return sum(shape.num_layers for shape in self.stacks[: stack + 1]) - 1

@@ -42,7 +42,8 @@ def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:
         ranges = _ranges(block, spec)
         parts["block", block.number, ranges] = size(ranges) * block.unit_size(layout.hidden_size)
         if _connects(spec, block.layer):
-            parts["connection", block.number] = layout.connection_size(block)
+            bias = layout.hidden_size * (block.output.bias is not None)
+            parts["connection", block.number] = bias + layout.count(block.norm.names)
     for index, part in enumerate(layout.parts):
         if part.final is not None and _connects(spec, layout.last_layer(index)):
             parts["final", index] = layout.count(part.final.names)

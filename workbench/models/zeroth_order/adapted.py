@@ -176,7 +176,8 @@ def smallest_epsilon(model: CausalModel) -> float:
     """
     half = torch.finfo(model.dtype).eps / 2
     if model.trainables.flat is None:
-        found = [half * _typical(parameter) for parameter in model.trainables.parameters.values() if parameter.dim() > 1]
+        values = (one.detach().float() for one in model.trainables.parameters.values() if one.dim() > 1)
+        found = [half * float(value.square().mean().sqrt()) for value in values]
     else:
         found = [
             half * float(dense_weight(module.base).float().norm()) / math.sqrt(module.B.shape[1]) / float(_a(module).float().norm())
@@ -198,10 +199,6 @@ def warn_of_rounding(model: CausalModel, epsilon: float) -> None:
             PrecisionWarning,
             stacklevel=3,
         )
-
-
-def _typical(parameter: Tensor) -> float:
-    return float(parameter.detach().float().square().mean().sqrt())
 
 
 def _a(module: LoraFaLinear | LoraLinear) -> Tensor:

@@ -147,10 +147,8 @@ class HybridPricer:
 
     def _of_columns(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
         """Return T(MLP), tensor parallel, of a layer of each stack."""
-        found = []
-        for stack, shape in enumerate(self.profile.stacks):
-            found.append(slowest_s(self._of("tensor", ranks, stack), proportional_parts(shape.columns, parts)))
-        return found
+        shapes = enumerate(self.profile.stacks)
+        return [slowest_s(self._of("tensor", ranks, stack), proportional_parts(shape.columns, parts)) for stack, shape in shapes]
 
     def _of_tokens(self, ranks: Ranks, shares: tuple[float, ...]) -> list[tuple[float, float, float, float]]:
         """Return T(MLP), sequence parallel, T(CON), T_AG and T_RS of a layer of each stack."""

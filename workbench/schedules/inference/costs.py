@@ -56,7 +56,9 @@ class InferenceCosts:
             return costs.seconds("CONN", tokens) + max(0, len(op.reads) - 2) * costs.seconds("ADD", tokens)
         if kind in ("ADD", "ENTER"):
             return costs.seconds(kind, tokens)
-        return self._piece_s(costs, kind, block, tokens, layout.width(block, self._position(rank)))
+        position = layout.plan.position_of(rank)
+        assert position is not None, f"rank {rank} is not in this plan"
+        return self._piece_s(costs, kind, block, tokens, layout.width(block, position))
 
     def spec(self, value: Value) -> Spec:
         """Return the shape and dtype of a value (see Costs): the tokens of a tile or of a whole sequence, or a tile's keys and values."""
@@ -108,11 +110,6 @@ class InferenceCosts:
             if units or columns or has_tokens:
                 total, works = total + shape.layer_bytes, True
         return total + (self._profile.working_bytes_per_token * max(layout.lengths) if works else 0)
-
-    def _position(self, rank: int) -> int:
-        position = self._layout.plan.position_of(rank)
-        assert position is not None, f"rank {rank} is not in this plan"
-        return position
 
     def _piece_s(self, costs: StackCosts, kind: str, block: Block, tokens: int, width: int) -> float:
         layout = self._layout

@@ -91,11 +91,6 @@ class InferenceLayout:
         return self.plan.num_positions
 
     @property
-    def is_hybrid(self) -> bool:
-        """Return whether tiles go around the ring (Galaxy, Galaxy+)."""
-        return self.plan.paradigm == "hybrid" and not self.is_decoding
-
-    @property
     def end(self) -> int:
         """Return the number of blocks, which is the stage of HEAD."""
         return len(self.blocks)
@@ -110,7 +105,7 @@ class InferenceLayout:
                 ("attention", "cross", "feed_forward") if shape.has_cross_attention else ("attention", "feed_forward")
             )
             for _ in range(shape.num_layers):
-                scheme = self.plan.schemes[layer] if self.is_hybrid else 1
+                scheme = self.plan.schemes[layer] if self.plan.paradigm == "hybrid" and not self.is_decoding else 1
                 for kind in kinds:
                     is_split = self.plan.paradigm in ("hybrid", "tensor") and not (kind == "feed_forward" and scheme == 2)
                     blocks.append(Block(len(blocks), layer, stack, kind, scheme, is_split))

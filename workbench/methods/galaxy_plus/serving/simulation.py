@@ -259,12 +259,10 @@ class _VirtualPortal:
             return
         self._loading = wanted
         plan, begin_s = self.log.plans[wanted], self.now_s
-        nbytes = {rank: bytes_to_read(self._plan_held(rank), plan, self.profile, rank) for rank in plan.ranks}
+        held = {rank: self.log.plans[number] for rank, number in self._held.items()}
+        nbytes = {rank: bytes_to_read(held.get(rank), plan, self.profile, rank) for rank in plan.ranks}
         seconds = max(nbytes[rank] / self.cluster.devices[rank].storage_bytes_per_s for rank in plan.ranks) + self.world.join_s
         self._agenda.at(self.now_s + seconds, lambda: self._loaded(wanted, begin_s, sum(nbytes.values())))
-
-    def _plan_held(self, rank: int) -> InferencePlan | None:
-        return self.log.plans[self._held[rank]] if rank in self._held else None
 
     def _loaded(self, plan: int, begin_s: float, nbytes: int) -> None:
         if self._loading != plan:
