@@ -171,6 +171,5 @@ class PacPlus(TrainingMethod[PreparedJob]):
         check_memory(profile, cluster, plan, sequence_length=longest, order=prepared.options.schedule)
         if plan.cached is not None:
             check_cached(profile, cluster, plan.cached, sequence_length=longest)
-        if plan.cached is not None:
             # Tapes and shards exist at the same time during redistribution; existing files are reused or replaced.
             require_disk(folder, 2 * prepared.record_layout.total_bytes(prepared.train.lengths) - disk_bytes(folder / DEVICES))

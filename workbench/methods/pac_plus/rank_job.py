@@ -28,7 +28,7 @@ from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
-from workbench.schedules.pipeline import ORDERS, OrderName, cached_step, hybrid_1f1b
+from workbench.schedules.pipeline import ORDERS, cached_step, hybrid_1f1b
 from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 
@@ -92,28 +92,16 @@ def parts_of(shard: ActivationCache, taps: Iterable[StageTaps]) -> dict[str, Ten
 
 
 class Programs:
-    """Programs of one plan on one cluster.  Schedules are built once for each shape.
+    """Programs of a run.  Schedules are built once for each shape."""
 
-    hidden_dtype: the backbone's compute dtype.  schedule: the order of the first epoch's micro-batches.
-    """
-
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        config: ParallelAdapterConfig,
-        *,
-        hidden_dtype: str = "float32",
-        schedule: OrderName = "1f1b",
-    ) -> None:
-        self._profile, self._cluster, self._plan, self._order = profile, cluster, plan, ORDERS[schedule]
+    def __init__(self, job: PacPlusRankJob) -> None:
+        self._profile, self._cluster, self._plan, self._order = job.profile, job.cluster, job.plan, ORDERS[job.schedule]
         self._crossing = Crossing(
-            hidden_size=config.hidden_size,
-            dtype=hidden_dtype,
-            side_width=config.width,
-            num_encoder_layers=config.num_encoder_layers,
-            target_length=config.target_length,
+            hidden_size=job.adapter.hidden_size,
+            dtype=job.quantization.compute,
+            side_width=job.adapter.width,
+            num_encoder_layers=job.adapter.num_encoder_layers,
+            target_length=job.adapter.target_length,
         )
         self._schedules: dict[object, Schedule] = {}
 
@@ -198,8 +186,7 @@ class PacPlusRankJob(RankJob):
 
     def programs(self) -> Programs:
         """Return the programs of this run."""
-        hidden = self.quantization.compute
-        return Programs(self.profile, self.cluster, self.plan, self.adapter, hidden_dtype=hidden, schedule=self.schedule)
+        return Programs(self)
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the first epoch and the cached epochs (see RankJob)."""
