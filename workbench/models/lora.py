@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,27 +55,19 @@ def projections(stage: BackboneStage, roles: Sequence[str], *, technique: str, a
 
 
 class Bottleneck(nn.Module):
-    """hidden + W_up gelu(W_down hidden)."""
+    """hidden + W_up activation(W_down hidden)."""
 
-    def __init__(self, hidden_size: int, width: int) -> None:
+    def __init__(self, hidden_size: int, width: int, activation: Callable[[Tensor], Tensor] = F.gelu, *, bias: bool = True) -> None:
         super().__init__()
-        self.down, self.up = nn.Linear(hidden_size, width), nn.Linear(width, hidden_size)
+        self.down, self.up, self.activation = nn.Linear(hidden_size, width, bias), nn.Linear(width, hidden_size, bias), activation
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the output, (n, t, d), for hidden (n, t, d)."""
-        return hidden + self.up(F.gelu(self.down(hidden)))
+        return hidden + self.up(self.activation(self.down(hidden)))
 
 
-class SerialAdapter(nn.Module):
-    """h + relu(h W_down) W_up (RingAda, Eq. 1; the activation function is MAD-X's, Pfeiffer et al., EMNLP 2020).  No biases."""
-
-    def __init__(self, hidden_size: int, width: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(hidden_size, width, bias=False), nn.Linear(width, hidden_size, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the output, (n, t, d), for hidden (n, t, d)."""
-        return hidden + self.up(F.relu(self.down(hidden)))
+SerialAdapter = partial(Bottleneck, activation=F.relu, bias=False)
+"""h + relu(h W_down) W_up (RingAda, Eq. 1; the activation function is MAD-X's, Pfeiffer et al., EMNLP 2020).  No biases."""
 
 
 def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
