@@ -8,8 +8,8 @@ from torch import Tensor
 
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.fast_side import FastSide, rounded, unsupported
-from workbench.models.packing import Packing
 from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
+from workbench.models.side_layers import Packing
 from workbench.runtime.memory import read_memory
 
 RAGGED = (5, 1, 8, 3)

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.models.packing import Packing
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.products import processor
-from workbench.models.side_layers import TOKEN_KINDS, SideHead, SideLayer, TapProjection
+from workbench.models.side_layers import TOKEN_KINDS, Packing, SideHead, SideLayer, TapProjection
 
 _aten = torch.ops.aten
 

@@ -1,3 +1,68 @@
-"""Tasks: data, tokenization, seeded mini-batches and metrics."""
+"""Tasks: data, tokenization, seeded mini-batches and metrics.  load_task finds one by its name."""
 
-from workbench.tasks.catalogue import TASKS, load_task, unknown_task
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
+from workbench.tasks.glue import GLUE, load_glue
+from workbench.tasks.own import FROM_FILES, OWN, load_own
+from workbench.tasks.prompts.loading import PROMPTED, load_prompted
+from workbench.tasks.prompts.templates import PROMPTS
+from workbench.tasks.question_answering import load_question_answering, load_questions, load_token_classification
+from workbench.tasks.task import Task
+
+EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
+    "sentiment": load_sentiment,
+    "sentiment-rating": load_sentiment_rating,
+    "digits": load_digits,
+    "questions": load_questions,
+}
+TASKS = (*EMBEDDED, *GLUE, *PROMPTED, *FROM_FILES)
+
+
+def load_task(
+    name: str,
+    *,
+    data: Path | str | None = None,
+    columns: str = "",
+    train_samples: int | None = None,
+    validation_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Task:
+    """Return a task.
+
+    sentiment, sentiment-rating, digits (images) and questions need no network; all others need `data` or the hub.
+    data: a folder (see load_glue, load_prompt_task), own data (see load_own, load_question_answering,
+    load_token_classification); None uses the embedded data or the hub.
+    columns: of own data.  *_samples: maximum number of samples, chosen with a fixed seed.
+    Raises ConfigError for an unknown name or an empty split, MissingDataError if the data is unavailable.
+    """
+    if name in EMBEDDED:
+        folder = None if data is None else Path(data).expanduser()
+        task = EMBEDDED[name](folder)
+    elif name in GLUE:
+        task = load_glue(name, data)
+    elif name in PROMPTED:
+        task = load_prompted(name, data)
+    elif name in OWN:
+        task = load_own(name, data, columns)
+    elif name == "question_answering":
+        task = load_question_answering(data)
+    elif name == "token_classification":
+        task = load_token_classification(data, columns)
+    else:
+        raise unknown_task(name)
+    return task.limited(train_samples, validation_samples, test_samples)
+
+
+def unknown_task(name: str) -> ConfigError:
+    """Return the error for an unknown task name, or for a task whose answers are text."""
+    if name in PROMPTS:
+        kind = PROMPTS[name].kind.replace("_", " ")
+        other = "the task question_answering" if kind == "question answering" else "another task"
+        found = f"It is {kind} by the words that follow a prompt, not by a class."
+        return ConfigError(f"The task '{name}' was asked for.", found, f"Choose the method p_rge, or {other}.")
+    return ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", did_you_mean(name, TASKS))

@@ -20,7 +20,7 @@ from workbench.models.inference_engine import EngineConfig, EngineTrainer, expor
 from workbench.models.inference_engine.config import EnginePrompts
 from workbench.models.inference_engine.modules import TrainStep, engine_attention, exportable
 from workbench.models.zeroth_order import TrainableConfig, TrainedDescription, load_causal_model, load_trained, read_log
-from workbench.models.zeroth_order.dual_forwarding import DualForwardingModel
+from workbench.models.zeroth_order.estimators import DualForwardingModel
 
 from ..memory_growth import least_growth
 

@@ -20,7 +20,7 @@ from workbench.models.sharding import (
     shard_spec,
     weights_of,
 )
-from workbench.models.sharding.placing import _parts
+from workbench.models.sharding.shard import _parts
 from workbench.models.sharding.slices import deal
 
 from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, separator_of, shards_of, tiny_case

@@ -24,7 +24,6 @@ from workbench.core.plan import Stage
 from workbench.core.schedule import STEP, Op
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.common.session import LOADING, RankResult, RankSession
-from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import (
     BackpropagationHandlers,
     JaxStageCompute,
@@ -33,6 +32,7 @@ from workbench.methods.fine_tuning.handlers import (
     StageCompute,
     WindowShape,
     activation_of,
+    divided_or_whole,
     shared_parameters,
 )
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch, named
