@@ -33,7 +33,7 @@ from workbench.core.schedule import Op
 from workbench.core.serial import to_json
 from workbench.core.timeline import Span
 from workbench.methods.common.session import RankResult, StepTrace, on_rank_zeros_clock
-from workbench.methods.pac_plus.initial import initial_adapter
+from workbench.methods.pac_plus.epochs import initial_adapter
 from workbench.methods.pac_plus.prepare import prepare
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.models.loading import load_stack

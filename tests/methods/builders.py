@@ -7,7 +7,7 @@ from workbench.core import Job, Plan, Share, Stage
 from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.common.session import RankResult
-from workbench.methods.pac_plus.initial import save_initial
+from workbench.methods.pac_plus.epochs import save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.evaluation import calibrate, set_statistics

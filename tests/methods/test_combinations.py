@@ -34,9 +34,9 @@ from workbench.core.program import Program
 from workbench.methods import load_method
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
+from workbench.methods.pac_plus.epochs import build_stage, make_adapter, save_initial
 from workbench.methods.pac_plus.handlers import CachedBatches, PacPlusHandlers
 from workbench.methods.pac_plus.handlers import StageCompute as SideCompute
-from workbench.methods.pac_plus.initial import build_stage, make_adapter, save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer

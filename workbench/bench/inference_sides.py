@@ -16,9 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from workbench.core.inference import InferencePlan, StackCosts
 from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
 from workbench.core.timeline import Span
-from workbench.methods.galaxy_plus.handlers import InferenceHandlers
 from workbench.methods.galaxy_plus.prepare import Request
-from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
+from workbench.methods.galaxy_plus.session import Holding, InferenceHandlers, InferenceSession, SessionSetup
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group

@@ -29,8 +29,8 @@ from workbench.core.profile import LayerProfile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import layers_seconds, scale_to_cluster
 from workbench.methods.common.session import RankSession
+from workbench.methods.pac_plus.epochs import build_stage, save_initial
 from workbench.methods.pac_plus.handlers import PacPlusHandlers, StageCompute
-from workbench.methods.pac_plus.initial import build_stage, save_initial
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.training.handlers import PlannedStep, cut_mini_batch, share_of

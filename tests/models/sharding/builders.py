@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.methods.one_process import run_schedule
 from workbench.core.inference import InferencePlan
-from workbench.methods.galaxy_plus.handlers import InferenceHandlers
+from workbench.methods.galaxy_plus.session import InferenceHandlers
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_tokenizer, model_config
 from workbench.models.sharding import ModelLayout, ModelShard, load_shard, model_layout, shard_spec, weights_of

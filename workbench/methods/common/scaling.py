@@ -8,7 +8,7 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Event, Notify, Prepared
-from workbench.models.facts import ModelFacts
+from workbench.models.loading import ModelFacts
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
 

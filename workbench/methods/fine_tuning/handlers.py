@@ -24,10 +24,9 @@ from workbench.core.virtual_workers import VersionRule
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
 from workbench.methods.training.handlers import StepHandlers, StepShape, Targets, joined, named
 from workbench.models.cross_framework import require_jax
-from workbench.models.facts import ModelFacts
 from workbench.models.families import FAMILIES, LayerContext, family_of
 from workbench.models.layer_parts import LayerParts
-from workbench.models.loading import model_config
+from workbench.models.loading import ModelFacts, model_config
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import layer_context
 from workbench.models.techniques import TechniqueStage

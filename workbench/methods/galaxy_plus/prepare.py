@@ -15,8 +15,7 @@ from workbench.core.job import Job
 from workbench.core.ranges import Tokens
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.base import read_options
-from workbench.models.facts import ModelFacts
-from workbench.models.loading import load_model, load_stack, load_tokenizer, model_facts
+from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout

@@ -14,8 +14,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, shape_of_picture
-from workbench.models.facts import ModelFacts
-from workbench.models.loading import model_facts
+from workbench.models.loading import ModelFacts, model_facts
 from workbench.models.sharding import (
     LayerSlices,
     ModelLayout,

@@ -15,7 +15,7 @@ from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, profiled_length
 from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.models.facts import ModelFacts
+from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.zeroth_order import CausalModel, Prompts, StepLog
 from workbench.planners.adaptive import Precision

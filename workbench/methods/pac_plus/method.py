@@ -16,8 +16,7 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import MAX_SIMULATIONS, ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.session import RankResult
-from workbench.methods.pac_plus.epochs import phases_on
-from workbench.methods.pac_plus.initial import begin
+from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
