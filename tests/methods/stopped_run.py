@@ -8,7 +8,7 @@ from workbench.methods.common.session import StepTrace
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.pac_plus import method as pac_plus
-from workbench.methods.training.epoch_log import EpochLog
+from workbench.methods.training.interrupted import EpochLog
 from workbench.runtime.context import RankContext
 
 

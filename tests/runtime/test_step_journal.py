@@ -13,7 +13,7 @@ from forked import run_script
 from torch import nn
 
 from workbench.methods.common.folder import journal_path
-from workbench.methods.training.epoch_log import EpochLog, StepJournal, read_journal
+from workbench.methods.training.interrupted import EpochLog, StepJournal, read_journal
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 

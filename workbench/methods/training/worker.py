@@ -34,8 +34,8 @@ from workbench.methods.common.session import (
 )
 from workbench.methods.common.session import AJob as ASessionJob
 from workbench.methods.training.backups import Keeper
-from workbench.methods.training.epoch_log import EpochLog
 from workbench.methods.training.handlers import PlannedStep, StepShape
+from workbench.methods.training.interrupted import EpochLog
 from workbench.methods.training.phases import AJob, Loaded, RankPhase
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext

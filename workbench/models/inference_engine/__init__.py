@@ -1,5 +1,4 @@
 """Training inside an inference engine: the dual-forwarding model as an ExecuTorch program (P-RGE, section 3.3)."""
 
 from workbench.models.inference_engine.config import EngineBackend, EngineConfig, require_executorch
-from workbench.models.inference_engine.export import export_program
-from workbench.models.inference_engine.trainer import EngineStep, EngineTrainer, philox_noise, replayed
+from workbench.models.inference_engine.trainer import EngineStep, EngineTrainer, export_program, philox_noise, replayed
