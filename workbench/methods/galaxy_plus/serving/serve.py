@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
@@ -74,16 +75,13 @@ def planner_of(
 
 def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> Times:
     """Return the cost of a request by simulation of the plan's schedule; each plan and device state is simulated once."""
-    known: dict[tuple[InferencePlan, tuple[tuple[int, float], ...]], BlockTimes] = {}
+
+    @lru_cache(maxsize=256)
+    def simulated(plan: InferencePlan, own: tuple[tuple[int, float], ...]) -> BlockTimes:
+        return _simulated(plan, slowed(profile, dict(own)), cluster, lengths)
 
     def times(plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:
-        own = {rank: factor for rank, factor in slow_downs.items() if rank in plan.ranks and factor != 1.0}
-        key = (plan, tuple(sorted(own.items())))
-        if key not in known:
-            if len(known) > 256:
-                known.clear()
-            known[key] = _simulated(plan, slowed(profile, own), cluster, lengths)
-        return known[key]
+        return simulated(plan, tuple(sorted((rank, factor) for rank, factor in slow_downs.items() if rank in plan.ranks and factor != 1.0)))
 
     return times
 
