@@ -79,18 +79,8 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
         follows = record.step > 0 and (record.epoch, record.step) not in resumed
         begin = previous if previous is not None and follows else min(trace.start_s for trace in traces)
         previous = end
-        records.append(
-            StepRecord(
-                epoch=record.epoch,
-                step=record.step,
-                samples=record.samples,
-                cached=record.cached,
-                predicted_s=record.predicted_s,
-                measured_s=end - begin,
-                loss=sum(trace.loss for trace in traces),
-                lowest_trained=traces[0].lowest_trained,
-            )
-        )
+        loss = sum(trace.loss for trace in traces)
+        records.append(replace(record, measured_s=end - begin, loss=loss, lowest_trained=traces[0].lowest_trained))
     return tuple(records)
 
 
