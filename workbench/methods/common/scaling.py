@@ -34,6 +34,12 @@ def layers_seconds(layers: tuple[LayerProfile, ...], kind: str, batch: int, sequ
     return sum(layer.seconds(kind, batch, sequence_length) for layer in layers)
 
 
+def bytes_of_tokens(beside: int, **sizes: int) -> dict[str, int]:
+    """Return bytes of each token, such as output=4, as fields of LayerProfile.  beside: the target's tokens, counted with each sample."""
+    counts = {"token": 1, "sample": beside}
+    return {f"{what}_bytes_per_{per}": count * size for what, size in sizes.items() for per, count in counts.items()}
+
+
 def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:
     """Return the bytes of forward results that the side network's backward pass needs, without the taps."""
     return sum(layer.context_bytes(batch, sequence_length) for layer in layers)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import Grid, LayerProfile
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute, StageContext
 from workbench.methods.training.handlers import Targets
 from workbench.models.families import LayerContext
@@ -41,7 +41,7 @@ def measure_layers(
     sizes = [_parameter_bytes(stack, config, index) for index in range(stack.num_layers)]
     # One optimizer for all layers, as in a run: many small ones would each add overhead.
     whole = benches.get(stacks.whole) or _Bench(stack, config, stacks.whole)
-    step = time_grids({"STEP": lambda batch, length: whole.step}, (1,), (1,), budget_s=5.0)["STEP"]
+    step = time_grids({"STEP": lambda batch, length: whole.optimizer.step}, (1,), (1,), budget_s=5.0)["STEP"]
     trainable = sum(trained for _, trained in sizes)
     return tuple(
         LayerProfile(
@@ -97,14 +97,7 @@ def crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
     """Return the bytes that cross behind a layer, in both directions, and its scratch, as fields of LayerProfile."""
     hidden = 4 * stack.hidden_size
     beside = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)
-    return {
-        "output_bytes_per_token": hidden,
-        "output_bytes_per_sample": beside * hidden,
-        "gradient_bytes_per_token": hidden,
-        "gradient_bytes_per_sample": beside * hidden,
-        "workspace_bytes_per_token": 4 * hidden,
-        "workspace_bytes_per_sample": beside * 4 * hidden,
-    }
+    return bytes_of_tokens(beside, output=hidden, gradient=hidden, workspace=4 * hidden)
 
 
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> tuple[int, int]:
@@ -126,7 +119,7 @@ class _Bench:
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
         self._model = _build(stack, config, span)
         self._compute = StageCompute(self._model)
-        self._optimizer = FlatAdamW(self._model, learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000), weight_decay=0.01)
+        self.optimizer = FlatAdamW(self._model, learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000), weight_decay=0.01)
         self._is_last = span.stop == stack.num_layers
         self._has_decoder = stack.num_encoder_layers is not None
 
@@ -143,10 +136,6 @@ class _Bench:
             return self._compute.backward(context, None if self._is_last else torch.ones_like(context.output))
 
         return (lambda: self._compute.forward(*inputs)), back
-
-    def step(self) -> None:
-        """Take an optimizer step."""
-        self._optimizer.step()
 
     def context_bytes(self, at: int, batch: int = 4) -> tuple[int, int]:
         """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample), at a length."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import LayerProfile
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import boundary_tokens, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
@@ -43,7 +43,7 @@ def measure_layers(
     makers = {span: {"F": bench.forward, "SF": bench.side_forward, "SB": bench.side_backward} for span, bench in benches.items()}
     times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s, shared={"LOAD": _load_bench(config, dtype)})
     whole = _Bench(stack, config, *stacks.whole, tap_dtype)
-    step = time_grids({"STEP": lambda batch, length: whole.step}, (1,), (1,), budget_s=2.0)["STEP"]
+    step = time_grids({"STEP": lambda batch, length: whole.optimizer.step}, (1,), (1,), budget_s=2.0)["STEP"]
     trainable = [
         sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters())
         for index in range(config.num_layers)
@@ -70,15 +70,9 @@ def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden
     hidden, width = config.hidden_size * hidden_itemsize, config.width * 4
     taps = stage_taps(index, index + 1, config.num_encoder_layers)
     beside = config.target_length if config.num_encoder_layers is not None and index >= config.num_encoder_layers else 0
-    return {
-        "output_bytes_per_token": hidden + width,
-        "output_bytes_per_sample": beside * (hidden + width),
-        "gradient_bytes_per_token": width,
-        "gradient_bytes_per_sample": beside * width,
+    return bytes_of_tokens(beside, output=hidden + width, gradient=width, workspace=4 * hidden) | {
         "tap_bytes_per_token": config.hidden_size * itemsize * taps.num_taps,
         "tap_bytes_per_sample": config.hidden_size * itemsize * taps.num_target_taps * config.target_length,
-        "workspace_bytes_per_token": 4 * hidden,
-        "workspace_bytes_per_sample": beside * 4 * hidden,
     }
 
 
@@ -96,7 +90,7 @@ class _Bench:
         self._backbone = stack.stage(start, stop)
         self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, hidden_dtype=hidden_dtype, is_fast=is_fast)
         self._hidden_dtype = hidden_dtype
-        self._optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
+        self.optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
         self._config, self._dtype, self._stop = config, dtype, stop
         self._is_first, self._is_last = start == 0, stop == config.num_layers
         self._start, self._taps = start, stage_taps(start, stop, config.num_encoder_layers)
@@ -119,10 +113,6 @@ class _Bench:
         tokens = boundary_tokens(self._config, self._stop, length)
         gradient = None if self._is_last else torch.randn(batch, tokens, self._config.width)
         return (lambda: self._compute.side_forward(*inputs)), (lambda context: self._compute.side_backward(context, gradient))
-
-    def step(self) -> None:
-        """Take an optimizer step."""
-        self._optimizer.step()
 
     def context_bytes(self, max_length: int, batch: int = 4) -> tuple[int, int]:
         """Return the bytes kept between both passes, without weights and taps: (per token, per sample).
