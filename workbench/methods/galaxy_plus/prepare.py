@@ -15,11 +15,11 @@ from workbench.core.job import Job
 from workbench.core.ranges import Tokens
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.base import read_options
+from workbench.methods.training.prepare import require_task_and_model
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
-from workbench.models.loading import require_known as require_known_model
 from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
-from workbench.tasks import TASKS, load_task, unknown_task
+from workbench.tasks import load_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, tokenize
 
@@ -249,9 +249,7 @@ def request_of(split: TokenizedSplit, number: int) -> Request:
 def require_known(job: Job) -> None:
     """Raise ConfigError at once for an unknown option, task or model."""
     read_options(METHOD, InferenceOptions, job.options)
-    if job.task not in TASKS:
-        raise unknown_task(job.task)
-    require_known_model(job.model)
+    require_task_and_model(job)
 
 
 def prepare(job: Job) -> PreparedJob:
