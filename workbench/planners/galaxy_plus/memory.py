@@ -9,6 +9,7 @@ from typing import Literal
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.ranges import Fraction, require_ranges
 from workbench.planners.galaxy_plus.times import stack_lengths
 from workbench.planners.memory import readable
 
@@ -24,19 +25,14 @@ class MemoryRule:
     """
 
     embedding: Literal["first", "each", "none"] = "first"
-    embedding_share: float = 1.0
+    embedding_share: Fraction = 1.0
     layers: bool = True
     working: bool = True
     strict: bool = False
     full_everywhere: bool = False
 
     def __post_init__(self) -> None:
-        if self.embedding not in ("first", "each", "none") or not self.embedding_share >= 0:
-            raise ConfigError(
-                f"Memory with the embedding '{self.embedding}' x {self.embedding_share} was asked for.",
-                "Known: first, each, none, and a share of at least 0.",
-                "Choose one of them.",
-            )
+        require_ranges(self, "A rule of memory")
 
     def ends_bytes(self, profile: InferenceProfile, position: int) -> int:
         """Return the counted bytes of embedding and head at a position."""
