@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan
+from workbench.core.ranges import Count, require_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,8 @@ class Plan:
 
     method: str
     stages: tuple[Stage, ...]
-    micro_batch_size: int
-    num_micro_batches: int
+    micro_batch_size: Count
+    num_micro_batches: Count
     predicted_s: dict[str, float] = field(default_factory=dict)
     cached: Stage | None = None
     inference: InferencePlan | None = None
@@ -80,12 +81,7 @@ class Plan:
     in_flight: int = 0
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size < 1 or self.num_micro_batches < 1:
-            raise ConfigError(
-                f"A plan of {self.num_micro_batches} micro-batches of {self.micro_batch_size} samples was asked for.",
-                "Both must be at least 1.",
-                "Raise them.",
-            )
+        require_ranges(self, "A plan")
         if not self.stages:
             raise ConfigError("A plan without stages was asked for.", "No device has a layer.", "Add a stage.")
         for _, stages in self.assignments:
