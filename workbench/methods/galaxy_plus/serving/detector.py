@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -99,19 +98,13 @@ class ReportingPacer(Pacer):
     """
 
     def __init__(
-        self,
-        factor: float,
-        *,
-        every_s: float,
-        tell: Callable[[dict[int, float]], None],
-        dilation: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        self, factor: float, *, every_s: float, tell: Callable[[dict[int, float]], None], dilation: float = 1.0, **time: Any
     ) -> None:
-        super().__init__(factor, dilation=dilation, clock=clock, sleep=sleep)
+        """time: clock and sleep (see Pacer)."""
+        super().__init__(factor, dilation=dilation, **time)
         self._every_s, self._tell = every_s * dilation, tell
         self._blocks: dict[int, float] = {}
-        self._told_s = clock()
+        self._told_s = self._clock()
 
     def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
         """See Pacer.run."""
