@@ -7,11 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.ssh import Connection, agent_command, forget_host
@@ -177,10 +179,13 @@ class NetHosts(Hosts):
             time.sleep(0.02)
         return False
 
+    def inside(self, *command: str) -> None:
+        """Run a command where the hosts' bridge is."""
+        subprocess.run(["nsenter", "-t", str(self.process.pid), "-U", "-n", "--preserve-credentials", *command], check=True)
+
     def set_link(self, number: int, state: str) -> None:
         """Pull a host's cable ('down'), or put it back ('up')."""
-        enter = ["nsenter", "-t", str(self.process.pid), "-U", "-n", "--preserve-credentials"]
-        subprocess.run([*enter, "ip", "link", "set", f"v{number}", state], check=True)
+        self.inside("ip", "link", "set", f"v{number}", state)
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -201,3 +206,29 @@ def best_hosts(folder: Path, names: tuple[str, ...]) -> Hosts:
         hosts.close()
     (folder / "pipes").mkdir()
     return Hosts(folder / "pipes", names)
+
+
+def main(number: int, mbit_per_s: int, *command: str) -> int:
+    """Run a command, by default the kit's benchmark, where a kit.toml names new servers with links of that rate."""
+    names = tuple(f"pi{one}" for one in range(number))
+    with tempfile.TemporaryDirectory(prefix="workbench-kit-") as made:
+        folder = Path(made)
+        hosts = best_hosts(folder, names)
+        try:
+            assert isinstance(hosts, NetHosts), "no network namespaces"
+            for place in ("br0", *(f"v{one + 1}" for one in range(number))):  # what the laptop sends, and what each server receives
+                hosts.inside(
+                    "tc", "qdisc", "add", "dev", place, "root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "256k", "latency", "50ms"
+                )
+            defaults = f'model = "rpi-4b-m"\nbandwidth_mbit_per_s = {mbit_per_s}\npython = "{sys.executable}"\n'
+            devices = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in names)
+            (folder / "kit.toml").write_text(f"[defaults]\n{defaults}{devices}")
+            os.environ |= {"PATH": hosts.path, "OMP_NUM_THREADS": "1"}
+            hosts.trust(load_cluster(folder / "kit.toml"))
+            return subprocess.run(command or [sys.executable, "-m", "workbench", "bench", "kit"], cwd=folder).returncode
+        finally:
+            hosts.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
