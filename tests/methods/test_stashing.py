@@ -22,7 +22,7 @@ from workbench.core.schedule import Value
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, JaxStageCompute, StageCompute, divided_or_whole
 from workbench.methods.fine_tuning.method import run_rank
-from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, WindowOptimizer, all_parts
+from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, TechniquePhase, WindowOptimizer, all_parts
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import take_up
 from workbench.methods.training.phases import make_optimizer
@@ -284,3 +284,13 @@ def test_devices_never_drain(engines: EngineCluster, tmp_path: Path) -> None:
     trained = job.trained(EPOCHS - 1)
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_that_does_not_follow_the_last_one_begins_with_an_empty_pipeline(tmp_path: Path) -> None:
+    """Such as those of a sweep, which are done twice, and the first after a pause."""
+    job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 4)
+    (first, second), phase = job.planned_windows(0), object.__new__(TechniquePhase)
+    assert phase.shape(second).continues is None
+    for done, following, continues in ((first, second, True), (first, first, False), (second, second, False), (second, first, False)):
+        phase._begun = done.ahead  # type: ignore[attr-defined]
+        assert (phase.shape(following).continues is not None) == continues

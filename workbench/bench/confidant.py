@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from workbench.bench.frame import Progress, ratios, turns
-from workbench.bench.ringada import bounds, cluster_of
+from workbench.bench.ringada import Watch, bounds, cluster_of
 from workbench.bench.ringada_tables import measured_s
 from workbench.core.cluster import Cluster, Processor
 from workbench.core.errors import ConfigError
@@ -96,7 +96,8 @@ def points() -> dict[str, Point]:
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
     """Return each side's training seconds and its speedup over the first side of its point: with its spread, simulated, and at most.
 
-    only: first words of points; none is all.  Raises ConfigError for another word.
+    mb, simulated_mb: memory of the largest device in training.  only: first words of points; none is all.  Raises ConfigError for another
+    word.
     """
     chosen = {name: point for name, point in points().items() if not only or name.split()[0] in only}
     unknown = sorted(set(only).difference(name.split()[0] for name in points()))
@@ -106,13 +107,21 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     rows = []
     for name, point in chosen.items():
         reports: dict[str, list[Report]] = {side: [] for side in point.sides}
+        watched = {side: list[int]() for side in point.sides}
         plan = run(list(point.sides.values())[-1], point.cluster, "simulate").plan if point.keeps_plan else None
         for turn, side in turns(point.sides, range(rounds)):
-            report = _run(point.sides[side], point.cluster, plan)
+            watch = Watch()
+            report = _run(point.sides[side], point.cluster, plan, watch)
             reports[side].append(report)
+            watched[side] += watch.peak_bytes
             progress(f"{name}, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
-        busiest_s = {side: bounds(job, point.cluster, reports[side][0].plan)[0] for side, job in point.sides.items()}
-        rows += table(name, reports, point.bound, busiest_s)
+        simulated = {side: bounds(job, point.cluster, reports[side][0].plan) for side, job in point.sides.items()}
+        own = table(name, reports, point.bound, {side: busiest_s for side, (busiest_s, _) in simulated.items()})
+        for row in own:
+            side = str(row["side"])
+            row["mb"] = max(watched[side], default=0) / 1e6
+            row["simulated_mb"] = max(whole for whole, _ in simulated[side][1].values()) / 1e6
+        rows += own
     return {
         "name": "confidant",
         "label": "emulated; bounds simulated",
@@ -152,11 +161,11 @@ def table(name: str, reports: Mapping[str, list[Report]], bound: float | None, b
     return rows
 
 
-def _run(job: Job, cluster: Cluster, plan: Plan | None) -> Report:
+def _run(job: Job, cluster: Cluster, plan: Plan | None, watch: Watch) -> Report:
     """Run a job.  plan: its stages are kept; the job determines how a mini-batch is split."""
     if plan is not None and job.method != "confidant":
         size = job.batch_size // job.micro_batches
         stages = tuple(replace(stage, shares=(replace(stage.shares[0], samples=size),)) for stage in plan.stages)
         plan = replace(plan, method=job.method, stages=stages, micro_batch_size=size, num_micro_batches=job.micro_batches, notes=())
     with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
-        return run(job, cluster, workdir=Path(folder) / "run", chosen_plan=plan)
+        return run(job, cluster, workdir=Path(folder) / "run", chosen_plan=plan, progress=watch)

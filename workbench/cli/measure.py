@@ -115,7 +115,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
         (
             f"{link.source} > {link.destination}",
             f"{link.described.bytes_per_s * 8e-6:g}",
-            f"{link.measured.bytes_per_s * 8e-6:.1f}",
+            f"{round(link.measured.bytes_per_s * 8e-6, 1):g}",
             f"{link.described.latency_s * KILO:.2f}",
             f"{link.measured.latency_s * KILO:.2f}",
         )

@@ -132,7 +132,7 @@ class FineTuningRankJob(RankJob):
 class TechniquePhase(StagePhase[FineTuningRankJob]):
     """A stage's layers with the technique's trainable modules."""
 
-    _continues = False  # whether the last window has begun the next one's forward passes
+    _begun: tuple[tuple[int, ...], ...] = ()  # the samples of the mini-batches whose forward passes the last window has begun
 
     def load(self, epoch: int) -> None:
         """Load the stage (see RankPhase)."""
@@ -157,17 +157,18 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         """Return the handlers of a step (see RankPhase)."""
         if not isinstance(self.optimizer, WindowOptimizer):
             return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
-        division, begins = self.rank_job.divisions.get(self.session.rank), not self._continues
+        division, begins = self.rank_job.divisions.get(self.session.rank), self.shape(planned).continues is None
         own = self.own(all_parts(planned), epoch) | {"optimizer": self.optimizer.inner, "total": planned.shape.samples}
-        self._continues = isinstance(planned, Window) and bool(planned.ahead)
+        self._begun = planned.ahead if isinstance(planned, Window) else ()
         job = self.rank_job
         kept = 0 if job.versions == "stashing" else delay_of(job.versions, 0, len(job.plan.stages))
         return StashingHandlers(each=divided_or_whole(division, **own), begins=begins, kept=kept, per_update=job.per_update).table()
 
     def shape(self, planned: PlannedStep) -> StepShape:
-        """Return the shape of the next step: a window that continues none begins with an empty pipeline (see RankPhase)."""
+        """Return the shape of the next step: a window that does not follow the last one begins with an empty pipeline (see RankPhase)."""
         shape = planned.shape
-        return shape if self._continues or not isinstance(shape, WindowShape) else replace(shape, continues=None)
+        follows = bool(self._begun) and all_parts(planned).samples[: len(self._begun)] == self._begun
+        return shape if follows or not isinstance(shape, WindowShape) else replace(shape, continues=None)
 
 
 def phases_on(session: RankSession[FineTuningRankJob], result: RankResult) -> tuple[TechniquePhase, ...]:
