@@ -334,13 +334,13 @@ class TrainingPolicy(StepPolicy):
     def _test(self, epochs: int) -> None:
         """Test convergence after so many epochs; their losses are complete."""
         job, number = self._first.job, self._timetable.number
-        if not job.converged_after or epochs >= job.epochs:
+        if self.has_converged or not job.converged_after or epochs >= job.epochs:  # devices that have not paused yet go on
             return
         steps = [range(number(epoch, 0), number(epoch + 1, 0)) for epoch in range(epochs)]
         means = [fmean(sum(self._losses[step].values()) for step in own) for own in steps]
         if plateaus(means, job.converged_after):
             self._converged = epochs
-            rule = f"in {job.converged_after} epochs the mean loss has not fallen {LEAST_FALL:.0%} below its lowest, {min(means):.4g}"
+            rule = f"in the last {job.converged_after} the mean loss has not fallen {LEAST_FALL:.0%} below its lowest, {min(means):.4g}"
             self.say(f"The training has converged after {epochs} of {job.epochs} epochs: {rule}")
 
     def _up_to(self, rank_job: RankJob, epochs: int) -> Interrupted:
