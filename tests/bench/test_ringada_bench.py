@@ -49,6 +49,7 @@ def test_a_point_compares_round_by_round_and_by_trained_layers() -> None:
     assert found["Single"]["spread"] == "3.00-3.00" and found["Single"]["MB_measured"] == 7.0 and found["Single"]["valid"]
     [row] = depth_table("equal,125", sides)
     assert row["trained"] == layers and row["s"] == 1.5 and row["PipeAdapter stashing over it"] == 0.5 and row["of_Single"] == 1.0
+    assert row["at_most_.36"] == "no / no"
     assert row["MB"] == row["Single MB"] == "40 / 7"
     assert not side_table("equal,125", {**sides, "Single": side(9.0)})[-1]["valid"]
 
