@@ -62,7 +62,7 @@ SIDES = {
     "Single": replace(JOB, method="fine_tuning", options={"technique": "serial", "paradigm": "standalone"}),
     "Parallel Adapters cached, one device": replace(JOB, method="pac_plus", options={"paradigm": "standalone"}),
 }
-"""Both PipeAdapters train all adapters: one without stale weights, one with weight stashing that drains after each epoch.
+"""Both PipeAdapters train all adapters: one without stale weights, one with weight stashing that never drains.
 Parallel Adapters (PAC+) need no backward pass through the model, and after the first epoch no forward pass either."""
 SMALL_BATCH = 8
 OF_BERT_BASE = ("RingAda", "PipeAdapter", "PipeAdapter stashing", "Single")
