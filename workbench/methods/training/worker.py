@@ -258,7 +258,9 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
                     served.loaded[:] = filter(None, [phase.hand_on()])
                 raise
         if phase.is_writer and phase.optimizer is not None:
-            save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=phase.keeps_steps)
+            # A run that may converge may end an epoch or two before the last one done, and go on from there later.
+            keeps_former = phase.keeps_steps or rank_job.job.converged_after > 0
+            save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=keeps_former)
         if phase.optimizer is not None:
             session.progress.phase(WAITING)
         if session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
