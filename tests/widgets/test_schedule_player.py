@@ -24,7 +24,7 @@ def test_the_slider_moves_cursor_clock_and_table() -> None:
     assert player.time_s == pytest.approx(0.45)
     assert player.figure.shown.layout.shapes[0].x0 == pytest.approx(450)
     assert "450 ms" in player.clock.value
-    assert "waits for data" in player.table.value and "2 MB of 600 MB" in player.table.value.replace("2000 kB", "2 MB")
+    assert "waits for data" in player.table.value and "2 MB of 800 MB" in player.table.value.replace("2000 kB", "2 MB")
 
 
 def test_another_timeline_can_be_chosen() -> None:
