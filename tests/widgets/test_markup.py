@@ -85,7 +85,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Table": lambda: report_table(REPORT),
     "TrainingPanel": lambda: widgets.TrainingPanel(widgets.TrainingSettings(model=NAME, task=NAME), 1),
 }
-WITHOUT_NAMES = {"HeadsLab", "RingLab", "StaleLab"}
+WITHOUT_NAMES = {"HeadsLab", "LearningLab", "RingLab", "StaleLab"}
 ALSO: dict[str, Callable[[], Any]] = {
     "a run in an engine that was not made": lambda: widgets.EngineRun(why=NAME),
     "a table's every part": lambda: widgets.Table((NAME,), [(NAME,)], title=NAME, note=NAME),

@@ -134,6 +134,7 @@ class StepValues:
             self._for_next = {}
         for value, arrival in ready.items():
             following.put(value, arrival.content, arrival.time_s)
+        self.warn(following)
 
     def fail(self, error: BaseException) -> BaseException:
         """Wake every waiting stream, also of later steps, with an error.  Returns the first error, which counts."""
