@@ -5,7 +5,6 @@ All devices and links are emulated slower by the same factor, and measured times
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from workbench.methods.base import Event, Method, Notify, Planned
 from workbench.profiler.cache import cached, forget
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.pacing import asked_dilation, find_dilation
+from workbench.runtime.run_folder import scratch_folder
 
 _STEPS_S = 1.0
 _FEWEST_STEPS, _MOST_STEPS = 2, 8
@@ -52,6 +52,6 @@ class Calibration:
 
     def _late_share(self, dilation: float, num_steps: int) -> float:
         self._engines.dilate(dilation)
-        with tempfile.TemporaryDirectory(prefix="workbench-calibration-") as folder:
+        with scratch_folder() as folder:
             point = self._method.sweep_point(self._planned, "", self._engines, num_steps=num_steps, folder=Path(folder) / "run")
         return point.overrun_share

@@ -6,7 +6,6 @@ mini-batches.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.experiment import run
+from workbench.runtime.run_folder import scratch_folder
 
 ROUNDS, MINI_BATCHES = 3, 16
 JOB = Job(
@@ -167,5 +167,5 @@ def _run(job: Job, cluster: Cluster, plan: Plan | None, watch: Watch) -> Report:
         size = job.batch_size // job.micro_batches
         stages = tuple(replace(stage, shares=(replace(stage.shares[0], samples=size),)) for stage in plan.stages)
         plan = replace(plan, method=job.method, stages=stages, micro_batch_size=size, num_micro_batches=job.micro_batches, notes=())
-    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
+    with scratch_folder() as folder:
         return run(job, cluster, workdir=Path(folder) / "run", chosen_plan=plan, progress=watch)

@@ -6,7 +6,6 @@ have kernel fidelity if available.  Galaxy+'s own plan is tuned by simulation; t
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
 from workbench.profiler.host import gemm_rate
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.run_folder import scratch_folder
 from workbench.schedules.inference import InferencePrices, choose_tiles
 
 MODELS = ("MiniLM", "BERT-base")
@@ -91,7 +91,7 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any
     planning = planning_point(progress) if "planner" in selection.parts else {}
     if selection.parts == ("planner",):
         return {"name": "galaxy_plus", "label": "real: seconds of this machine", "what": "our planner by Eq. 9", **planning}
-    with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, torch_threads(1):
+    with scratch_folder() as folder, torch_threads(1):
         models = list(_models(selection, Path(folder), progress))
         host_flops_per_s = max(gemm_rate(seconds=0.4) for _ in range(5))  # other load on a shared host only lowers the rate
         progress(f"One core of this host: {host_flops_per_s / 1e9:.0f} GFLOP/s")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from workbench.models.inference_engine.config import bindings
 from workbench.models.products import library
 from workbench.models.zeroth_order import CausalModel, DualForwardingModel, StepLog, TrainableConfig, load_causal_model
 from workbench.profiler.timing import torch_threads
+from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
 
 POINTS = (
@@ -39,7 +39,7 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
 
     Both sides make the same steps with the same noise, in turns.  Raises ConfigError if ExecuTorch is not installed.
     """
-    with torch_threads(THREADS), tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
+    with torch_threads(THREADS), scratch_folder() as folder:
         rows = [_point(point, Path(folder), progress) for point in points]
     return {
         "name": "p_rge_engine",

@@ -26,6 +26,7 @@ from workbench.methods.base import Event
 from workbench.methods.galaxy_plus.serving.experiments import REQUESTS_PER_S, soak_cluster
 from workbench.methods.galaxy_plus.serving.experiments import soak as serve_randomly
 from workbench.runtime.engines import default_pool
+from workbench.runtime.run_folder import scratch_folder
 
 CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
 SAME_LOSS = 1e-3
@@ -99,7 +100,7 @@ def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: P
 
 
 def _run(job: Job, cluster: str, progress: Callable[[Event], None] | None = None) -> Report:
-    with tempfile.TemporaryDirectory(prefix="workbench-recovery-") as folder:
+    with scratch_folder() as folder:
         return run(job, load_cluster(cluster), workdir=Path(folder) / "run", progress=progress)
 
 

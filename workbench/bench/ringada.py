@@ -5,7 +5,6 @@ Whole runs as a user starts them, in the paper's proportions: one more layer aft
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -30,6 +29,7 @@ from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.reproduce.ringada.executed import kept_curves
 from workbench.runtime.memory import read_memory
+from workbench.runtime.run_folder import scratch_folder
 from workbench.simulator import simulate
 
 BERT_BASE = "bert-base"
@@ -110,7 +110,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         with ExitStack() as stack:
             jobs = SIDES
             if name.startswith(BERT_BASE):
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-bench-")))
+                folder = Path(stack.enter_context(scratch_folder()))
                 save_model(SIZES["BERT-base"], folder)
                 jobs = small_jobs(str(folder))
             sides = measure(name, jobs, rounds, progress)
@@ -146,7 +146,7 @@ def measure(name: str, jobs: Mapping[str, Job], rounds: int, progress: Progress)
     watched: dict[str, list[list[int]]] = {side: [] for side in jobs}
     for turn, side in turns(jobs, range(rounds)):
         watch = Watch()
-        with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder:
+        with scratch_folder() as folder:
             report = run(jobs[side], cluster, workdir=Path(folder) / "run", progress=watch)
         reports[side].append(report)
         watched[side].append(watch.peak_bytes)

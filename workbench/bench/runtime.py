@@ -6,7 +6,6 @@ Both train the same stage computation on the same batches with the same pacing a
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,6 +41,7 @@ from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
+from workbench.runtime.run_folder import scratch_folder
 from workbench.simulator import simulate
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
@@ -153,7 +153,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     points = []
     for mbit in MBIT_PER_S:
         cluster = _cluster(mbit)
-        with tempfile.TemporaryDirectory(prefix="workbench-bench-") as folder, EngineCluster.start(cluster) as engines:
+        with scratch_folder() as folder, EngineCluster.start(cluster) as engines:
             require_kernel_links(engines, "runtime")
             save_initial(ParallelAdapter(adapter), Path(folder))
             job = _job(cluster, adapter, host_layers, Path(folder))

@@ -70,7 +70,12 @@ def kit(
         if as_json:
             print_json(measured)
         return
-    work = {"check": lambda device: _check(device, trust, forget), "setup": _setup, "upgrade": _setup, "clean": _clean}[action]
+    if forget and action == "check":
+        from workbench.runtime.ssh import forget_host
+
+        for device in cluster.devices:  # one after another: all keys are in one file, which ssh-keygen rewrites
+            forget_host(device)
+    work = {"check": lambda device: _check(device, trust), "setup": _setup, "upgrade": _setup, "clean": _clean}[action]
     found = _on_all(cluster, work)
     if as_json:
         print_json([one._asdict() for one in found])
@@ -145,12 +150,10 @@ def _on_all(cluster: Cluster, work: Callable[[Device], Found]) -> list[Found]:
         return list(pool.map(guarded, cluster.devices))
 
 
-def _check(device: Device, trust: bool, forget: bool) -> Found:
-    from workbench.runtime.ssh import Connection, agent_command, fingerprints, forget_host
+def _check(device: Device, trust: bool) -> Found:
+    from workbench.runtime.ssh import Connection, agent_command, fingerprints
     from workbench.runtime.ssh_setup import PROJECT, environment_name, pinned
 
-    if forget:
-        forget_host(device)
     known = fingerprints(device)
     connection = Connection(device.name, agent_command(device, trusts_new=trust))
     try:
