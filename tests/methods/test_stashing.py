@@ -20,7 +20,9 @@ from workbench.core import Job, Plan, Share, Stage
 from workbench.core.division import Division
 from workbench.core.schedule import Value
 from workbench.core.virtual_workers import VersionRule, delay_of
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, JaxStageCompute, StageCompute, divided_or_whole
+from workbench.methods.fine_tuning.divided import divided_or_whole
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
+from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
 from workbench.methods.fine_tuning.method import run_rank
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, TechniquePhase, WindowOptimizer, all_parts
 from workbench.methods.training.handlers import share_of

@@ -1,13 +1,9 @@
-"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and each operation's handler; JAX stages.
-
-A stage's layers may be divided among processors (Confidant, section 3.3; see schedules.tensor.divide_layers).
-"""
+"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and the handler of each operation kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,20 +11,15 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.division import Division
-from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.fine_tuning.prepare import FineTuningOptions
 from workbench.methods.training.handlers import StepHandlers, StepShape, Targets, joined, named
-from workbench.models.cross_framework import require_jax
-from workbench.models.families import FAMILIES, LayerContext, family_of
-from workbench.models.layer_parts import LayerParts
-from workbench.models.loading import ModelFacts, model_config
+from workbench.models.families import FAMILIES
+from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import task_loss
-from workbench.models.stack import layer_context
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
 from workbench.schedules.hetpipe import asynchronous_1f1b
@@ -233,185 +224,3 @@ class BackpropagationHandlers(StepHandlers):
         gradient = self.compute.model.shared[self.shared[part].name].grad
         assert gradient is not None
         return gradient
-
-
-JAX_FAMILIES, JAX_TECHNIQUES, JAX_ACTIVATIONS = ("bert", "distilbert"), ("full", "lora"), ("gelu", "gelu_new", "relu")
-
-
-def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) -> None:
-    """Raise ConfigError if a device computes with JAX and JAX does not support the model or its trained parts here."""
-    device = next((device.name for device in cluster.devices if device.framework == "jax"), None)
-    if device is None:
-        return
-    config = model_config(model)
-    wrong = [
-        (config.model_type not in JAX_FAMILIES, f"a model of the family {config.model_type}", " and ".join(JAX_FAMILIES)),
-        (options.technique not in JAX_TECHNIQUES, f"technique = '{options.technique}'", " and ".join(JAX_TECHNIQUES)),
-        (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
-        (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),
-    ]
-    for is_wrong, found, known in wrong:
-        if is_wrong:
-            raise ConfigError(
-                f"Fine-tuning on '{device}', which computes with JAX, was asked for with {found}.",
-                f"JAX stages are built for {known}.",
-                "Change it, or let the device compute with torch.",
-            )
-    activation = activation_of(model)
-    if activation not in JAX_ACTIVATIONS:
-        raise ConfigError(
-            f"Fine-tuning of '{model}' on '{device}', which computes with JAX, was asked for.",
-            f"Its activation is '{activation}'; JAX stages have {', '.join(JAX_ACTIVATIONS)}.",
-            "Choose another model, or let the device compute with torch.",
-        )
-
-
-def activation_of(model: str) -> str:
-    """Return the name of the feed-forward network's activation."""
-    config = model_config(model)
-    return str(getattr(config, family_of(config.model_type).activation))
-
-
-@dataclass(slots=True)
-class JaxContext(StageContext):
-    """Forward results for the backward pass.  hidden: the stage's input; in the first stage the embedding's output, with torch's graph.
-
-    last: the last block's output, (n, t, d), a leaf in front of head and loss.  pullbacks: of the blocks.
-    """
-
-    last: Tensor | None = None
-    pullbacks: list[Any] = field(default_factory=list)
-
-
-class JaxStageCompute(StageCompute):
-    """The layers of one pipeline stage: JAX runs the blocks; torch runs the first stage's embedding, and the last one's head and loss.
-
-    heads: of the attention.  sizes: samples and tokens of the later batches, for which it is compiled before the first.
-    """
-
-    def __init__(self, model: TechniqueStage, *, activation: str, heads: int, sizes: Iterable[tuple[int, int]] = ()) -> None:
-        require_jax()
-        from workbench.models.jax_blocks import JaxBlocks
-
-        super().__init__(model)
-        self._blocks = JaxBlocks(model, activation=activation, heads=heads)
-        self._blocks.compile(sizes)
-
-    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None) -> JaxContext:
-        """Run the layers (see StageCompute)."""
-        backbone = self.model.backbone
-        source = backbone.embed(hidden_or_ids, attention_mask) if backbone.start == 0 else hidden_or_ids
-        last, pullbacks = self._blocks.forward(source, attention_mask)
-        output = last if targets is None else self.loss(last.requires_grad_(), attention_mask, targets)
-        return JaxContext(source, output, last=last, pullbacks=pullbacks)
-
-    def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return the gradient of the stage's input (see StageCompute)."""
-        assert isinstance(context, JaxContext) and context.last is not None and context.hidden is not None
-        if gradient is None:
-            context.output.backward()
-            gradient = context.last.grad
-        assert gradient is not None
-        gradient = self._blocks.backward(context.pullbacks, gradient)
-        if self.model.backbone.start != 0:
-            return gradient
-        if context.hidden.requires_grad:
-            context.hidden.backward(gradient)
-        return None
-
-
-@dataclass(slots=True)
-class JoinContext:
-    """Forward results for a join's backward pass.  hidden, total: its inputs (n, t, d), leaves of output's graph."""
-
-    hidden: Tensor
-    total: Tensor
-    output: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DividedHandlers(BackpropagationHandlers):
-    """One step's operations on one rank, layer by layer.
-
-    parts: of the stage's layers, by number.  contexts: of the mini-batches in their forward pass.
-    """
-
-    division: Division
-    parts: Mapping[int, LayerParts]
-    contexts: dict[int, LayerContext] = field(default_factory=dict)
-
-    def table(self) -> dict[str, Handler]:
-        """Return the handlers by operation kind."""
-        forward = {"BEGIN": self._begin, "ATTN": self._part, "JOIN": self._join, "COLS": self._part, "MLP": self._join, "END": self._end}
-        part, join = self._part_backward, self._join_backward
-        backward = {"ENDB": self._end_backward, "MLPB": join, "COLSB": part, "JOINB": join, "ATTNB": part, "BEGINB": self._begin_backward}
-        return BackpropagationHandlers.table(self) | forward | backward
-
-    def _begin(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        backbone, batch = self.compute.model.backbone, self.batches[op.microbatch]
-        hidden = joined(op, reads, "act")
-        if hidden is None:
-            hidden = backbone.embed(batch.input_ids, batch.attention_mask)
-        self.contexts[op.microbatch] = layer_context(backbone.family, backbone.rotary, batch.attention_mask, hidden.detach())
-        return hidden.detach(), StageContext(None, hidden)
-
-    def _part(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, layer = reads[0].detach().requires_grad_(), self.parts[op.stage]
-        stops = list(accumulate(self.division.groups(op.kind)))
-        own = stops[op.part] - self.division.groups(op.kind)[op.part], stops[op.part]
-        output = layer.heads(hidden, self.contexts[op.microbatch], *own) if op.kind == "ATTN" else layer.columns(hidden, *own)
-        return output.detach(), StageContext(hidden, output)
-
-    def _join(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        layer, hidden, total = self.parts[op.stage], reads[0].detach().requires_grad_(), sum_of(reads[1:]).requires_grad_()
-        if op.kind == "JOIN":
-            output = layer.join_heads(hidden, total)
-        elif self.division.columns:
-            output = layer.join_columns(hidden, total)
-        else:
-            middle = layer.join_heads(hidden, total)
-            output = layer.join_columns(middle, layer.columns(middle, 0, layer.num_columns))
-        return output.detach(), JoinContext(hidden, total, output)
-
-    def _end(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        backbone, hidden, targets = self.compute.model.backbone, reads[0].detach().requires_grad_(), self.targets(op)
-        output = hidden if backbone.final is None else backbone.final(hidden)
-        if targets is not None:
-            output = self.compute.loss(output, self.batches[op.microbatch].attention_mask, targets)
-        del self.contexts[op.microbatch]
-        return self.forwarded(op, StageContext(hidden, output))
-
-    def _end_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        context: StageContext = named(op, reads, "ctx")[0]
-        return (self.compute.backward(context, joined(op, reads, "grad")),)
-
-    def _join_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        context: JoinContext = reads[0]
-        torch.autograd.backward(context.output, sum_of(reads[1:]))
-        return context.hidden.grad, *(context.total.grad,) * (len(op.writes) - 1)
-
-    def _part_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self.compute.backward(reads[0], reads[1]),)
-
-    def _begin_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        context, gradient = reads[0], sum_of(named(op, reads, "gpart"))
-        if context.output.requires_grad:
-            torch.autograd.backward(context.output, gradient)
-        return self.written(op, gradient, gacc=None)
-
-
-def sum_of(terms: Any) -> Tensor:
-    """Return the sum of tensors (n, t, d) as a new tensor."""
-    total = terms[0].clone()
-    for term in terms[1:]:
-        total += term
-    return total
-
-
-def divided_or_whole(division: Division | None, *, compute: Any, **own: Any) -> BackpropagationHandlers:
-    """Return the handlers of a stage whose layers processors share as `division` says; None: one processor computes whole layers."""
-    if division is None:
-        return BackpropagationHandlers(shared=(), compute=compute, **own)
-    model = compute.model
-    parts = {layer: LayerParts(model, layer) for layer in range(model.backbone.start, model.backbone.stop)}
-    return DividedHandlers(shared=(), compute=compute, division=division, parts=parts, **own)

@@ -16,7 +16,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import MAX_SIMULATIONS, Notify, ignore
 from workbench.methods.common.session import RankResult
-from workbench.methods.fine_tuning.handlers import require_jax_suits
+from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known

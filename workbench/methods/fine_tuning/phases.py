@@ -24,17 +24,16 @@ from workbench.core.plan import Stage
 from workbench.core.schedule import STEP, Op
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.common.session import LOADING, RankResult, RankSession
+from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import (
     BackpropagationHandlers,
-    JaxStageCompute,
     Programs,
     SharedParameter,
     StageCompute,
     WindowShape,
-    activation_of,
-    divided_or_whole,
     shared_parameters,
 )
+from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.cross_framework import require_jax
