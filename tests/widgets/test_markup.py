@@ -83,7 +83,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "SplitEditor": lambda: widgets.SplitEditor(_planning()),
     "StragglerLab": lambda: widgets.StragglerLab(_inference(), num_requests=40),
     "Table": lambda: report_table(REPORT),
-    "TrainingPanel": lambda: widgets.TrainingPanel(widgets.TrainingSettings(model=NAME, task=NAME), 1),
+    "TrainingPanel": lambda: widgets.TrainingPanel(widgets.Trial(model=NAME, method="P-RGE", task=NAME), 1),
 }
 WITHOUT_NAMES = {"HeadsLab", "LearningLab", "RingLab", "StaleLab"}
 ALSO: dict[str, Callable[[], Any]] = {

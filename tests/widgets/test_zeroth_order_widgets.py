@@ -27,7 +27,7 @@ from workbench.widgets import (
     QueryTraining,
     RooflineExplorer,
     TrainingPanel,
-    TrainingSettings,
+    Trial,
     continue_in_engine,
     engine_training,
     epsilon_curve,
@@ -43,8 +43,8 @@ from workbench.widgets import (
 )
 from workbench.widgets.rooflines import execution_costs
 
-SETTINGS = TrainingSettings(
-    model="tiny-llama", queries=2, batch_size=2, learning_rate=5e-3, train_samples=16, validation_samples=8, score_every=2
+SETTINGS = Trial(
+    model="tiny-llama", method="P-RGE", queries=2, batch_size=2, learning_rate=5e-3, samples=(16, 8, 8), max_length=64, score_every=2
 )
 
 
@@ -129,6 +129,7 @@ def test_the_roofline_explorer_follows_its_controls() -> None:
 
 def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path) -> None:
     whole = QueryTraining(SETTINGS)
+    whole.score_untrained()
     curve = whole.run(4)
     assert [step for step, _ in curve.losses] == [1, 2, 3, 4] and [step for step, _ in curve.scores] == [0, 2, 4]
     assert set(curve.baselines) == {"zero-shot", "calibrated"} and curve.step_s > 0

@@ -33,7 +33,6 @@ from workbench.widgets.job_form import JobForm
 from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling, with_bandwidth, with_memory
 from workbench.widgets.progress import LiveProgress, bar
 from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
-from workbench.widgets.query_training import QueryTraining, TrainingSettings, frozen_and_trained
 from workbench.widgets.ring_lab import RingLab, policy_seconds, ring_table, ring_timeline
 from workbench.widgets.ring_training import LearningLab, Tried
 from workbench.widgets.rooflines import Choice, RooflineExplorer, measure_roofline, one_by_one, paper_machines
@@ -55,4 +54,4 @@ from workbench.widgets.tables import (
     report_table,
     sweep_table,
 )
-from workbench.widgets.training_panel import TrainingPanel, figure_of
+from workbench.widgets.training_panel import QueryTraining, TrainingPanel, Trial, figure_of, frozen_and_trained

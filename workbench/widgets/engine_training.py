@@ -18,8 +18,8 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
 from workbench.models.zeroth_order import Prge
+from workbench.reproduce.p_rge.executed_training import QueryTraining
 from workbench.tasks.tokenize import padded_length
-from workbench.widgets.query_training import QueryTraining
 
 STDERR = 2
 

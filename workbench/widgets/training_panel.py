@@ -10,12 +10,14 @@ from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+import torch
 from markupsafe import Markup
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.models.zeroth_order import CausalModel
 from workbench.plots.zeroth_order import learning
+from workbench.reproduce.p_rge.executed_training import Curve, QueryTraining, Trial
 from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, described, number
-from workbench.widgets.query_training import Curve, QueryTraining, TrainingSettings
 
 REFRESH_S = 1.0
 LOSSES = {"vocabulary": "over all tokens", "label_words": "among the label words"}
@@ -28,7 +30,7 @@ class TrainingPanel(Panel):
     None: no log.
     """
 
-    def __init__(self, settings: TrainingSettings, steps: int, *, folder: Path | None = None) -> None:
+    def __init__(self, settings: Trial, steps: int, *, folder: Path | None = None) -> None:
         self._origin, self._folder = settings, folder
         self._stop = threading.Event()
         losses, told = [(words, name) for name, words in LOSSES.items()], "What the right word's probability is taken from"
@@ -53,17 +55,16 @@ class TrainingPanel(Panel):
         self.figure.layout.display = "none"
 
     @property
-    def settings(self) -> TrainingSettings:
+    def settings(self) -> Trial:
         """Return the settings of the fields."""
         return replace(self._origin, **{name: control.value for name, control in self.controls.items()})
 
     @property
     def log_path(self) -> Path:
         """Return the log file for the fields' settings.  Raises ConfigError if the panel keeps none."""
-        path = self._log_of(self.settings)
-        if path is None:
+        if self._folder is None:
             raise ConfigError("A log of steps was asked for.", "The panel keeps none.", "Give it a folder.")
-        return path
+        return self.settings.steps_path(self._folder)
 
     def start(self) -> None:
         """Start or resume in a thread."""
@@ -99,7 +100,7 @@ class TrainingPanel(Panel):
         assert self._training is not None, "nothing was trained"
         return figure_of(self._training)
 
-    def _described(self) -> tuple[TrainingSettings, int]:
+    def _described(self) -> tuple[Trial, int]:
         settings = self.settings
         _ = settings.zeroth_order  # refuses invalid settings
         if settings.batch_size < 1 or self.steps.value < 1:
@@ -108,25 +109,18 @@ class TrainingPanel(Panel):
             )
         return settings, self.steps.value
 
-    def _train(self, settings: TrainingSettings, steps: int) -> QueryTraining:
+    def _train(self, settings: Trial, steps: int) -> QueryTraining:
         if self._training is None or self._training.settings != settings:
             if self._training is not None:
                 self._training.close()
             self.headline.value = Markup("<div role='status'>Loading {} and {} ...</div>").format(settings.model, settings.task)
-            self._training = QueryTraining(settings, self._log_of(settings))
+            self._training = QueryTraining(settings, self._folder)
+        self._training.score_untrained()
         self._training.run(steps, self._tell, self._stop.is_set)
         self._show(self._training.curve)
         return self._training
 
-    def _log_of(self, settings: TrainingSettings) -> Path | None:
-        if self._folder is None:
-            return None
-        sizes = (settings.queries, settings.batch_size, settings.epsilon, settings.learning_rate, settings.seed, settings.loss)
-        named = (settings.model, settings.task, *sizes, settings.train_samples, settings.validation_samples)
-        name = "-".join(str(word).replace("/", "_") for word in named)
-        return self._folder / f"{name}.jsonl"
-
-    def _work(self, settings: TrainingSettings, steps: int) -> None:
+    def _work(self, settings: Trial, steps: int) -> None:
         self.run_button.disabled, self.stop_button.disabled = True, False
         try:
             self._train(settings, steps)
@@ -151,6 +145,13 @@ class TrainingPanel(Panel):
         known = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
         passes = f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass"
         self.headline.value = BIG_FIRST.format(f"{curve.steps} steps{known}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step")
+
+
+def frozen_and_trained(model: CausalModel) -> tuple[int, int]:
+    """Return the number of frozen weights and the number of trained weights."""
+    unique = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)}
+    trained = model.trainables.num_values
+    return sum(unique.values()) - trained, trained
 
 
 def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = None) -> go.Figure:

@@ -1,4 +1,4 @@
-"""One training of Table 2 or 7, with forward passes only or by backpropagation in one process, and its files (P-RGE, section 4.1, D.2).
+"""Train a language model with forward passes, or by backpropagation, in this process (P-RGE, Algorithm 1, section 4.1, D.2).
 
 A forward-only training writes each step's seeds and scalars before the next step begins; a restarted training replays them.
 """
@@ -6,26 +6,28 @@ A forward-only training writes each step's seeds and scalars before the next ste
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice
 from workbench.core.serial import to_json, write_text
-from workbench.models.loading import load_tokenizer
+from workbench.models.loading import load_tokenizer, model_facts
 from workbench.models.zeroth_order import (
-    CausalModel,
+    FirstOrder,
     LogFile,
     Mezo,
     Prge,
+    StepResult,
     TrainableConfig,
     ZerothOrderConfig,
     load_causal_model,
     replay,
 )
-from workbench.models.zeroth_order.estimators import FirstOrder
 from workbench.reproduce.result import kept_or_made, read_kept
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, PromptTask, encode_prompts, evaluate, load_prompt_task, training_batch
 
@@ -73,6 +75,11 @@ class Trial:
         return words if self.steps else self.method
 
     @property
+    def zeroth_order(self) -> ZerothOrderConfig:
+        """Return how a step estimates its gradient.  Raises ConfigError for invalid settings."""
+        return ZerothOrderConfig(queries=self.queries, epsilon=self.epsilon, learning_rate=self.learning_rate, seed=self.seed)
+
+    @property
     def run_header(self) -> dict[str, Any]:
         """Return the inputs of its steps: a longer training continues a shorter one's steps."""
         settings = asdict(self) | {"steps": 0, "score_every": 0, "samples": [self.samples[0], 0, 0]}
@@ -91,7 +98,7 @@ class Trial:
         return self._shared_path(folder, (self.samples[0], 0, 0), "jsonl")
 
     def curve_path(self, folder: Path) -> Path:
-        """Return the file of its intermediate scores, which a longer training reuses."""
+        """Return the file of its curve, which a longer training continues."""
         return self._shared_path(folder, (*self.samples[:2], 0), "curve.json")
 
     def _shared_path(self, folder: Path, samples: tuple[int, int, int], ending: str) -> Path:
@@ -103,61 +110,161 @@ def _digest(trial: Trial) -> str:
     return hashlib.sha256(to_json(trial).encode()).hexdigest()[:16]
 
 
+@dataclass(slots=True)
+class Curve:
+    """The measured curve.  losses, scores: (step, value), steps from 1; the score at 0 is the untrained model's.
+
+    baselines: scores of the untrained model, by name.  steps: number done.  resumed: how many of them were replayed from the log.
+    seconds: of the steps with a loss in this curve, without scores.
+    """
+
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    resumed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Return a step's mean seconds, 0 if no step was measured."""
+        return self.seconds / max(1, len(self.losses))
+
+
+@lru_cache(maxsize=4)
+def _data(model: str, task: str, samples: tuple[int, int, int], max_length: int, loss: str) -> tuple[PromptTask, EncodedPrompts]:
+    """Return the task, and its training samples as tokens.  Raises as load_prompt_task and encode_prompts do."""
+    counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), samples, strict=True))
+    found = load_prompt_task(task, **counts)
+    train = encode_prompts(found.train, found.prompt, load_tokenizer(model), **_reading(model, max_length))
+    return found, train.among_label_words() if loss == "label_words" else train
+
+
+def _reading(model: str, max_length: int) -> dict[str, Any]:
+    facts = model_facts(model)
+    return {"is_causal": facts.is_causal, "max_length": min(max_length, facts.max_length)}
+
+
+class QueryTraining:
+    """A trial's model, task and steps.  curve: so far.
+
+    folder: has a log of the seeds and scalars of forward-only steps, and the curve.  A log of the same settings is replayed first, so
+    that training resumes where it ended, and replayed steps are not scored again.  None: nothing is stored.
+    Raises ConfigError or MissingDataError for settings, names and logs that cannot be used.
+    """
+
+    def __init__(self, trial: Trial, folder: Path | None = None) -> None:
+        self.settings, self.curve = trial, Curve()
+        self.task, self.train = _data(trial.model, trial.task, trial.samples, trial.max_length, trial.loss)
+        technique: Any = trial.technique
+        self.model = load_causal_model(
+            trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed)
+        )
+        self._estimator: Prge | Mezo | FirstOrder
+        if trial.method.startswith("FO"):
+            self._estimator = FirstOrder(self.model, "adam" if trial.method == "FO-Adam" else "sgd", trial.learning_rate)
+        else:
+            self._estimator = (Mezo if trial.method == "MeZO" else Prge)(self.model, trial.zeroth_order)
+        self._curve_path = None if folder is None else trial.curve_path(folder)
+        self._log: LogFile | None = None
+        # Backpropagation restarts from the beginning, and may not give bit-identical results.
+        if folder is not None and trial.method in FORWARD_ONLY:
+            self._log = LogFile(trial.steps_path(folder), trial.run_header)
+            known, logged = read_kept(trial.curve_path(folder), Curve) or Curve(), len(self._log.steps)
+            losses, scores = ([(step, value) for step, value in each if step <= logged] for each in (known.losses, known.scores))
+            self.curve = replace(known, losses=losses, scores=scores, steps=0, resumed=0)
+
+    def batch(self, step: int, *, samples: int | None = None) -> PromptBatch:
+        """Return the samples of a step, counted from 0; another number of samples if given."""
+        return training_batch(self.train, samples or self.settings.batch_size, self.settings.seed, step)
+
+    def step(self) -> StepResult | float:
+        """Make the next step and write it to the log; return its result, or its loss if it is first-order.
+
+        Raises DivergedError if losses are not finite.
+        """
+        curve, begin = self.curve, time.perf_counter()
+        result = self._estimator.step(self.batch(curve.steps), curve.steps)
+        if self._log is not None:
+            assert isinstance(result, StepResult)
+            self._log.append(result.log)
+        curve.seconds += time.perf_counter() - begin
+        curve.steps += 1
+        curve.losses.append((curve.steps, result if isinstance(result, float) else result.loss))
+        return result
+
+    def score(self, split: Literal["validation", "test"] = "validation", calibration: Any = "none") -> float:
+        """Return the current model's score on a split."""
+        trial, tokenizer = self.settings, load_tokenizer(self.settings.model)
+        given = {"calibration": calibration, **_reading(trial.model, trial.max_length)}
+        return evaluate(self.model.logits_at, self.task, getattr(self.task, split), tokenizer, **given).value
+
+    def score_untrained(self) -> None:
+        """Score the model before its first step, with and without calibration, unless the curve has these baselines."""
+        curve = self.curve
+        if not curve.baselines and curve.steps == 0:
+            curve.scores.insert(0, (0, self.score()))
+            curve.baselines = {"zero-shot": curve.scores[0][1], "calibrated": self.score(calibration="mean_prior")}
+
+    def run(self, steps: int, told: Callable[[Curve], None] = lambda curve: None, stopped: Callable[[], bool] = lambda: False) -> Curve:
+        """Train up to `steps` steps, those of the log included, and score at intervals and at the end.
+
+        told: receives the curve after each new step; stopped: called before each.
+        """
+        curve = self.curve
+        logged = () if self._log is None else self._log.steps[:steps]
+        in_place_epsilon = self.settings.epsilon if self.settings.method == "MeZO" else None
+        for one in logged[curve.steps :]:
+            replay(self.model.trainables, [one], in_place_epsilon=in_place_epsilon)
+            curve.steps, curve.resumed = curve.steps + 1, curve.resumed + 1
+            self._score_if_due(steps)
+        while curve.steps < steps and not stopped():
+            self.step()
+            self._score_if_due(steps)
+            told(curve)
+        self._keep()
+        return curve
+
+    def _score_if_due(self, steps: int) -> None:
+        at = self.curve.steps
+        if (at == steps or at % self.settings.score_every == 0) and at not in dict(self.curve.scores):
+            self.curve.scores = sorted([*self.curve.scores, (at, self.score())])
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._curve_path is not None:
+            write_text(self._curve_path, to_json(self.curve) + "\n")
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
     """The result of a training.
 
-    curve: (step, validation score in %), rising steps, the last is the end.  validation_score, test_score: of the end, in %.
-    loss: mean of the last score_every steps that this run made; None if it made none.  trained_values: number of values in theta.
+    curve: (step, validation score in %), rising steps, the last is the end.  test_score: of the end, in %.
+    trained_values: number of values in theta.
     """
 
     trial: Trial
     curve: tuple[tuple[int, float], ...]
-    validation_score: float
     test_score: float
-    loss: float | None
     trained_values: int
 
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scores:
-    """Intermediate scores by step."""
-
-    points: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """The data and model that trials of one model and task share: tokenized once."""
-
-    task: PromptTask
-    tokenizer: Any
-    train: EncodedPrompts
-
-    @classmethod
-    def load(cls, trial: Trial) -> Bench:
-        """Return the bench of a trial.  Raises as load_prompt_task and encode_prompts do."""
-        counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), trial.samples, strict=True))
-        task, tokenizer = load_prompt_task(trial.task, **counts), load_tokenizer(trial.model)
-        train = encode_prompts(task.train, task.prompt, tokenizer, is_causal=True, max_length=trial.max_length)
-        return cls(task=task, tokenizer=tokenizer, train=train.among_label_words() if trial.loss == "label_words" else train)
-
-    def score(self, model: CausalModel, trial: Trial, split: Literal["validation", "test"]) -> float:
-        """Return the score on a split in per cent."""
-        samples, calibration = getattr(self.task, split), "content_free" if trial.method == "calibrated" else "none"
-        given: dict[str, Any] = {"is_causal": True, "max_length": trial.max_length, "calibration": calibration}
-        return 100 * evaluate(model.logits_at, self.task, samples, self.tokenizer, **given).value
+    @property
+    def validation_score(self) -> float:
+        """Return the validation score of the end, in %."""
+        return self.curve[-1][1]
 
 
 class Runner:
-    """Runs trials, or finds their outcomes and steps in a folder, where it also stores them."""
+    """Runs trials, or finds their outcomes and steps in a folder, where it also stores them.  progress: called with lines."""
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
         self.folder, self.progress = folder, progress
-        self._benches: dict[tuple[object, ...], Bench] = {}
 
     def outcome(self, trial: Trial) -> TrialOutcome:
         """Return a trial's outcome: from the folder if it exists, otherwise by running it now."""
@@ -167,96 +274,28 @@ class Runner:
 
     def validation_score(self, trial: Trial) -> float:
         """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing is tested."""
-        kept = _read_scores(trial.curve_path(self.folder))
-        if trial.steps not in kept:
-            kept = dict(self._trained(trial)[0].points)
-        self.progress(f"{trial.name}: validation {kept[trial.steps]:.1f} after {trial.steps} steps")
-        return kept[trial.steps]
+        known = dict((read_kept(trial.curve_path(self.folder), Curve) or Curve()).scores)
+        if trial.steps not in known:
+            with closing(QueryTraining(trial, self.folder)) as training:
+                known = dict(training.run(trial.steps, self._tell(trial)).scores)
+        self.progress(f"{trial.name}: validation {100 * known[trial.steps]:.1f} after {trial.steps} steps")
+        return 100 * known[trial.steps]
 
     def _run(self, trial: Trial) -> TrialOutcome:
         """Train, score the validation split at intervals and both splits at the end."""
-        curve, losses = self._trained(trial)
-        recent = losses[-trial.score_every :]
-        return TrialOutcome(
-            trial=trial,
-            curve=curve.points,
-            validation_score=curve.points[-1][1],
-            test_score=curve.bench.score(curve.model, trial, "test"),
-            loss=fmean(recent) if recent else None,
-            trained_values=curve.model.trainables.num_values if trial.steps else 0,
-        )
+        calibration = "content_free" if trial.method == "calibrated" else "none"
+        with closing(QueryTraining(trial, self.folder if trial.steps else None)) as training:
+            scores = training.run(trial.steps, self._tell(trial)).scores if trial.steps else [(0, training.score(calibration=calibration))]
+            return TrialOutcome(
+                trial=trial,
+                curve=tuple((step, 100 * score) for step, score in scores if trial.is_scored(step)),
+                test_score=100 * training.score("test", calibration),
+                trained_values=training.model.trainables.num_values if trial.steps else 0,
+            )
 
-    def _trained(self, trial: Trial) -> tuple[_Curve, list[float]]:
-        """Return a trained model with its scores, and the losses of the steps that were made now."""
-        key = (trial.model, trial.task, trial.samples, trial.max_length, trial.loss)
-        if key not in self._benches:
-            self._benches[key] = Bench.load(trial)
-        technique: Any = trial.technique
-        model = load_causal_model(trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed))
-        curve = _Curve(trial.curve_path(self.folder), trial, self._benches[key], model, self.progress)
-        losses: list[float] = []
-        if trial.steps:
-            losses = _forward_only(curve, trial.steps_path(self.folder)) if trial.method in FORWARD_ONLY else _by_backpropagation(curve)
-        curve.at(trial.steps)
-        return curve, losses
+    def _tell(self, trial: Trial) -> Callable[[Curve], None]:
+        def told(curve: Curve) -> None:
+            if curve.scores and curve.scores[-1][0] == curve.steps:
+                self.progress(f"{trial.name}: step {curve.steps}, validation {100 * curve.scores[-1][1]:.1f}")
 
-
-class _Curve:
-    """A trial's model and its intermediate scores, stored in a file: replayed steps are not scored again."""
-
-    def __init__(self, path: Path, trial: Trial, bench: Bench, model: CausalModel, progress: Progress) -> None:
-        self.trial, self.bench, self.model = trial, bench, model
-        self._path, self._progress = path, progress
-        # Backpropagation restarts from the beginning, and may not give bit-identical results.
-        self._known = _read_scores(path) if trial.method in FORWARD_ONLY else {}
-
-    @property
-    def points(self) -> tuple[tuple[int, float], ...]:
-        """Return the trial's own (step, score), rising."""
-        return tuple(sorted((step, score) for step, score in self._known.items() if self.trial.is_scored(step)))
-
-    def batch(self, step: int) -> PromptBatch:
-        """Return the samples of a step; score before it if that is due."""
-        self.on_the_way(step)
-        return training_batch(self.bench.train, self.trial.batch_size, self.trial.seed, step)
-
-    def on_the_way(self, step: int) -> None:
-        """Score if it is due, before a step."""
-        if step and self.trial.is_scored(step):
-            self.at(step)
-
-    def at(self, step: int) -> None:
-        """Score after so many steps."""
-        if step not in self._known:
-            self._known[step] = self.bench.score(self.model, self.trial, "validation")
-            write_text(self._path, to_json(_Scores(points=tuple(sorted(self._known.items()))), indent=-1))
-            self._progress(f"{self.trial.name}: step {step}, validation {self._known[step]:.1f}")
-
-
-def _forward_only(curve: _Curve, steps_path: Path) -> list[float]:
-    """Replay the stored steps and make the missing ones; return the losses of the latter."""
-    trial, model, losses = curve.trial, curve.model, list[float]()
-    config = ZerothOrderConfig(queries=trial.queries, epsilon=trial.epsilon, learning_rate=trial.learning_rate, seed=trial.seed)
-    in_place = trial.method == "MeZO"
-    estimator = Mezo(model, config) if in_place else Prge(model, config)
-    with LogFile(steps_path, trial.run_header) as log:
-        done = log.steps[: trial.steps]
-        for step, one in enumerate(done):
-            curve.on_the_way(step)
-            replay(model.trainables, [one], in_place_epsilon=trial.epsilon if in_place else None)
-        for step in range(len(done), trial.steps):
-            made = estimator.step(curve.batch(step), step)
-            log.append(made.log)
-            losses.append(made.loss)
-    return losses
-
-
-def _by_backpropagation(curve: _Curve) -> list[float]:
-    trial = curve.trial
-    estimator = FirstOrder(curve.model, "adam" if trial.method == "FO-Adam" else "sgd", trial.learning_rate)
-    return [estimator.step(curve.batch(step)) for step in range(trial.steps)]
-
-
-def _read_scores(path: Path) -> dict[int, float]:
-    kept = read_kept(path, _Scores)
-    return {} if kept is None else dict(kept.points)
+        return told
