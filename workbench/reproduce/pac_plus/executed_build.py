@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import nn
 
 from workbench.core.errors import check_choice
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import TapStatistics, set_statistics
-from workbench.models.families import layer_paths
 from workbench.models.initialization import How, initialize
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.lora import DEVIATION, inject_adapters, require_peft
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.quantization import QuantizationConfig, import_bitsandbytes, quantize
+from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.torch_pruning import copy_torch_pruned
 from workbench.reproduce.pac_plus.executed_runs import Outcome, Training
 from workbench.reproduce.pac_plus.executed_training import (
@@ -39,8 +37,6 @@ from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import text_batches, tokenize
 
-LORA_RANK, LORA_ALPHA = 8, 16
-BOTTLENECK = 64
 DISTILLATION_SHARE = 4
 """If a comparison uses fewer training samples, this many times as many unlabelled texts are used for distillation."""
 _SPLITS = ("train", "validation", "test")
@@ -104,15 +100,20 @@ class _Bench:
 
     def trainee(self, training: Training) -> Trainee:
         """Return an untrained technique."""
+        check_choice("technique", training.technique, ("full", "lora", "adapters", "parallel_adapters"))
         if training.technique == "parallel_adapters":
             return self._adapter_trainee(training)
-        data = self.task(training)
-        stack = load_stack(training.model)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(training.seed)
-            inserted = _attach(stack, training.technique)
-            splits = {name: getattr(data, name) for name in _SPLITS}
-            return backbone_trainee(stack, inserted, splits, training, data.task.num_outputs)
+        data, stack = self.task(training), load_stack(training.model)
+        config = TechniqueConfig(
+            technique=training.technique,  # type: ignore[arg-type]
+            hidden_size=stack.hidden_size,
+            num_layers=stack.num_layers,
+            kind=data.task.kind,
+            num_outputs=data.task.num_outputs,
+            dropout=training.dropout,
+            seed=training.seed,
+        )
+        return backbone_trainee(TechniqueStage(stack.stage(0, stack.num_layers), config), data)
 
     def _adapter_trainee(self, training: Training) -> Trainee:
         data = self.task(training)
@@ -176,25 +177,3 @@ def backbone(model: str, storage: str) -> LayerStack:
         compute = storage if storage in ("float16", "bfloat16") else "float32"
         quantize(stack, QuantizationConfig(storage=storage, compute=compute))  # type: ignore[arg-type]
     return stack
-
-
-def _attach(stack: LayerStack, technique: str) -> nn.Module:
-    """Make a technique's parameters trainable and return the modules that contain them, besides the stack's."""
-    check_choice("technique", technique, ("full", "lora", "adapters", "parallel_adapters"))
-    stack.requires_grad_(technique == "full")
-    if technique == "lora":
-        import_bitsandbytes()  # peft would import it, with console output
-        peft = require_peft()
-
-        paths = layer_paths(stack.family, stack.layers[0])
-        roles = [role for role in ("query", "value", "query_key_value") if role in paths]
-        targets = [paths[role].rpartition(".")[2] for role in roles]
-        peft.inject_adapter_in_model(peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets), stack)
-    elif technique == "adapters":
-        inserted = inject_adapters(stack.stage(0, stack.num_layers), BOTTLENECK, train_norms=True)
-        for name, parameter in inserted.named_parameters():
-            nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.trunc_normal_(
-                parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION
-            )
-        return inserted
-    return nn.Module()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from workbench.models.evaluation import TapStatistics, calibrate
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueStage
 from workbench.reproduce.pac_plus.executed_runs import Outcome, Training, score
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.task import Task
@@ -103,37 +103,15 @@ def adapter_trainee(adapter: ParallelAdapter, splits: dict[str, TappedSplit]) ->
     return Trainee(adapter, logits)
 
 
-def backbone_trainee(
-    stack: LayerStack, inserted: nn.Module, splits: dict[str, TokenizedSplit], training: Training, num_outputs: int
-) -> Trainee:
-    """Return a backbone with trainable parts inside it, mean pooling and a linear head.
-
-    stack: with requires_grad set on the trainable parameters.  inserted: contains trainable modules that the stack lacks.
-    """
-    model = _PooledBackbone(stack, inserted, training, num_outputs)
+def backbone_trainee(stage: TechniqueStage, data: TokenizedTask) -> Trainee:
+    """Return a whole backbone with trainable parts inside it, and its head."""
 
     def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
-        batch = collate(splits[split], indices)
-        return model(stack(batch.input_ids, batch.attention_mask)[0], batch.attention_mask), batch.labels
+        batch = collate(getattr(data, split), indices)
+        _, last_hidden = stage(batch.input_ids, batch.attention_mask)
+        return stage.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch), batch.labels
 
-    return Trainee(model, logits)
-
-
-class _PooledBackbone(nn.Module):
-    def __init__(self, stack: LayerStack, inserted: nn.Module, training: Training, num_outputs: int) -> None:
-        super().__init__()
-        self.stack, self.inserted = stack, inserted
-        self.dropout, self.head = nn.Dropout(training.dropout), nn.Linear(stack.hidden_size, num_outputs)
-        nn.init.normal_(self.head.weight, std=0.02)
-        nn.init.zeros_(self.head.bias)
-
-    def train(self, mode: bool = True) -> _PooledBackbone:
-        super().train(mode)
-        self.stack.eval()  # without the backbone's own dropout
-        return self
-
-    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.head(self.dropout(torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)))
+    return Trainee(stage, logits)
 
 
 def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
