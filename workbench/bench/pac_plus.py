@@ -21,13 +21,13 @@ from transformers.utils import logging
 from workbench.bench.frame import Progress, ratios, turns
 from workbench.core.imports import hidden
 from workbench.fetch import asset_path
-from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches
+from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, StageCompute
+from workbench.methods.training.handlers import Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
-from workbench.models.fast_side import FastSide
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.lora import require_peft
-from workbench.models.parallel_adapter import ParallelAdapter, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
@@ -89,15 +89,15 @@ class SideFineTuning:
     """Training a parallel adapter: together with the backbone in the first epoch, later from the cache."""
 
     def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, statistics: TapStatistics, *, is_fast: bool) -> None:
-        self._stack, self.is_fast = stack, is_fast
-        self._adapter = ParallelAdapter(config).train()
-        set_statistics(self._adapter, statistics)
+        adapter = ParallelAdapter(config).train()
+        set_statistics(adapter, statistics)
         self.waits_s: list[float] = []
         """How long each cached step waited for its taps."""
         rate = LinearSchedule(peak=LEARNING_RATE, num_steps=NUM_STEPS)
-        self._optimizer = FlatAdamW(self._adapter, learning_rate=rate, weight_decay=WEIGHT_DECAY)
-        self._fast = FastSide(self._adapter) if is_fast else None
-        self.num_trained = sum(parameter.numel() for parameter in self._adapter.parameters())
+        self._optimizer = FlatAdamW(adapter, learning_rate=rate, weight_decay=WEIGHT_DECAY)
+        self._compute = StageCompute(adapter, stack.stage(0, stack.num_layers), tap_dtype=torch.bfloat16, is_fast=is_fast)
+        self.packs = self._compute.packs
+        self.num_trained = sum(parameter.numel() for parameter in adapter.parameters())
 
     def cached_step(self, batch: Batch, batches: CachedBatches) -> float:
         """Train on one batch whose taps come from the cache; return its mean loss."""
@@ -108,30 +108,17 @@ class SideFineTuning:
 
     def first_step(self, batch: Batch, tape: ActivationCache) -> float:
         """Run the backbone on a batch, tape its activations, and train on them; return the mean loss."""
-        with torch.no_grad():
-            _, taps = self._stack(batch.input_ids, batch.attention_mask)
-        taps = [tap.to(torch.bfloat16) for tap in taps]
+        _, taps = self._compute.backbone_forward(batch.input_ids, batch.attention_mask)
         tape.write_batch(batch.indices, taps)
         return self._train(batch, taps)
 
     def _train(self, batch: Batch, taps: Sequence[Tensor]) -> float:
         """Train on one batch with given taps, (n, t, d) each or (for a fast side) without padding; return its mean loss."""
-        adapter = self._adapter
-        if self._fast is None:
-            logits = adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch=1)
-            loss = task_loss(logits, batch.labels, adapter.config.kind)
-            loss.backward()
-        else:
-            fast = self._fast
-            packing = fast.packing(batch.attention_mask)
-            packed = [packing.pack(tap) if tap.ndim == 3 else tap for tap in taps]
-            side, context = fast.forward(None, packed, packing)
-            logits, head = fast.head(side, packed[-1], packing, batch.sample_ids, epoch=1)
-            loss = task_loss(logits, batch.labels, adapter.config.kind)
-            loss.backward()
-            fast.backward(context, fast.head_backward(head))
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=1, total=len(batch.indices))
+        context = self._compute.side_forward(None, taps, batch.attention_mask, targets)
+        self._compute.side_backward(context, None)
         self._optimizer.step()
-        return loss.item()
+        return context.output.item()
 
 
 def bench(progress: Progress = print) -> dict[str, Any]:
@@ -254,7 +241,7 @@ def _cached_seconds(side: SideFineTuning, cache: ActivationCache, batches: Seque
     One more step goes before, unmeasured: only an epoch's first batch has to wait.
     """
     order = [batches[-1], *batches]
-    with _ahead(cache, order, depth=READ_AHEAD, packs=side.is_fast) as loader:
+    with _ahead(cache, order, depth=READ_AHEAD, packs=side.packs) as loader:
         return _seconds(lambda batch: side.cached_step(batch, loader), order)[1:]
 
 
