@@ -333,7 +333,7 @@ def _report(
     report = Report(
         mode="simulate" if outcome is None else "execute",
         source="simulated",
-        job=job,
+        job=replace(job, learning_rate=job.peak_learning_rate),
         cluster=cluster,
         plan=decided,
         steps=prediction.steps,

@@ -14,10 +14,13 @@ import pytest
 from tiny_job import tiny_job, two_devices, write_data
 
 from workbench import experiment
+from workbench.cli.job import method_options
 from workbench.core import Cluster, Job, Processor, Report
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.job import ADAPTER_RATE, FULL_BY_DEFAULT, FULL_RATE
 from workbench.core.profile import Grid
+from workbench.methods import METHODS
 from workbench.methods.base import Event
 from workbench.methods.confidant import method as confidant
 from workbench.methods.fine_tuning import method as fine_tuning
@@ -200,6 +203,20 @@ def test_slow_leaves_dies_and_comes_back_in_one_run(technique: dict[str, str], j
     assert all(step.predicted_s for step in report.steps)
     paces = re.findall("Pace changed[^.]*: ([a-z]+ [0-9.]+) times", said)
     assert paces == ["alpha 2.0", "alpha 1.0"]  # once when it becomes slow, once when it is itself again
+
+
+@pytest.mark.parametrize(("options", "rate"), [({}, FULL_RATE), ({"technique": "lora"}, ADAPTER_RATE)])
+def test_the_learning_rate_follows_the_technique(options: dict[str, str], rate: float, job: Job) -> None:
+    chosen = experiment.run(replace(job, learning_rate=None, options=options), two_devices(), "simulate")
+    assert chosen.job.learning_rate == rate
+    same = replace(job, learning_rate=rate, options=options)
+    assert chosen.job == same and replace(same, learning_rate=None).identity == same.identity
+
+
+def test_every_method_with_full_fine_tuning_by_default_is_known() -> None:
+    full = [name for name in METHODS if method_options(name).get("technique") == "full"]
+    assert full == list(FULL_BY_DEFAULT)
+    assert (Job(method="fine_tuning", options={"technique": "full"}).peak_learning_rate, Job().peak_learning_rate) == (5e-5, 2e-3)
 
 
 def test_a_notice_of_a_device_that_is_not_in_the_run_is_refused(job: Job) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from workbench.cli.job import DEFAULTS, Data, LearningRate, MaxLength, Model, Samples, Seed, TaskName
+from workbench.cli.job import DEFAULTS, Data, MaxLength, Model, Samples, Seed, TaskName
 from workbench.cli.output import Json, print_json, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
+from workbench.core.job import ADAPTER_RATE
 from workbench.core.serial import to_json
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def train(
     program: Annotated[Path, typer.Argument(help="A .pte that `workbench export` wrote.")],
     prompts: Annotated[Path, typer.Argument(help="Its prompts, from `workbench export --prompts`.")],
     steps: Annotated[int, typer.Option(min=1, help="Training steps, those of a resumed log included.")] = 100,
-    learning_rate: LearningRate = 2e-3,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = ADAPTER_RATE,
     seed: Seed = DEFAULTS.seed,
     threads: Annotated[int | None, typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice")] = None,
     log: Annotated[Path | None, typer.Option(help="Keep seeds and scalars of every step here; go on with those already there.")] = None,

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from workbench.core.catalogue import DEFAULT_CLUSTER
 from workbench.core.errors import ConfigError
-from workbench.core.job import Job
+from workbench.core.job import ADAPTER_RATE, FULL_RATE, Job
 from workbench.methods import METHODS
 
 DEFAULTS = Job()
@@ -29,7 +29,6 @@ Model = Annotated[
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
 Seed = Annotated[int, typer.Option(help="Of splits, order and initial weights.")]
-LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
 Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
 EvalSamples = Annotated[int | None, typer.Option(help="Use so many samples of the validation and of the test split.", show_default="all")]
@@ -59,7 +58,9 @@ OPTIONS: dict[str, Any] = {
     "seed": Seed,
     "batch_size": Annotated[int, typer.Option(help="Samples of one optimizer step.")],
     "micro_batches": Annotated[int, typer.Option(help="How many a mini-batch is cut into.")],
-    "learning_rate": LearningRate,
+    "learning_rate": Annotated[
+        float | None, typer.Option(help="Peak learning rate.", show_default=f"{ADAPTER_RATE}; full fine-tuning: {FULL_RATE}")
+    ],
     "max_length": MaxLength,
     **dict.fromkeys(("train_samples", "validation_samples", "test_samples"), Samples),
     "data": Data,

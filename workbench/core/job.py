@@ -13,6 +13,11 @@ from workbench.core.ranges import Count, Name, Seed, Text, require_ranges
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
 """How links are emulated: by the kernel, by our own pacing, or the best that works here."""
+ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5
+"""Default peak learning rates.  For adapters: within what Houlsby et al. (2019, 3.2) tried, 3e-5 to 3e-3.  For full
+fine-tuning: the highest that BERT's authors tried (Devlin et al., 2019, A.3)."""
+FULL_BY_DEFAULT = ("confidant",)
+"""Methods whose option `technique` is 'full' by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +25,7 @@ class Job:
     """method, model, task: names (a model may also be a folder or a hub name).  batch_size: samples of one optimizer step.
 
     train_samples, validation_samples, test_samples: None takes the task's whole split.
+    learning_rate: the peak; None: ADAPTER_RATE, or FULL_RATE if the technique is full fine-tuning.
     max_length: the number of tokens to which a sample is truncated.  micro_batches: the number per mini-batch.
     data: a local folder for tasks that are not embedded; for own data (tasks.own.FROM_FILES) a file, a folder or a hub name.
     columns: the columns of own data whose names are not the usual ones: 'text=review,label=stars'.  options: the method's own settings.
@@ -36,7 +42,7 @@ class Job:
     seed: Seed = 0
     batch_size: Annotated[int, Meta(ge=1, le=65_536)] = 32
     micro_batches: Annotated[int, Meta(ge=1, le=4096)] = 4
-    learning_rate: Annotated[float, Meta(gt=0, le=1e3)] = 2e-3
+    learning_rate: Annotated[float, Meta(gt=0, le=1e3)] | None = None
     weight_decay: Annotated[float, Meta(ge=0, le=1e3)] = 0.01
     warmup_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.06
     max_length: Annotated[int, Meta(ge=1, le=10**6)] = 64
@@ -53,7 +59,15 @@ class Job:
     @property
     def identity(self) -> Job:
         """Return the parts of the job that must match to resume a run: all but faults, backups against them, and when to end."""
-        return replace(self, faults="", backup_every=0, converged_after=0)
+        return replace(self, learning_rate=self.peak_learning_rate, faults="", backup_every=0, converged_after=0)
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """Return the learning rate that was asked for, or else the technique's default."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        technique = self.options.get("technique", "full" if self.method in FULL_BY_DEFAULT else "")
+        return FULL_RATE if technique == "full" else ADAPTER_RATE
 
     def __post_init__(self) -> None:
         require_ranges(self, "A job")

@@ -73,6 +73,7 @@ def model_card(folder: Path, about: Result) -> str:
     shell = '"a sentence"' + (f' --pair "its {about.texts[1]}"' if len(about.texts) > 1 else "")
     metrics = "\n".join(f"| {name} | {value:.4f} |" for name, value in about.metrics.items())
     options = "".join(f", {name} = {value}" for name, value in job.options.items())
+    rate = job.peak_learning_rate
     return f"""---
 {data.to_yaml()}
 ---
@@ -81,7 +82,7 @@ def model_card(folder: Path, about: Result) -> str:
 It reads {" and ".join(about.texts) or "a picture"} and answers with {what}.
 
 - Base model: `{job.model}`
-- Method: `{job.method}`{options}; {job.epochs} epochs, batches of {job.batch_size}, learning rate {job.learning_rate:g}, seed {job.seed}
+- Method: `{job.method}`{options}; {job.epochs} epochs, batches of {job.batch_size}, learning rate {rate:g}, seed {job.seed}
 - Data: {about.source}, each of at most {about.max_length} tokens
 - Plan: {about.plan}
 

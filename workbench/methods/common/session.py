@@ -280,7 +280,7 @@ def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> flo
     loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
     if not math.isfinite(loss):
         raise DivergedError(
-            f"Training with learning_rate = {session.rank_job.job.learning_rate:g} was asked for.",
+            f"Training with learning_rate = {session.rank_job.job.peak_learning_rate:g} was asked for.",
             f"It diverged: the loss is {loss} in step {step + 1} of epoch {epoch + 1}.",
             "Lower learning_rate.",
         )

@@ -62,7 +62,7 @@ class FineTuningOptions(PipelineOptions):
 
 
 MOST_FULL_RATE = 5e-4
-"""Ten times the highest that BERT's authors tried (Devlin et al., 2019, A.3); with the default of 2e-3 a model forgets what it knows."""
+"""Ten times the default for full fine-tuning; with the 2e-3 of adapters a model forgets what it knows."""
 AnOptions = TypeVar("AnOptions", bound=FineTuningOptions)
 
 
@@ -134,8 +134,8 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
         **label_scale(task, samples["train"]),
     )
     notes = ["Each device draws its own lora_dropout, so another plan gives other losses."] if config.lora_dropout > 0 else []
-    if options.technique == "full" and job.learning_rate > MOST_FULL_RATE:
-        notes.append(f"A learning rate of {job.learning_rate:g} suits adapters. Full fine-tuning usually takes --learning-rate 5e-5.")
+    if options.technique == "full" and job.peak_learning_rate > MOST_FULL_RATE:
+        notes.append(f"A learning rate of {job.peak_learning_rate:g} suits adapters. Full fine-tuning usually takes --learning-rate 5e-5.")
     return PreparedJob(options=options, config=config, notes=tuple(notes), **samples)
 
 

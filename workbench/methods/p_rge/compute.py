@@ -229,7 +229,7 @@ def record_of(rank_job: RankJob, step: int, losses: dict[int, float]) -> StepLog
     pairs = torch.tensor([losses[2 * query + sign] for query in queries for sign in (0, 1)], dtype=torch.float32)
     if not bool(torch.isfinite(pairs).all()):
         raise DivergedError(
-            f"Training with learning_rate = {rank_job.job.learning_rate:g} was asked for.",
+            f"Training with learning_rate = {rank_job.job.peak_learning_rate:g} was asked for.",
             f"It diverged: a loss of step {step + 1} is {float(pairs[~torch.isfinite(pairs)][0])}.",
             "Lower learning_rate or epsilon.",
         )

@@ -170,7 +170,7 @@ class PreparedJob:
     def zeroth_order(self, setting: Setting) -> ZerothOrderConfig:
         """Return the settings of a step's gradient estimate."""
         return ZerothOrderConfig(
-            queries=setting.queries, epsilon=self.options.epsilon, learning_rate=self.job.learning_rate, seed=self.job.seed
+            queries=setting.queries, epsilon=self.options.epsilon, learning_rate=self.job.peak_learning_rate, seed=self.job.seed
         )
 
     def identity(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class PreparedJob:
             "prompts": self.train.digest(),
             "trainable": asdict(self.trainable),
             "seed": job.seed,
-            "learning_rate": job.learning_rate,
+            "learning_rate": job.peak_learning_rate,
             "epsilon": options.epsilon,
             "setting": list(self.setting),
         }
@@ -197,7 +197,7 @@ def require_known(job: Job) -> PRGEOptions:
     if job.task not in (*PROMPT_TASKS, OWN_PROMPT):
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
-    ZerothOrderConfig(queries=options.queries, epsilon=options.epsilon, learning_rate=job.learning_rate, seed=job.seed)
+    ZerothOrderConfig(queries=options.queries, epsilon=options.epsilon, learning_rate=job.peak_learning_rate, seed=job.seed)
     return options
 
 

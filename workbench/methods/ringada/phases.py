@@ -239,7 +239,7 @@ class RingPhase(StagePhase[RingRankJob]):
                 first = rank_job.load_backbone(0, 1)
                 first.layers.clear()  # on all devices but the first, only the embedding
             self.compute = RingCompute(rank_job.adapter or rank_job.config, backbone, first)
-            schedule = LinearSchedule(peak=job.learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
+            schedule = LinearSchedule(peak=job.peak_learning_rate, num_steps=rounds.num_steps, warmup_fraction=job.warmup_fraction)
             keeps_head = rank_job.options.federated or self.session.rank == rounds.initiators[0]
             num_noted = rounds.num_rounds if rank_job.policy.is_adaptive else 0
             self.optimizer = RingOptimizer(

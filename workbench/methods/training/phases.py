@@ -311,6 +311,6 @@ def make_optimizer(rank_job: RankJob, module: nn.Module, steps_per_epoch: int, *
     """Return AdamW with the job's learning rates.  delay: see LinearSchedule."""
     job = rank_job.job
     schedule = LinearSchedule(
-        peak=job.learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction, delay=delay
+        peak=job.peak_learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction, delay=delay
     )
     return FlatAdamW(module, learning_rate=schedule, weight_decay=job.weight_decay)
