@@ -25,7 +25,7 @@ from tests.experiment.running import losses, run
 from workbench import experiment
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.serving import ServingEvent, StreamSettings
 from workbench.fetch import cache_folder
 from workbench.methods.base import Event
@@ -38,6 +38,9 @@ from workbench.methods.p_rge import measure as p_rge_measure
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.ringada import measure as ringada_measure
 from workbench.methods.ringada import method as ringada
+from workbench.models.loading import load_model
+from workbench.models.partial_loading import tensors_in
+from workbench.models.saving import save_tokenizer
 from workbench.models.sharding import model_layout
 from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
@@ -113,6 +116,29 @@ def test_a_run_is_the_emulated_one(method: str, job: Job, place: Place, tmp_path
     assert report.source == "real" and report.plan.busy_ranks == {0, 1}
     wanted = emulated.metrics if method != "galaxy_plus" else {"largest error": pytest.approx(0, abs=1e-4)}
     assert {name: report.metrics[name] for name in wanted} == wanted
+
+
+def test_a_device_gets_the_weights_of_its_stage_alone(job: Job, place: Place, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    load_model("tiny-bert").save_pretrained(model)
+    save_tokenizer("tiny-bert", model)
+    options = {"technique": "lora", "paradigm": "pipeline_parallel"}
+    job = replace(job, method="fine_tuning", model=str(model), options=options, epochs=1)
+    emulated = run(job, tmp_path / "emulated", chosen_plan=HALVES)
+    place.real.bring_model(job.model)
+    run_there(job, emulated, place, 1e-5, chosen_plan=HALVES)
+    stored = {name: tensor for name, tensor in tensors_in(model / "model.safetensors")[0].items() if "pooler" not in name}
+    late = {name for name in stored if any(f".layer.{layer}." in name for layer in (3, 4, 5))}
+    for name, wanted in (("alpha", stored.keys() - late), ("beta", late)):
+        [kept] = (home(place.folder, name) / ".workbench-kit/cache/brought").iterdir()
+        assert not (kept / "model.safetensors").exists()
+        found = {int(path.name.partition("-")[0]) for path in (kept / "model.safetensors.tensors").iterdir()}
+        assert found == {stored[one].offset for one in wanted}
+    load_model("tiny-bert-5").save_pretrained(model)  # another model in its place
+    place.real.bring_model(job.model)
+    assert not (kept / "model.safetensors.tensors").exists()
+    with pytest.raises(RuntimeSetupError, match="No model of this run has it"):
+        place.real.bring_weights(place.real.seats[0].link, "brought/0123/../../id_rsa")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import torch
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
-from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_facts
+from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer, model_facts
+from workbench.models.partial_loading import LACKING, header_bytes, made_up_weights
 
 from .helpers import batch_for, check_embeddings
 
@@ -128,3 +129,33 @@ def test_embedded_models_that_were_not_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     with pytest.raises(MissingDataError, match="python -m workbench fetch"):
         load_stack("all-MiniLM-L6-v2")
+
+
+def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch):
+    base, device, sent = tmp_path / "base", tmp_path / "device", []
+    load_model("tiny-bert-2").save_pretrained(base)
+    save_tokenizer("bert", base)
+    device.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (device / name).write_bytes((base / name).read_bytes())
+    whole = (base / "model.safetensors").read_bytes()
+    (device / "model.safetensors.header").write_bytes(whole[: header_bytes(base / "model.safetensors")])
+
+    def fetch(path):
+        sent.append(path)
+        path.parent.mkdir(exist_ok=True)
+        begin, end = map(int, path.name.split("-")) if "-" in path.name else (0, len(whole))
+        path.write_bytes(whole[begin:end])
+
+    monkeypatch.setattr(LACKING, "fetch", fetch)
+    with made_up_weights():
+        assert load_stack(str(device)).num_layers == 2 and load_stage(str(device), 0, 1).layers
+    assert not sent
+    expected = load_stage(str(base), 1, 2).state_dict()
+    for _ in range(2):
+        found = load_stage(str(device), 1, 2).state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert len(sent) == len(list(load_stage(str(base), 1, 2).parameters()))
+    found, expected = (load_stack(str(folder)).state_dict() for folder in (device, base))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert sent[-1].name == "model.safetensors"

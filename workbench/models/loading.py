@@ -32,7 +32,7 @@ from workbench.models.hub import (
     snapshot_of,
     suggestion,
 )
-from workbench.models.partial_loading import StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
+from workbench.models.partial_loading import HEADER, LACKING, StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
 from workbench.models.products import LanguageModelHead, head_of, no_head
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import ImageTokenizer, TextTokenizer, image_tokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
@@ -252,9 +252,14 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
     # We do not need the pooler, so the report of unused weights would only confuse.
     options = {"add_pooling_layer": False} if config.model_type in ("bert", "vit") else {}
 
+    place = locate(name)
+    headers = place.glob(f"*{HEADER}") if isinstance(place, Path) else ()
+    if not all([LACKING.has(path.with_name(path.name.removesuffix(HEADER))) for path in headers]):
+        return maker.from_config(config, dtype=dtype, attn_implementation="sdpa", **options).eval()
+
     def load(local_only: bool) -> Any:
         return maker.from_pretrained(
-            locate(name),
+            place,
             dtype=dtype,
             attn_implementation="sdpa",
             local_files_only=local_only,

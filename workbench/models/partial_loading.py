@@ -31,6 +31,42 @@ T = TypeVar("T")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
 
 
+HEADER, TENSORS = ".header", ".tensors"
+"""After the name of a safetensors file that a real device does not have: its header, and the folder of the tensors that were sent."""
+
+
+class Lacking:
+    """What a real device does about weights that it does not have.
+
+    fetch: has a missing file sent; set by the device's engine, None elsewhere.  makes_up: takes random numbers instead.
+    """
+
+    def __init__(self) -> None:
+        self.fetch: Callable[[Path], None] | None = None
+        self.makes_up = False
+
+    def has(self, path: Path) -> bool:
+        """Return whether a file is present, after it has been sent if possible."""
+        if self.fetch is None or path.exists():
+            return True
+        if not self.makes_up:
+            self.fetch(path)
+        return not self.makes_up
+
+
+LACKING = Lacking()
+
+
+@contextmanager
+def made_up_weights() -> Iterator[None]:
+    """In this block a real device makes up the weights that it does not have: its speed does not depend on their values."""
+    before, LACKING.makes_up = LACKING.makes_up, True
+    try:
+        yield
+    finally:
+        LACKING.makes_up = before
+
+
 _LARGE = 1 << 16
 """Minimum number of values for a tensor to count as a weight."""
 _BUFFER_BYTES = 1 << 20
@@ -65,6 +101,9 @@ class StoredTensor(NamedTuple):
         start, stop = (0, width) if columns is None else columns
         is_whole = (start, stop) == (0, width)
         count, itemsize = rows[1] - rows[0], self.dtype.itemsize
+        if not LACKING.has(self.path):
+            torch.nn.init.normal_(out, std=0.02)
+            return 0
         is_direct = self.dtype == out.dtype and (out.is_contiguous() if is_whole else out.stride(-1) == 1)
         band = count if is_direct else max(1, _BUFFER_BYTES // max(1, (stop - start) * itemsize))
         with open(self.path, "rb", buffering=0) as file:
@@ -97,7 +136,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
         outside = next((name for name in files if Path(name).name != name), None)
         if outside is not None:
             raise ValueError(f"its index names '{outside}', which is not in the folder")
-    elif (folder / "model.safetensors").is_file():
+    elif any((folder / f"model.safetensors{end}").is_file() for end in ("", HEADER)):
         files = ["model.safetensors"]
     else:
         return None
@@ -105,9 +144,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
 
 
 def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Return a safetensors file's tensors by name, and its metadata.  Raises OSError or ValueError if it is damaged."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
+    """Return a safetensors file's tensors by name, and its metadata.  Raises OSError or ValueError if it is damaged.
+
+    On a real device that has only the file's header, every tensor is in a file of its own, or will be.
+    """
+    is_whole = path.is_file() or not path.with_name(path.name + HEADER).is_file()
+    stored = path if is_whole else path.with_name(path.name + HEADER)
+    size = stored.stat().st_size
+    with open(stored, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
         if 8 + length > size:
             raise OSError(f"'{path}' is truncated")
@@ -118,12 +162,20 @@ def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         if (entry := _decoded(path, raw, _Entry)).dtype not in _DTYPES:
             continue
         dtype, (begin, end) = _DTYPES[entry.dtype], entry.data_offsets
-        if 8 + length + end > size:
+        if is_whole and 8 + length + end > size:
             raise OSError(f"'{path}' is truncated")
         if begin < 0 or end - begin != math.prod(entry.shape) * dtype.itemsize:
             raise ValueError(f"the header of '{path}' is malformed: {shown(key)} has other bytes than its shape {entry.shape}")
-        found[key] = StoredTensor(path, dtype, entry.shape, 8 + length + begin)
+        begin, end = 8 + length + begin, 8 + length + end
+        own = path.with_name(path.name + TENSORS) / f"{begin}-{end}"
+        found[key] = StoredTensor(path, dtype, entry.shape, begin) if is_whole else StoredTensor(own, dtype, entry.shape, 0)
     return found, metadata
+
+
+def header_bytes(path: Path) -> int:
+    """Return the bytes of a safetensors file before its first tensor."""
+    with open(path, "rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,9 @@ import torch
 import torch.distributed as dist
 
 from workbench import __version__
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import MissingDataError, RuntimeSetupError
+from workbench.fetch import cache_folder
+from workbench.models.partial_loading import LACKING
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel
 from workbench.runtime.memory import lift_all_budgets
@@ -77,7 +79,10 @@ class Messages:
 
 
 class Asked(NamedTuple):
-    """What is asked of the store on the laptop.  operation: 'set', 'wait', 'get' or 'check'."""
+    """What is asked of the store on the laptop.  operation: 'set', 'wait', 'get' or 'check'.
+
+    Of the laptop itself: 'fetch' sends the file of weights that the key names; the reply is an error, b'' for none.
+    """
 
     operation: str
     keys: tuple[str, ...]
@@ -239,7 +244,7 @@ class _Engine:
         self._writing = threading.Lock()
         self._calls: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._replies: dict[int, queue.SimpleQueue[bytes]] = {}
-        self._asked = 0
+        self._asked, self._fetching = 0, threading.Lock()
         self._channel: PipeChannel | None = None
         self._laptop_folder = Path()
         self.store = ChannelStore(self.ask)  # torch keeps the C++ half of it alone, which is of no use without this one
@@ -265,6 +270,14 @@ class _Engine:
             raise RuntimeError(f"The store on the laptop had no {', '.join(asked.keys)} within {timeout_s:g} s.") from None
         finally:
             self._replies.pop(number, None)
+
+    def fetch(self, path: Path) -> None:
+        """Have the laptop send a file of the cache folder: weights of a model that are read now.  Raises MissingDataError."""
+        with self._fetching:
+            place = path.relative_to(cache_folder()).as_posix()
+            found = b"" if path.exists() else self.ask(Asked("fetch", (place,)), None)
+        if found:
+            raise MissingDataError(f"Weights of a model ('{place}') were to be sent to this device.", found.decode(), "Run again.")
 
     def read(self) -> None:
         """Take messages until stdin ends; then end this process with all that it has started."""
@@ -347,6 +360,7 @@ def serve(table: CallTable) -> None:
         torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
     os.environ["WORKBENCH_THREADS"] = str(torch.get_num_threads())  # a device is measured as it runs
     engine = _Engine(table, out)
+    LACKING.fetch = engine.fetch
     threading.Thread(target=engine.read, name="laptop", daemon=True).start()
     engine.send("ready", __version__.encode())
     for name in os.environ.get("WORKBENCH_IMPORTS", "").split():  # while the laptop prepares what will need them

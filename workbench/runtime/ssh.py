@@ -32,6 +32,8 @@ _PING_EVERY_S = 1.0
 _GONE_S = 10.0
 """After so many seconds without an answer a device is given up; ssh itself notices a dead connection after 6."""
 _CLOCK_ROUNDS = 20
+_READ = 1 << 20
+Span = tuple[int, int]
 _LOADER = "import os;r=lambda n:(lambda c:c+r(n-len(c)) if c and n>len(c) else c)(os.read(0,n));exec(r(int(r(8))))"
 """Reads the agent's length, then the agent, and runs it."""
 
@@ -196,24 +198,31 @@ class Connection:
             self._queue.put(_joined(request, frames))
         return future
 
-    def send_file(self, path: Path, place: str, offset: int = 0) -> Future[Any]:
-        """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that cannot be read.
-
-        offset: so many of its bytes are there already.
-        """
+    def send_file(self, path: Path, place: str) -> Future[Any]:
+        """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that cannot be read."""
         file = open(path, "rb")  # noqa: SIM115 (closed by whoever sends it; it may be removed meanwhile)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
-        file.seek(offset)
-        return self.post("file", _frames_of(file, size - offset), path=place, size=size, sha256=digest, offset=offset)
+        file.seek(0)
+        return self.post("file", _frames_of(file, size), path=place, size=size, sha256=digest)
 
-    def bring(self, path: Path, place: str) -> bool:
+    def lacks(self, path: Path, place: str, span: Span | None = None) -> int | None:
+        """Return None if the device has a file, else how many of its bytes.  span: the bytes of it that are meant, all by default."""
+        begin, end = span or (0, path.stat().st_size)
+        digest = digest_of(path, (begin, end))
+        begun: int | None = self.ask("has", timeout_s=600.0, path=place, size=end - begin, sha256=digest)
+        return begun
+
+    def bring(self, path: Path, place: str, span: Span | None = None) -> bool:
         """Send a file, or what a broken transfer left of it, unless the device has it; return whether.  Raises RuntimeSetupError."""
-        size = path.stat().st_size
-        begun = self.ask("has", timeout_s=600.0, path=place, size=size, sha256=_digest(path, size, path.stat().st_mtime_ns))
+        begin, end = span or (0, path.stat().st_size)
+        begun = self.lacks(path, place, (begin, end))
         if begun is None:
             return False
-        self.send_file(path, place, begun).result()
+        file = open(path, "rb")  # noqa: SIM115 (closed by whoever sends it)
+        file.seek(begin + begun)
+        frames, digest = _frames_of(file, end - begin - begun), digest_of(path, (begin, end))
+        self.post("file", frames, path=place, size=end - begin, sha256=digest, offset=begun).result()
         return True
 
     def to_engine(self, data: bytes) -> None:
@@ -322,11 +331,23 @@ class Connection:
         return ""
 
 
-@functools.lru_cache
-def _digest(path: Path, size: int, changed_ns: int) -> str:
-    """Return a file's digest, computed once for all devices."""
+def digest_of(path: Path, span: Span | None = None) -> str:
+    """Return the digest of a file or of a span of its bytes, computed once for all devices."""
+    with _DIGESTING:
+        return _digest(path, span or (0, path.stat().st_size), path.stat().st_mtime_ns)
+
+
+_DIGESTING = threading.Lock()
+
+
+@functools.lru_cache(1 << 14)
+def _digest(path: Path, span: Span, changed_ns: int) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(span[0])
+        while data := file.read(min(_READ, span[1] - file.tell())):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def _frame(kind: int, payload: bytes) -> bytes:

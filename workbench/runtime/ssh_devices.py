@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import tempfile
 import threading
 import time
@@ -15,8 +16,10 @@ from typing import Any, Literal
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.core.serial import shown
 from workbench.models.hub import brought_folder, locate, snapshot_of
 from workbench.models.loading import is_tiny
+from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import News
@@ -24,7 +27,7 @@ from workbench.runtime.jobs import Outcome, error_of, root_cause
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, decode_told, encode, encode_told
 from workbench.runtime.relays import Relays, make_certificate
-from workbench.runtime.ssh import Connection, agent_command
+from workbench.runtime.ssh import Connection, agent_command, digest_of
 from workbench.runtime.ssh_agent import CERTIFICATE
 from workbench.runtime.ssh_seat import KeyStore, Seat
 
@@ -62,6 +65,7 @@ class SshEngines:
         self.store = KeyStore()
         self.relays: Relays | None = None
         self._certificate = b""
+        self._weights: dict[str, dict[str, Path]] = {}
         self.seats = [Seat(rank, device, self) for rank, device in enumerate(cluster.devices)]
         self._told: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
         self._number = 0
@@ -94,21 +98,49 @@ class SshEngines:
                 connection.send_file(Path(file.name), CERTIFICATE).result()
 
     def bring_model(self, name: str) -> None:
-        """Bring a model's files to all devices, which keep them.  Raises RuntimeSetupError."""
+        """Bring a model to all devices, which keep it: its files, and of its weights the headers.  Raises RuntimeSetupError.
+
+        Each device has the tensors that it reads sent when it reads them (see bring_weights).
+        """
         if is_tiny(name):
             return
         place = locate(name)
         folder = snapshot_of(place) if isinstance(place, str) else place
         if folder is None:
             raise RuntimeSetupError(f"The model '{name}' was to be brought to devices.", "It is not on this machine.", "Fetch it first.")
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        kept = brought_folder(name, Path("kit/cache")).as_posix()
+        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        own = brought_folder(name, Path()).as_posix()
+        self._weights[own] = {file: path for file, path in files.items() if path.suffix == ".safetensors"}
+        digests = "".join(f"{digest_of(path)} {file}\n" for file, path in files.items())
 
         def bring(seat: Seat) -> None:
-            for path in files:
-                seat.link.bring(path, f"{kept}/{path.relative_to(folder).as_posix()}")
+            kept, link = f"kit/cache/{own}", seat.link
+            with tempfile.NamedTemporaryFile("w") as mark:
+                mark.write(digests)
+                mark.flush()
+                if (
+                    link.lacks(Path(mark.name), f"{kept}/digests.txt") is not None
+                ):  # another model of this name, whose tensors are kept there
+                    link.ask("empty", path=kept)
+                    link.bring(Path(mark.name), f"{kept}/digests.txt")
+            for file, path in files.items():
+                if file in self._weights[own]:
+                    link.bring(path, f"{kept}/{file}{HEADER}", (0, header_bytes(path)))
+                else:
+                    link.bring(path, f"{kept}/{file}")
 
         self._together(bring)
+
+    def bring_weights(self, connection: Connection, place: str) -> None:
+        """Bring a file of weights to a device that reads it, or one tensor.  place: in its cache folder, as partial_loading names it.
+
+        Raises RuntimeSetupError, also for any other file.
+        """
+        found = re.fullmatch(rf"(brought/\w+)/([^/]+?)(?:{TENSORS}/(\d+)-(\d+))?", place)
+        path = self._weights.get(found[1], {}).get(found[2]) if found else None
+        if found is None or path is None:
+            raise RuntimeSetupError(f"Device '{connection.name}' asked for '{shown(place)}'.", "No model of this run has it.", "Run again.")
+        connection.bring(path, f"kit/cache/{place}", (int(found[3]), int(found[4])) if found[3] else None)
 
     def _together(self, work: Callable[[Seat], None]) -> None:
         """Do something on all devices at once.  Raises the first one's error."""

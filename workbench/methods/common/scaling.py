@@ -9,6 +9,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Event, Notify, Prepared
 from workbench.models.loading import ModelFacts
+from workbench.models.partial_loading import made_up_weights
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
 
@@ -58,7 +59,8 @@ def kept_layers(
 
     def made() -> Profile:
         notify(Event("phase", message=f"Profiling this machine (kept for {prepared.job.model} and its length){what}", stage="profile"))
-        return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
+        with made_up_weights():
+            return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
 
     profile, note = cached(key, made, Profile, refresh=refresh)
     notify(Event("note", message=note))

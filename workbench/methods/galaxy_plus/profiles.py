@@ -15,6 +15,7 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, shape_of_picture
 from workbench.models.loading import ModelFacts, model_facts
+from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (
     LayerSlices,
     ModelLayout,
@@ -171,7 +172,7 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
     def measure() -> InferenceProfile:
         notify(Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile"))
         layout = model_layout(asked.model)
-        with closing(open_weights(asked.model, layout=layout)) as source:
+        with made_up_weights(), closing(open_weights(asked.model, layout=layout)) as source:
             return measure_host(layout, source, longest=asked.longest, what=asked.what)
 
     measured, note = cached_inference(key, measure, refresh=refresh)
