@@ -99,7 +99,10 @@ def test_a_bad_kit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "is not known" in kit("init", "alpha", "--model", "rpi-99", code=2)
     kit("init", "pi@10.0.0.4", "pi@10.0.0.5")
     assert "is there already" in kit("init", "alpha", code=2)
-    Path("kit.toml").write_text(Path("kit.toml").read_text().replace("[defaults]\n", "[defaults]\nport = 99999\n"))
+    described = Path("kit.toml").read_text()
+    Path("kit.toml").write_text(described.replace("pi@10.0.0.5", "ann@10.0.0.4"))
+    assert "'10.0.0.4' and '10.0.0.5' have it" in " ".join(kit("check", code=2).split())
+    Path("kit.toml").write_text(described.replace("[defaults]\n", "[defaults]\nport = 99999\n"))
     assert "port" in kit("check", code=2)
 
 

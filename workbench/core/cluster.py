@@ -124,6 +124,12 @@ class Cluster:
                 raise ConfigError(
                     f"Cluster '{self.name}' names a device '{name}'.", f"There are {names.count(name)} of that name.", "Name each once."
                 )
+        places: dict[tuple[str, int], str] = {}
+        for device in self.devices:
+            place = (device.address or device.name).rpartition("@")[2], device.port or 22
+            if device.address and (other := places.setdefault(place, device.name)) != device.name:
+                asked = f"Cluster '{self.name}' names the address '{shown(device.address)}'."
+                raise ConfigError(asked, f"'{other}' and '{device.name}' have it.", "Give every device an address of its own.")
         for pair in self.pairs:
             unknown = [name for name in pair.split(">") if name not in names]
             asked = f"Cluster '{self.name}' describes the link '{shown(pair)}'."
