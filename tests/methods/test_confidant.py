@@ -15,7 +15,7 @@ from tiny_job import tiny_job, two_devices, write_data
 
 from workbench import experiment
 from workbench.cli.job import method_options
-from workbench.core import Cluster, Job, Processor, Report
+from workbench.core import Cluster, Job, Link, Processor, Report
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import ADAPTER_RATE, FULL_BY_DEFAULT, FULL_RATE
@@ -240,6 +240,19 @@ def test_another_partition_is_taken_if_it_pays(job: Job) -> None:
     assert "Another partition is not taken: it saves" in " ".join(dear.notes) and not dear.recoveries
     seconds = [sum(step.predicted_s or 0.0 for step in report.steps) for report in (plain, taken, dear)]
     assert seconds[0] < seconds[1] < seconds[2] <= 4 * seconds[0]  # it stays slow if no layer is moved
+
+
+def test_a_link_that_becomes_slow_is_left_out(job: Job) -> None:
+    """Of three equal devices in a row, the first link becomes slow: another order has no use for it (simulated)."""
+    three = devices(3, link=Link(bytes_per_s=3e5), host_share=None, flops_per_s=2e7, model="some")
+    job = replace(job, options={"drain_every": 1, "partition": "any_order"}, epochs=10)
+    plain = experiment.run(job, three, "simulate")
+    first, second, third = (three.devices[stage.ranks[0]].name for stage in plain.plan.stages)
+    broken = experiment.run(replace(job, faults=f"slow:{first}>{second}:40@step2"), three, "simulate")
+    said = " ".join(broken.notes)
+    assert f"Pace changed, over the profile's seconds: {first}>{second} 40.0 times" in said
+    assert "Another partition is taken: it saves" in said
+    assert re.search(f"on {first} .*on {third} .*on {second} ", next(note for note in broken.notes if note.startswith("From step")))
 
 
 @pytest.mark.parametrize(("killed", "repeated"), [("beta gamma", 3), ("beta delta", 1)])

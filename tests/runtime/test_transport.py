@@ -15,6 +15,7 @@ from workbench.core.costs import Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
+from workbench.methods.common.session import transfers_of
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.pacing import PacedLinks
 from workbench.schedules import check
@@ -146,6 +147,21 @@ def test_paced_messages_take_as_long_as_the_link() -> None:
         sent: list[Span] = [span for span in execution.spans if span.op.kind == "SEND"]
         assert len(sent) == 3 and all(span.end_s - span.start_s >= 0.014 for span in sent)
         assert all(earlier.end_s <= later.start_s for earlier, later in itertools.pairwise(sent)), "one after the other"
+
+
+def test_a_slow_link_delays_what_is_sent_over_it() -> None:
+    """An injected fault, whether the kernel shapes the links or not; the receiver's end tells how long a message took."""
+    links = PacedLinks(cluster=cluster_of_two(bytes_per_s=4 * SIZE / 0.02, latency_s=0.0), rank=0)
+
+    def work(executor: Executor) -> Execution:
+        if executor.rank == 0:
+            executor.transport.slow_links = {links.cluster.devices[1].name: 4.0}
+        return executor.run(program(swap(1), lambda value: Spec((SIZE,))), makers(SIZE), {})
+
+    done = on_executors(2, work, links=links)
+    begun, ended = (next(one for one in transfers_of(links.cluster, rank.spans) if one.pair == "a>b") for rank in done)
+    assert begun.value == ended.value and begun.expected_s == ended.expected_s == pytest.approx(0.02)
+    assert ended.time_s - begun.time_s >= 0.06
 
 
 @pytest.mark.parametrize("passes", [False, True])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import (
@@ -170,6 +170,16 @@ class Cluster:
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all links `factor` times slower, latency included."""
         return self._linked(lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor))
+
+    def with_slow_links(self, factors: Mapping[Any, float]) -> Cluster:
+        """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here, are ignored."""
+        ranks, pairs = {device.name: rank for rank, device in enumerate(self.devices)}, dict(self.pairs)
+        for pair, factor in factors.items():
+            ends = [ranks.get(name) for name in str(pair).split(">")]
+            if len(ends) == 2 and None not in ends:
+                link = self.link(*ends)  # type: ignore[arg-type]  # neither is None
+                pairs[pair] = Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
+        return replace(self, pairs=pairs) if pairs != self.pairs else self
 
     def with_bandwidth(self, megabit_per_s: float) -> Cluster:
         """Return the cluster with all device links at the same rate and no different pairs; latencies do not change."""

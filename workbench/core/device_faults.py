@@ -32,6 +32,7 @@ class Fault:
     unit: 'step' counts finished steps, 's' counts seconds since the run began.
     kind: 'slow' (computes `factor` times slower, by the pacer), 'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when
     the timeout detects that), 'leave' (it announces that it leaves).  At `end` a new process replaces a device that is gone.
+    to: not the device is slow, but what it sends to this rank.
     """
 
     kind: FaultKind
@@ -40,6 +41,7 @@ class Fault:
     end: Seconds | None = None
     factor: Slowness = 1.0
     unit: Unit = "s"
+    to: Annotated[int, Meta(ge=0, le=10**6)] | None = None
 
     def __post_init__(self) -> None:
         require_ranges(self, "A fault")
@@ -53,7 +55,9 @@ class Fault:
     @property
     def text(self) -> str:
         """Return the fault in the format that parse_faults reads; in whole steps if it is counted in steps."""
-        what = f"{self.kind}:{self.rank}" + (f":{self.factor:g}" if self.kind == "slow" else "")
+        what = (
+            f"{self.kind}:{self.rank}" + ("" if self.to is None else f">{self.to}") + (f":{self.factor:g}" if self.kind == "slow" else "")
+        )
         if self.unit == "s":
             return f"{what}@{self.start:g}" + ("" if self.end is None else f"-{self.end:g}") + "s"
         start = max(1, round(self.start))
@@ -70,7 +74,8 @@ class Fault:
 def parse_faults(text: str, cluster: Cluster, unit: Unit = "step") -> tuple[Fault, ...]:
     """Parse 'KIND:DEVICE[:FACTOR]@FROM[-TO]; ...' and return the faults by start time.
 
-    DEVICE: a name, or a number from 0.  FROM, TO: steps ('@step20', or '@20' if the unit is steps) or seconds ('@20s', or '@20').
+    DEVICE: a name, or a number from 0; of 'slow' also 'SENDER>RECEIVER', a link between two devices that train.
+    FROM, TO: steps ('@step20', or '@20' if the unit is steps) or seconds ('@20s', or '@20').
     'return:DEVICE@WHEN' ends the device's previous fault.  Raises ConfigError naming the invalid part.
     """
     faults: list[Fault] = []
@@ -91,11 +96,15 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     if kind not in kinds:
         raise ConfigError(asked, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
     names = [one.name for one in cluster.devices]
-    if device not in names and not (device.isascii() and device.isdecimal() and len(device) < 10 and int(device) < len(names)):
-        found = f"The devices of '{cluster.name}' are {', '.join(names)}."
-        raise ConfigError(asked, found, "Name one of them, or its number from 0.")
-    rank = names.index(device) if device in names else int(device)
-    start, end, own_unit = _times(asked, when, unit)
+    ends = [device] if device in names or kind != "slow" or unit == "s" else device.split(">")
+    for end in ends:
+        if end not in names and not (end.isascii() and end.isdecimal() and len(end) < 10 and int(end) < len(names)):
+            found = f"The devices of '{cluster.name}' are {', '.join(names)}."
+            raise ConfigError(asked, found, "Name one of them, or its number from 0.")
+    rank, *receivers = (names.index(end) if end in names else int(end) for end in ends)
+    if len(receivers) > 1 or rank in receivers:
+        raise ConfigError(asked, "A link leads from one device to another.", f"Write, for example, slow:{names[0]}>{names[-1]}:4@step20.")
+    start, stop, own_unit = _times(asked, when, unit)
     if own_unit != unit:
         counts = "steps" if unit == "step" else "seconds"
         raise ConfigError(asked, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
@@ -106,19 +115,20 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     if factor and kind != "slow":
         raise ConfigError(asked, "Only 'slow' has a factor.", f"Write {kind}:{shown(device)}@{shown(when)}.")
     if own_unit == "step":
-        for name, value in (("step", start), ("last step", end)):
+        for name, value in (("step", start), ("last step", stop)):
             if value is not None:
                 require_range(int(value) if value == value // 1 else value, Count, f"The fault '{shown(word)}'", name)
     if kind == RETURN:
         before = [i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind != "slow"]
-        if end is not None or not before:
-            found = "A return has one time." if end is not None else f"By then '{names[rank]}' has not gone."
+        if stop is not None or not before:
+            found = "A return has one time." if stop is not None else f"By then '{names[rank]}' has not gone."
             raise ConfigError(asked, found, "Name a kill, freeze or leave of the device before it.")
         gone = faults.pop(before[-1])
-        kind, start, end = gone.kind, gone.start, start
+        kind, start, stop = gone.kind, gone.start, start
     require_range(slowness, range_of(Fault, "factor"), f"The fault '{shown(word)}'", "factor")
     try:
-        faults.append(Fault(kind=kind, rank=rank, start=start, end=end, factor=slowness, unit=unit))  # type: ignore[arg-type]
+        to = receivers[0] if receivers else None
+        faults.append(Fault(kind=kind, rank=rank, start=start, end=stop, factor=slowness, unit=unit, to=to))  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{asked} {error.asked}", error.found, error.todo) from None
 
@@ -149,7 +159,7 @@ class FaultSchedule:
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self.faults: list[Fault] = []
         self._moments: dict[Unit, list[tuple[float, int, bool]]] = {"step": [], "s": []}
-        self._factors: dict[int, dict[int, float]] = {}
+        self._factors: dict[tuple[int, int | None], dict[int, float]] = {}
         for fault in faults:
             self.add(fault)
 
@@ -196,7 +206,7 @@ class FaultSchedule:
                 _, number, begins = moments.pop(0)
                 fault = self.faults[number]
                 if fault.kind == "slow":
-                    factors = self._factors.setdefault(fault.rank, {})
+                    factors = self._factors.setdefault((fault.rank, fault.to), {})
                     if begins:
                         factors[number] = fault.factor
                     else:
@@ -204,9 +214,9 @@ class FaultSchedule:
                 found.append((fault, begins))
         return found
 
-    def factor(self, rank: int) -> float:
-        """Return how many times slower a device is now, by all its current faults."""
-        return math.prod(self._factors.get(rank, {}).values())
+    def factor(self, rank: int, to: int | None = None) -> float:
+        """Return how many times slower a device, or its link to another one, is now, by all its current faults."""
+        return math.prod(self._factors.get((rank, to), {}).values())
 
 
 def random_faults(

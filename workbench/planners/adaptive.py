@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from workbench.core.errors import ConfigError, PlanError
 
@@ -89,7 +89,7 @@ def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, st
 
 @dataclass(kw_only=True)
 class Pace:
-    """Detects lasting changes of a device's speed, by each step's computing seconds relative to the plan's expectation.
+    """Detects lasting changes of a device's or a link's speed, by each step's seconds relative to the plan's expectation.
 
     window: the number of steps considered; more, if these together take less than least_s to compute: what passes within moments is noise.
     threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
@@ -99,9 +99,9 @@ class Pace:
     window: int = 5
     threshold: float = 1.3
     least_s: float = 0.0
-    factors: dict[int, float] = field(default_factory=dict)
-    """By rank: the assumed slow-down of a device relative to its profile; 1 if missing."""
-    _seen: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
+    factors: dict[Any, float] = field(default_factory=dict)
+    """The assumed slow-down of a device relative to its profile, by rank, or of a link, by 'sender>receiver'; 1 if missing."""
+    _seen: dict[Any, deque[tuple[float, float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.window < 1 or not self.threshold > 1:
@@ -111,16 +111,16 @@ class Pace:
                 "Raise them.",
             )
 
-    def observe(self, rank: int, busy_s: float, expected_s: float) -> None:
-        """Record one step of a device.  expected_s: by its profile, at full speed."""
+    def observe(self, rank: int | str, busy_s: float, expected_s: float) -> None:
+        """Record one step of a device, or a link's fastest message in it.  expected_s: as described, at full speed."""
         if busy_s > 0 and expected_s > 0:
             seen = self._seen.setdefault(rank, deque())
             seen.append((busy_s, busy_s / expected_s))
             while len(seen) > self.window and sum(seconds for seconds, _ in seen) - seen[0][0] >= self.least_s:
                 seen.popleft()
 
-    def changed(self) -> dict[int, float]:
-        """Return the devices whose last `window` steps give a slow-down different from the assumed one, with the new value."""
+    def changed(self) -> dict[Any, float]:
+        """Return the devices and links whose last `window` steps give a slow-down different from the assumed one, with the new value."""
         found = {}
         for rank, seen in self._seen.items():
             if len(seen) < self.window or sum(seconds for seconds, _ in seen) < self.least_s:
@@ -130,7 +130,7 @@ class Pace:
                 found[rank] = factor
         return found
 
-    def accept(self, factors: Mapping[int, float]) -> None:
+    def accept(self, factors: Mapping[Any, float]) -> None:
         """Assume these factors from now on, and discard earlier observations."""
         self.factors.update(factors)
         self._seen.clear()

@@ -77,9 +77,10 @@ class StageCosts:
             self._fits.append(fits)
         sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
         ranks = range(world)
-        self._between = {
-            (a, b): np.array([0.0, *(2 * cluster.link(a, b).transfer_s(size) for size in sizes)]) for a in ranks for b in ranks if a != b
+        one_way = {
+            (a, b): np.array([0.0, *(cluster.link(a, b).transfer_s(size) for size in sizes)]) for a in ranks for b in ranks if a != b
         }
+        self._between = {(a, b): seconds + one_way[b, a] for (a, b), seconds in one_way.items()}
 
     def between_s(self, rank: int, following: int, stop: int) -> float:
         """Return 2 T_c: seconds of an activation after layer stop - 1 and of its gradient."""

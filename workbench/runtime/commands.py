@@ -44,9 +44,10 @@ class Abort(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """Run `factor` times slower from the next operation on (an injected fault)."""
+    """Run `factor` times slower from the next operation on, or send so to the device named `to` (an injected fault)."""
 
     factor: float
+    to: str = ""
 
 
 class Probe(NamedTuple):
@@ -99,15 +100,29 @@ class Probed(NamedTuple):
     slowness: float
 
 
+class Transfer(NamedTuple):
+    """One end of a message in a step.  pair: 'sender>receiver'.  time_s: when its sender began, or its receiver had it, on one clock.
+
+    expected_s: by the cluster's description.
+    """
+
+    pair: str
+    value: str
+    time_s: float
+    expected_s: float
+
+
 class StepDone(NamedTuple):
     """Sent by every member after each step.  content: data of the method, such as the step's record.
 
     busy_s: compute time, without delays caused by a host too busy to meet an emulated device's deadlines; 0: unknown.
+    transfers: this member's ends of the step's long messages.
     """
 
     step: int
     busy_s: float
     content: Any = None
+    transfers: tuple[Transfer, ...] = ()
 
 
 class Ended(NamedTuple):

@@ -70,7 +70,8 @@ class Coordinator:
     _planned: Generation | None = None  # its members prepare for it while the present generation works
     _unprepared: set[int] = field(default_factory=set)  # the members that are not prepared yet
     _pausing: bool = False
-    _planned_with: dict[int, float] = field(default_factory=dict)
+    _planned_with: dict[Any, float] = field(default_factory=dict)
+    _sent: dict[tuple[int, str, str], float] = field(default_factory=dict)  # one end's time of messages whose other end is not known yet
     _deadline_s: float | None = None
     _probed_at: int = 0
     _begin_s: float = 0.0
@@ -186,6 +187,16 @@ class Coordinator:
         if done.busy_s:
             expected_s = generation.predictor.busy_s(done.step, place) / self._planned_with.get(rank, 1.0)
             self.pace.observe(rank, done.busy_s, expected_s)
+        fastest: dict[str, tuple[float, float]] = {}
+        for pair, value, time_s, described_s in done.transfers:
+            other_s = self._sent.pop((done.step, pair, value), None)
+            if other_s is None:
+                self._sent[done.step, pair, value] = time_s
+            else:  # others may have waited for each other
+                found = abs(time_s - other_s), described_s
+                fastest[pair] = min(fastest.get(pair, found), found, key=lambda one: one[0] / one[1])
+        for pair, (took_s, described_s) in fastest.items():
+            self.pace.observe(pair, took_s, described_s)
 
     def _lose(self, rank: int) -> None:
         generation = self._generation
@@ -250,7 +261,7 @@ class Coordinator:
         self._generation, self._ended, self._lost = generation, {}, set()
         self._pausing, self._deadline_s = False, None
         self._planned, self._unprepared = None, set()
-        self._planned_with = dict(self.pace.factors)
+        self._planned_with, self._sent = dict(self.pace.factors), {}
         self.pace.accept({})
         for change in self._changes:
             if change.noticed_s is not None and change.begun_s is None:
@@ -323,11 +334,15 @@ class Coordinator:
     def _injected(self, fault: Fault, begins: bool) -> None:
         self.injected(fault, begins)
         kind = fault.kind if begins else "restore" if fault.kind == "slow" else "return"
-        self.say(f"Fault: {kind} {self.fleet.name(fault.rank)}" + (f", {fault.factor:g} times" if begins and fault.kind == "slow" else ""))
-        self._changed(kind, fault.rank)
+        part = self.fleet.rank_or_pair(fault)
+        self.say(f"Fault: {kind} {self._name(part)}" + (f", {fault.factor:g} times" if begins and fault.kind == "slow" else ""))
+        self._changed(kind, part)
 
-    def _changed(self, kind: str, rank: int) -> None:
-        self._changes.append(Change(what=f"{kind} {self.fleet.name(rank)}", step=self.policy.step, since_s=self.fleet.now_s()))
+    def _name(self, part: int | str) -> str:
+        return part if isinstance(part, str) else self.fleet.name(part)
+
+    def _changed(self, kind: str, part: int | str) -> None:
+        self._changes.append(Change(what=f"{kind} {self._name(part)}", step=self.policy.step, since_s=self.fleet.now_s()))
 
     def _look_after(self) -> None:
         """React to devices that changed their speed, and end silent devices that others wait for."""
@@ -345,7 +360,7 @@ class Coordinator:
         changed = self.pace.changed()
         if changed:
             self.pace.accept(changed)
-            told = ", ".join(f"{self.fleet.name(rank)} {factor:.1f} times" for rank, factor in changed.items())
+            told = ", ".join(f"{self._name(rank)} {factor:.1f} times" for rank, factor in changed.items())
             self.say(f"Pace changed, over the profile's seconds: {told}")
             if self.policy.differs(generation, self._ready, self.pace.factors):
                 for rank in changed:
@@ -361,9 +376,9 @@ class Coordinator:
 
     # Measuring recoveries.
 
-    def _noticed(self, kind: str, rank: int) -> None:
+    def _noticed(self, kind: str, rank: int | str) -> None:
         for change in self._changes:
-            if change.what == f"{kind} {self.fleet.name(rank)}" and change.noticed_s is None:
+            if change.what == f"{kind} {self._name(rank)}" and change.noticed_s is None:
                 change.noticed_s, change.known = self.fleet.now_s(), self.policy.step
 
     def _resumed(self, generation: Generation, step: int, now_s: float) -> None:

@@ -26,7 +26,7 @@ class Controls:
     """Lets the coordinator control a running job."""
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.factor, self._slow_links = 1.0, dict[str, float]()
         self._pause_before: int | None = None
         self._step = -1
         self._lock = threading.Lock()
@@ -48,6 +48,7 @@ class Controls:
         """Connect aborts to an executor and slowdowns to a pacer (None: this device cannot be slowed down)."""
         with self._lock:
             self._executor, self._pacer = executor, pacer
+            executor.transport.slow_links = self._slow_links
             if pacer is not None:
                 pacer.slow_down(self.factor)
             given_up = self._given_up
@@ -73,8 +74,11 @@ class Controls:
             if self._executor is not None:
                 self._executor.abort(self._given_up)
 
-    def slow_down(self, factor: float) -> None:
-        """Run this many times slower from the next operation on."""
+    def slow_down(self, factor: float, to: str = "") -> None:
+        """Run this many times slower from the next operation on, or send so to the device of a name."""
+        if to:
+            self._slow_links[to] = factor
+            return
         with self._lock:
             self.factor = factor
             if self._pacer is not None:
@@ -204,7 +208,7 @@ class _Server:
             case c.Pause() | c.Abort():
                 pass  # it belongs to a job that has ended
             case c.Slow():
-                self._controls.slow_down(command.factor)
+                self._controls.slow_down(command.factor, command.to)
             case c.Ping():
                 self._context.publish(health() if self._context.device.address else c.Pong())
             case c.Prepare() if self._is_at_work:  # for the job after the current one

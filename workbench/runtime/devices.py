@@ -196,6 +196,10 @@ class Fleet:
         """Return a device's name."""
         return self._names[rank]
 
+    def rank_or_pair(self, fault: Fault) -> int | str:
+        """Return the rank of a fault's device, or 'sender>receiver' of its link."""
+        return fault.rank if fault.to is None else f"{self._names[fault.rank]}>{self._names[fault.to]}"
+
     @property
     def absent(self) -> str:
         """Return the names of the devices that accept no commands."""
@@ -297,7 +301,7 @@ class Fleet:
             rank = fault.rank
             is_there = rank in self.ready or rank in self.leaving
             if fault.kind == "slow":
-                self.command((rank,), Slow(self.faults.factor(rank)))
+                self.command((rank,), Slow(self.faults.factor(rank, fault.to), "" if fault.to is None else self._names[fault.to]))
             elif begins and is_there:
                 self._kept_down.add(rank)
                 if fault.kind == "leave":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,6 +25,10 @@ class PacedLinks:
     def transfer_s(self, destination: int, nbytes: int) -> float:
         """Return the transfer time in seconds: latency plus bytes divided by the link's rate."""
         return self.cluster.link(self.rank, destination).transfer_s(nbytes)
+
+    def slower_s(self, factors: Mapping[str, float], destination: int, nbytes: int) -> float:
+        """Return the seconds that a transfer takes longer.  factors: how many times slower, by the destination's name."""
+        return (factors.get(self.cluster.devices[destination].name, 1.0) - 1) * self.transfer_s(destination, nbytes)
 
     def collective_s(self, kind: str, ranks: Sequence[int], nbytes: int) -> float:
         """Return the seconds of a collective on a tensor of this many bytes."""

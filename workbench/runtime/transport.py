@@ -57,7 +57,8 @@ class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it.
 
     group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called only on its members).
-    paced_links: None where the kernel shapes the links.  timeout_s: how long to wait for a value from another rank.
+    paced_links: None where the kernel shapes the links.  links: as described, for slow_links: how many times slower messages to a device
+    are, by its name (an injected fault).  timeout_s: how long to wait for a value from another rank.
     peers: the group's number of each rank named in operations (None: the same numbers).  The numbers differ if the survivors of a
     failure have formed a new group.
     """
@@ -69,12 +70,14 @@ class Transport:
         *,
         subgroup: Callable[[tuple[int, ...]], torch.distributed.ProcessGroup],
         paced_links: PacedLinks | None = None,
+        links: PacedLinks | None = None,
         timeout_s: float = 30.0,
         window: int = WINDOW,
         peers: Mapping[int, int] | None = None,
     ) -> None:
         self.subgroup, self.paced_links, self.timeout_s = subgroup, paced_links, timeout_s
         self._group, self._rank, self._peers, self._window = group, rank, peers, window
+        self._links, self.slow_links = links, dict[str, float]()
         self._channels: dict[int, _Channel] = {}
         self._egress = threading.Lock()
         self._num_waiting = 0  # messages that the sending thread has yet to pass to gloo
@@ -148,7 +151,7 @@ class Transport:
             while channel.pending and channel.pending[0].content is not None:
                 message = channel.pending[0]
                 with self._egress:
-                    if self.paced_links is None and not self._num_waiting and not self._num_large:
+                    if self.paced_links is None and not self.slow_links and not self._num_waiting and not self._num_large:
                         self._give_to_gloo(message)
                     else:
                         self._num_waiting += 1
@@ -183,9 +186,11 @@ class Transport:
     def _see_off(self, message: _Message) -> None:
         size = nbytes(message.content)
         if message.work is None:
+            message.start_s = time.monotonic()
             if self.paced_links is not None:
-                message.start_s = time.monotonic()
                 time.sleep(self.paced_links.transfer_s(message.op.ranks[1], size))
+            if self.slow_links and self._links is not None:
+                time.sleep(self._links.slower_s(self.slow_links, message.op.ranks[1], size))
             with self._egress:
                 self._give_to_gloo(message)
                 self._num_waiting -= 1

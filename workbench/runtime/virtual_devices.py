@@ -112,6 +112,7 @@ class VirtualDevices:
         self._last_s: dict[tuple[int, bool], float] = {}  # last arrival to or from a device: messages do not overtake each other
         self._draws = None if self._world.seed is None else random.Random(self._world.seed)
         self.commands: list[tuple[float, int, Any]] = []
+        self.slow_links: dict[tuple[int, str], float] = {}  # by rank of the sender and name of the receiver
 
     def now_s(self) -> float:
         """Return the virtual seconds."""
@@ -212,6 +213,8 @@ class VirtualDevices:
                 self._groups[message.generation].pauses = True
             case c.Abort() if process.train is not None and process.train.generation == message.generation:
                 self._give_up(rank, process.train)
+            case c.Slow() if message.to:
+                self.slow_links[rank, message.to] = message.factor
             case c.Slow():
                 process.factor = message.factor
             case c.Probe():

@@ -18,9 +18,10 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
-from workbench.core.schedule import Value
+from workbench.core.schedule import RECV, SEND, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.models.loading import import_family
+from workbench.runtime.commands import Transfer
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor, Handler
 from workbench.runtime.memory import MemoryBudget
@@ -28,6 +29,8 @@ from workbench.runtime.pacing import PacedLinks, Pacer
 from workbench.runtime.process_group import Meeting, require_one_program
 from workbench.runtime.transport import Transport
 
+LEAST_TRANSFER_S = 0.008
+"""Shorter transfers say little of a link: on a busy host their ends come some milliseconds late."""
 LOADING, WAITING, IDLE, DONE = "loading", "waiting for the others", "idle", "done"
 FIRST_EPOCH, CACHED_EPOCH = "first epoch", "cached epoch"
 
@@ -95,6 +98,7 @@ class StepTrace(NamedTuple):
     memory: tuple[MemorySample, ...] = ()
     busy_s: float = 0.0
     lowest_trained: int | None = None
+    transfers: tuple[Transfer, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -193,12 +197,14 @@ class DeviceSession:
         self._meeting = Meeting(context, [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted)
         self.slows_down = is_paced and context.fidelity != "real"
         self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation)
+        links = PacedLinks(cluster=cluster.with_slower_links(context.dilation), rank=self.rank)
         paced = self.slows_down and context.fidelity == "paced"
         transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
-            paced_links=PacedLinks(cluster=cluster.with_slower_links(context.dilation), rank=self.rank) if paced else None,
+            paced_links=links if paced else None,
+            links=links,
             timeout_s=self._timeout_s,
             peers=self._peers,
         )
@@ -301,4 +307,18 @@ def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_s
         spans=tuple(done.spans) if keep else (),
         memory=tuple(done.memory) if keep else (),
         busy_s=sum(span.end_s - span.start_s - span.late_s for span in compute),
+        transfers=transfers_of(session.rank_job.cluster, done.spans, session.context.clock_offset_s),
     )
+
+
+def transfers_of(cluster: Cluster, spans: Iterable[Span], offset_s: float = 0.0) -> tuple[Transfer, ...]:
+    """Return a rank's ends of the messages that should take at least LEAST_TRANSFER_S.  offset_s: of its clock from rank 0's."""
+    found = []
+    for span in spans:
+        if span.op.kind in (SEND, RECV):
+            expected_s = cluster.link(*span.op.ranks).transfer_s(span.nbytes)
+            time_s = offset_s + (span.start_s if span.op.kind == SEND else span.end_s)
+            if expected_s >= LEAST_TRANSFER_S:
+                pair = ">".join(cluster.devices[rank].name for rank in span.op.ranks)
+                found.append(Transfer(pair, str((span.op.reads or span.op.writes)[0]), time_s, expected_s))
+    return tuple(found)

@@ -12,6 +12,7 @@ from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
+from workbench.methods.common.session import transfers_of
 from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import Predictor, RankJob
@@ -23,6 +24,9 @@ from workbench.runtime.devices import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 from workbench.simulator import simulate
 
+Links = tuple[tuple[str, float], ...]
+"""How many times slower some links are, by 'sender>receiver'."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VirtualJob:
@@ -33,22 +37,25 @@ class VirtualJob:
     last_step: float
     timeout_s: float
     begins_s: float
-    seconds: Callable[[int, tuple[float, ...]], float]
+    seconds: Callable[[int, tuple[float, ...], Links], float]
     busy_s: Callable[[int, int], float]
+    transfers: Callable[[int, int, Links], tuple[c.Transfer, ...]]
 
 
 class _Work:
-    """A runtime.virtual_devices.VirtualWork.  taken_s: the seconds of each step, by its number."""
+    """A runtime.virtual_devices.VirtualWork.  taken_s: the seconds of each step, by its number.  links: those that are slow now."""
 
     def __init__(self) -> None:
         self.taken_s: dict[int, float] = {}
+        self.links: Callable[[], Links] = tuple
 
     def seconds(self, job: VirtualJob, step: int, factors: Mapping[int, float]) -> float:
-        step_s = self.taken_s[step] = job.seconds(step, tuple(factors[place] for place in sorted(factors)))
+        step_s = self.taken_s[step] = job.seconds(step, tuple(factors[place] for place in sorted(factors)), self.links())
         return step_s + job.begins_s if step == job.first_step else step_s
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
-        return c.StepDone(step, factor * job.busy_s(step, place))
+        links = self.links()
+        return c.StepDone(step, factor * job.busy_s(step, place), transfers=job.transfers(step, place, links) if links else ())
 
     def part(self, job: VirtualJob, place: int, end: c.End, stop: int) -> int:
         return stop
@@ -84,9 +91,10 @@ class _Policy(StepPolicy):
             self.say(job.missing)
 
         @cache
-        def slowed(factors: tuple[float, ...]) -> Timetable:
+        def slowed(factors: tuple[float, ...], links: Links = ()) -> Timetable:
             slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
-            return Timetable(job, job.profile.part(range(len(factors)), slower))
+            actual = replace(job, cluster=job.cluster.with_slow_links(dict(links)))
+            return Timetable(actual, job.profile.part(range(len(factors)), slower))
 
         return generation._replace(
             own=whole,
@@ -96,8 +104,9 @@ class _Policy(StepPolicy):
                 min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until),
                 generation.timeout_s,
                 begins_s,
-                lambda step, factors: slowed(factors).seconds(step),
+                lambda step, factors, links: slowed(factors, links).seconds(step),
                 lambda step, place: slowed((1.0,) * job.cluster.world_size).busy_s(step, place),
+                lambda step, place, links: transfers_of(job.cluster, slowed((1.0,) * job.cluster.world_size, links).messages(step, place)),
             ),
         )
 
@@ -130,6 +139,8 @@ def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) ->
     """
     policy, work = _Policy(first, replanned), _Work()
     devices = VirtualDevices(first.cluster.world_size, work, VirtualWorld())
+    names = [device.name for device in first.cluster.devices]
+    work.links = lambda: tuple((f"{names[rank]}>{to}", factor) for (rank, to), factor in devices.slow_links.items())
     fleet = fleet_of(devices, first.cluster, first.job)
     coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=True)
     try:

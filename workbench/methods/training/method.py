@@ -240,7 +240,7 @@ class TrainingMethod(LayerMethod[P]):
 
         def job(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
             part = cluster.part(ranks)
-            chosen = plan or self.plan(prepared, profile.part(ranks, factors), part)
+            chosen = plan or self.plan(prepared, profile.part(ranks, factors), part.with_slow_links(factors))
             return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), **fields)
 
         return Replanned(job, partial(self.stand_in, prepared, profile, cluster))

@@ -17,7 +17,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.plan import Homes, Plan, held_by, whole_steps
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.report import Recovery
+from workbench.core.schedule import RECV, SEND
+from workbench.core.timeline import Span
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
@@ -70,6 +73,7 @@ class Timetable:
 
     def __init__(self, rank_job: RankJob, profile: Profile | None = None) -> None:
         """profile: the devices' current costs; None: those in the job."""
+        self._cluster = rank_job.cluster
         self._phases = (rank_job if profile is None else replace(rank_job, profile=profile)).phases()
         self._predictors = [Predictor(phase) for phase in self._phases]
         self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
@@ -124,9 +128,20 @@ class Timetable:
         phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
         return phase, self._steps(phase, epoch)[at]
 
-    def _find_busy_s(self, step: int, place: int) -> float:
+    def messages(self, step: int, place: int) -> list[Span]:
+        """Return a device's ends of a step's messages, as if each had the link for itself from second 0 on."""
+        program = self._program(step)
+        ends = [
+            (op, program.costs.spec((op.reads or op.writes)[0]).nbytes) for op in program.schedule.ops[place] if op.kind in (SEND, RECV)
+        ]
+        return [Span(place, op, 0.0, self._cluster.link(*op.ranks).transfer_s(nbytes), nbytes) for op, nbytes in ends]
+
+    def _program(self, step: int) -> Program:
         phase, planned = self._at(step)
-        program = self._phases[phase].program(planned.shape)
+        return self._phases[phase].program(planned.shape)
+
+    def _find_busy_s(self, step: int, place: int) -> float:
+        program = self._program(step)
         return sum(program.seconds(place, index) for index, op in enumerate(program.schedule.ops[place]) if not op.is_communication)
 
 
@@ -219,7 +234,7 @@ class Succession:
         if self.now is None or is_same:
             return False
         was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
-        price_s = repartition_s(self.first.cluster, self.first.profile, was, new)
+        price_s = repartition_s(self.first.cluster.with_slow_links(factors), self.first.profile, was, new)
         if self.first.cluster.is_real:
             price_s += REAL_REGROUP_S
         at_present, then = (generation_of(0, *own, factors).predictor for own in (self.now, (members, job)))
@@ -431,9 +446,10 @@ def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, f
 
 
 def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
-    """Return a job of some devices as a generation.  factors: measured slowdown by rank."""
+    """Return a job of some devices as a generation.  factors: measured slowdown by rank, and of links by 'sender>receiver'."""
     slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
-    timetable = Timetable(job, job.profile.part(range(len(members)), slower))
+    actual = replace(job, cluster=job.cluster.with_slow_links(factors))
+    timetable = Timetable(actual, job.profile.part(range(len(members)), slower))
     timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
     return Generation(
         number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s, own=lambda own, place: own.on_rank(place)

@@ -106,7 +106,7 @@ class Served:
         """Report a step of an epoch, and back up its state.  first: number of the epoch's first step."""
         if keeper is not None:
             keeper.stepped()
-        self.told(StepDone(first + trace.step, trace.busy_s, trace.loss))
+        self.told(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
 
 
 class DeviceWorker(Worker, Generic[ASessionJob]):
