@@ -20,8 +20,11 @@ from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import ADAPTER_RATE, FULL_BY_DEFAULT, FULL_RATE
 from workbench.core.profile import Grid
+from workbench.core.report import StepRecord
 from workbench.methods import METHODS
 from workbench.methods.base import Event
+from workbench.methods.common.records import measured_steps
+from workbench.methods.common.session import RankResult, StepTrace
 from workbench.methods.confidant import method as confidant
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.measure import measure_layers, measure_parts
@@ -312,3 +315,26 @@ def test_a_device_without_a_share_pauses_with_the_others_in_mid_epoch() -> None:
     with pytest.raises(worker._Paused):
         worker._train_phase(phase, 0, None)
     phase.session.some.assert_called_once_with(False)
+
+
+@pytest.mark.parametrize(("continues", "meetings"), [(None, 3), ("the window before", 1)])
+def test_devices_wait_for_each_other_only_between_epochs_that_drain(continues: str | None, meetings: int) -> None:
+    phase = MagicMock(optimizer=None)
+    step = MagicMock()
+    step.shape.continues = continues
+    phase.phase.epochs, phase.phase.steps.return_value = range(3), (step,)
+    phase.rank_job = MagicMock(start_epoch=0, start_step=0, held={}, state=None)
+    phase.rank_job.job.backup_every = 0
+    phase.session.some.return_value = False
+    worker._train_phase(phase, 0, None)
+    assert phase.session.some.call_count == meetings
+
+
+def test_an_epoch_that_overlaps_the_one_before_counts_from_its_end() -> None:
+    """The last stage begins the second window at 7 s, while the first stage still computes the first one."""
+    times = {0: [(0.0, 9.0), (1.0, 6.5)], 1: [(9.5, 17.0), (7.0, 15.0)], 2: [(20.0, 30.0), (21.0, 28.0)]}
+    ranks = [
+        RankResult(rank=rank, steps=[StepTrace(epoch, 0, 1, *of_ranks[rank], 0.5) for epoch, of_ranks in times.items()]) for rank in (0, 1)
+    ]
+    predicted = [StepRecord(epoch=epoch, step=0, samples=1, cached=False) for epoch in times]
+    assert [step.measured_s for step in measured_steps(ranks, predicted)] == [9.0, 8.0, 10.0]

@@ -77,7 +77,9 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
             continue
         end = max(trace.end_s for trace in traces)
         follows = record.step > 0 and (record.epoch, record.step) not in resumed
-        begin = previous if previous is not None and follows else min(trace.start_s for trace in traces)
+        start = min(trace.start_s for trace in traces)
+        # The first step of an epoch that follows without a drain begins on some devices before the step before ends on others.
+        begin = previous if previous is not None and (follows or start < previous < end) else start
         previous = end
         loss = sum(trace.loss for trace in traces)
         records.append(replace(record, measured_s=end - begin, loss=loss, lowest_trained=traces[0].lowest_trained))

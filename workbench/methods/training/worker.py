@@ -232,6 +232,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             tensors = phase.optimizer.named_tensors()
             State.load(rank_job.state, tensors)
             phase.optimizer.load_named_tensors(tensors, num_steps)
+    logs: list[EpochLog] = []  # of the epochs whose checkpoints some device may not have saved yet
     for epoch in epochs:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
@@ -261,11 +262,14 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             # A run that may converge may end an epoch or two before the last one done, and go on from there later.
             keeps_former = phase.keeps_steps or rank_job.job.converged_after > 0
             save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=keeps_former)
-        if phase.optimizer is not None:
+        logs.append(log)
+        drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
+        if drains and phase.optimizer is not None:
             session.progress.phase(WAITING)
-        if session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
+        if drains and session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
             raise _Paused
-        log.end()
+        while len(logs) > (not drains):  # a device that has ended another epoch has had the others' activations of it
+            logs.pop(0).end()
     del log, keeper  # they reference the optimizer
     phase.release()
 
