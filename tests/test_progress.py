@@ -62,7 +62,7 @@ def test_phases_notes_and_how_it_ended(state: RunState, clock: Clock) -> None:
     state.update(Event("note", message="Profile measured 3 days ago"))
     state.update(Event("something new", message="passed over"))
     clock.now_s += 3
-    state.finish("stopped")
+    state.finish(KeyboardInterrupt)
     clock.now_s += 50
     now = state.snapshot()
     assert now.phases == (("Planning", 0.0), ("Training", 2.0))
@@ -137,7 +137,7 @@ def test_time_left_is_the_prediction_corrected_by_what_was_measured(state: RunSt
     clock.now_s += 0.3
     state.update(step(1, 1))
     assert state.snapshot().remaining_s == pytest.approx(3 * 0.6)  # cached steps have a ratio of their own
-    state.finish("finished")
+    state.finish()
     assert state.snapshot().remaining_s is None
 
 

@@ -90,6 +90,25 @@ class Snapshot:
     remaining_s: float | None
     outcome: str
 
+    @property
+    def headline(self) -> str:
+        """Return one line: the phase or how it ended, the time, and the facts."""
+        if self.outcome == "finished":
+            return f"Finished in {duration(self.elapsed_s)}"
+        if self.outcome:
+            return f"{self.outcome.capitalize()} after {duration(self.elapsed_s)}: {self.phase}"
+        return f"{self.phase} ({duration(self.elapsed_s)}){self.facts}"
+
+    @property
+    def facts(self) -> str:
+        """Return loss, rate and time left, as far as they are known, each after a comma."""
+        words = "" if self.smoothed_loss is None else f", loss {self.smoothed_loss:.4f}"
+        if self.samples_per_s is not None:
+            words += f", {self.samples_per_s:.0f} samples/s"
+        if self.remaining_s is not None:
+            words += f", {duration(self.remaining_s)} left"
+        return words
+
 
 @dataclass(slots=True)
 class _Epoch:
@@ -140,10 +159,11 @@ class RunState:
             elif event.kind == "phase" and event.message:
                 self._phases.append((event.message, now_s))
 
-    def finish(self, outcome: str) -> None:
-        """Stop the clock.  outcome: 'finished', 'stopped' or 'failed'."""
+    def finish(self, error: type[BaseException] | None = None) -> None:
+        """Stop the clock.  error: the class of the exception that ended the run; KeyboardInterrupt stopped it."""
         with self._lock:
-            self._end_s, self._outcome = self._clock(), outcome
+            self._outcome = "finished" if error is None else "stopped" if issubclass(error, KeyboardInterrupt) else "failed"
+            self._end_s = self._clock()
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the run."""

@@ -10,7 +10,7 @@ from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
 from workbench.progress import RunState, Snapshot
-from workbench.widgets.progress import RED, LiveProgress, as_html, as_text, head
+from workbench.widgets.progress import RED, LiveProgress, as_html, as_text
 
 
 class Clock:
@@ -34,19 +34,19 @@ TRAINING = (
 )
 
 
-def snapshot_of(*events: tuple[float, Event], outcome: str = "", epochs: int = 2) -> Snapshot:
+def snapshot_of(*events: tuple[float, Event], ended: bool = False, error: type[BaseException] | None = None) -> Snapshot:
     clock = Clock()
-    state = RunState(Job(epochs=epochs), CLUSTER, clock=clock)
+    state = RunState(Job(epochs=2), CLUSTER, clock=clock)
     for seconds, event in events:
         clock.now = seconds
         state.update(event)
-    if outcome:
-        state.finish(outcome)
+    if ended:
+        state.finish(error)
     return state.snapshot()
 
 
 def test_while_it_runs_phase_loss_rate_and_time_left_are_told() -> None:
-    line = head(snapshot_of(*TRAINING))
+    line = snapshot_of(*TRAINING).headline
     assert line.startswith("Training on <4> devices (6 s), loss 0.")
     assert "32 samples/s" in line and line.endswith("7 s left")  # two steps here and five in the next epoch, a second each
 
@@ -81,16 +81,16 @@ def test_epochs_of_a_method_without_a_cache_are_not_from_the_cache() -> None:
     assert "cache" not in as_text(snapshot_of((0.1, Event("predicted", predicted=records)), *TRAINING[1:]))
 
 
-@pytest.mark.parametrize("outcome", ["finished", "stopped", "failed"])
-def test_the_end_says_how_and_shows_what_was_trained(outcome: str) -> None:
-    now = snapshot_of(*TRAINING, outcome=outcome)
-    assert head(now).startswith(outcome.capitalize()) and "6 s" in head(now)
+@pytest.mark.parametrize(("error", "outcome"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (ValueError, "failed")])
+def test_the_end_says_how_and_shows_what_was_trained(error, outcome: str) -> None:
+    now = snapshot_of(*TRAINING, ended=True, error=error)
+    assert now.outcome == outcome and now.headline.startswith(outcome.capitalize()) and "6 s" in now.headline
     assert "epoch 1" in as_text(now) and "epoch 2" not in as_text(now)
     assert "Planning for 4 devices 0.5 s" in as_html(now) and "step 3 of 5" not in as_html(now)
 
 
 def test_a_simulation_has_no_empty_bars_in_the_end_but_its_notes() -> None:
-    now = snapshot_of((0.5, Event("phase", message="Planning")), (0.6, Event("note", message="Profile measured now.")), outcome="finished")
+    now = snapshot_of((0.5, Event("phase", message="Planning")), (0.6, Event("note", message="Profile measured now.")), ended=True)
     assert as_text(now) == "Finished in 1 s\nProfile measured now."
     assert "progressbar" not in as_html(now) and "Profile measured now." in as_html(now)
 

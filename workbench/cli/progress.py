@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from workbench.cli.output import say
-from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot, duration
+from workbench.progress import DeviceRow, EpochRow, RunState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +43,7 @@ class RunProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.state.finish("finished" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed")
+        self.state.finish(kind)
         if self._live is not None:
             self._live.stop()
 
@@ -61,7 +61,7 @@ class RunProgress:
         from rich.text import Text
 
         now = self.state.snapshot()
-        parts: list[RenderableType] = [Text(f"{now.phase} ({duration(now.elapsed_s)})" + _facts(now))]
+        parts: list[RenderableType] = [Text(now.headline)]
         if any(epoch.num_steps for epoch in now.epochs):
             bars = Table.grid(padding=(0, 2))
             for epoch in now.epochs:
@@ -99,17 +99,7 @@ class RunProgress:
             self._told_s = self._clock()
             busy = ", ".join(f"{device.name} {device.busy_share:.0%}" for device in now.devices if device.busy_share is not None)
             where = "request" if row.answers else f"epoch {event.epoch + 1}, step"
-            say(f"{where} {event.step + 1} of {event.num_steps}{_facts(now)}" + (f"; computing: {busy}" if busy else ""))
-
-
-def _facts(now: Snapshot) -> str:
-    """Return loss, rate and time left, as far as they are known."""
-    words = _told_loss(now.smoothed_loss)
-    if now.samples_per_s is not None:
-        words += f", {now.samples_per_s:.0f} samples/s"
-    if now.remaining_s is not None:
-        words += f", {duration(now.remaining_s)} left"
-    return words
+            say(f"{where} {event.step + 1} of {event.num_steps}{now.facts}" + (f"; computing: {busy}" if busy else ""))
 
 
 def _epoch_words(epoch: EpochRow) -> str:

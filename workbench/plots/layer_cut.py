@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import plotly.graph_objects as go
@@ -99,12 +100,10 @@ def held_bytes(plan: InferencePlan, shape: StackShape, *, scheme: int = 1) -> tu
 
     A device without tokens needs no whole feed-forward network in scheme 2; it keeps its columns.
     """
-    found = []
+    found, alike = [], replace(plan, schemes=(scheme,) * shape.num_layers)
     for position in range(plan.num_positions):
+        _, units, columns = next(alike.parts((shape,), position))
         share = plan.shares[position] if plan.shares else 1.0
-        units = shape.num_units if plan.paradigm == "sequence" else plan.units[position]
-        whole = plan.paradigm == "sequence" or (plan.paradigm == "hybrid" and scheme == 2 and share > 0)
-        columns = shape.columns if whole else plan.columns[position]
         found.append(
             {
                 "attention": units * (shape.unit_bytes + shape.cross_unit_bytes),

@@ -16,7 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.methods.base import Event
 from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE, byte_unit
-from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot, duration
+from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot
 
 BAR_CHARACTERS = 24
 T = TypeVar("T")
@@ -29,25 +29,9 @@ def bar(items: Sequence[T], what: str) -> Iterable[T]:
     return shown
 
 
-def head(now: Snapshot) -> str:
-    """Return one line: the phase or how it ended, loss, rate, and the time."""
-    if now.outcome == "finished":
-        return f"Finished in {duration(now.elapsed_s)}"
-    if now.outcome:
-        return f"{now.outcome.capitalize()} after {duration(now.elapsed_s)}: {now.phase}"
-    words = [f"{now.phase} ({duration(now.elapsed_s)})"]
-    if now.smoothed_loss is not None:
-        words.append(f"loss {now.smoothed_loss:.3f}")
-    if now.samples_per_s is not None:
-        words.append(f"{now.samples_per_s:.0f} samples/s")
-    if now.remaining_s is not None:
-        words.append(f"{duration(now.remaining_s)} left")
-    return ", ".join(words)
-
-
 def as_text(now: Snapshot) -> str:
     """Return the state as plain lines."""
-    lines = [head(now)]
+    lines = [now.headline]
     for epoch in _bars(now):
         full = round(_share(epoch) * BAR_CHARACTERS)
         lines.append(f"{_name(epoch):<24} [{'#' * full}{'.' * (BAR_CHARACTERS - full)}] {_words(epoch)}".rstrip())
@@ -57,7 +41,7 @@ def as_text(now: Snapshot) -> str:
 def as_html(now: Snapshot) -> Markup:
     """Return the state with a bar for each epoch, a line for each device, and the time of each phase."""
     colour = RED if now.outcome in ("stopped", "failed") else "inherit"
-    parts = [Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(colour, head(now))]
+    parts = [Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(colour, now.headline)]
     if bars := Markup().join(map(_bar, _bars(now))):
         grid = Markup("<div style='display:grid;grid-template-columns:max-content 14em 1fr;gap:2px 12px;align-items:center'>{}</div>")
         parts.append(grid.format(bars))
@@ -144,7 +128,7 @@ class LiveProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.state.finish("finished" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed")
+        self.state.finish(kind)
         self._over.set()
         self._thread.join()
         self._draw()
