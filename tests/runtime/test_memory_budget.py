@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
+import platform
 import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
 
 from workbench.core.errors import MemoryBudgetError
-from workbench.runtime.memory import MemoryBudget, as_memory_error, read_memory
+from workbench.runtime.memory import STACK_BYTES, MemoryBudget, as_memory_error, read_memory
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is enforced by Linux only")
 
@@ -47,6 +50,16 @@ def test_budget_counts_from_the_footprint() -> None:
         kept = torch.ones(60_000_000 // 4)
         assert 55_000_000 < budget.used_bytes < 90_000_000
         assert kept.numel() == 15_000_000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have small stacks")
+def test_the_stacks_of_new_threads_are_small() -> None:
+    """Those of C++ libraries too: a budget counts what they may use."""
+    libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(256), ctypes.c_size_t()
+    with MemoryBudget("rpi-s", 100_000_000):
+        libc.pthread_getattr_default_np(attributes)
+    libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    assert size.value == threading.stack_size() == STACK_BYTES
 
 
 def test_other_errors_pass_through() -> None:

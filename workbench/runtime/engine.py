@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.serial import from_json
-from workbench.runtime.memory import tell_is_engine
+from workbench.runtime.memory import take_small_stacks, tell_is_engine
 from workbench.runtime.network import Endpoint
 from workbench.runtime.processes import ProcessId
 
 SETTINGS_FILE = "engines.json"
 START_TIMEOUT_S = 90.0
-_STACK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +44,7 @@ def become_engine(settings: EngineSettings, rank: int) -> None:
     """Run an engine until it is stopped.  The order matters: enter namespaces before starting threads, import torch afterwards."""
     if settings.endpoints:
         settings.endpoints[rank].enter()
-    # A memory budget counts the thread stacks that may be used.  Ten stacks of the usual 8 MB would be a tenth of a small device's memory.
-    threading.stack_size(_STACK_BYTES)
+    take_small_stacks()
     owner = ProcessId(settings.owner_pid, settings.owner_started)
     threading.Thread(target=_die_with, args=(owner,), daemon=True, name="owner watch").start()
 

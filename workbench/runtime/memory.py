@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,24 @@ def as_memory_error(error: BaseException, device_name: str, budget_bytes: int, u
     )
 
 
+STACK_BYTES = 2 << 20
+
+
+def take_small_stacks() -> None:
+    """Give new threads stacks of 2 MB, those of C++ libraries too.
+
+    A budget counts the stacks that may be used.  Ten of the usual 8 MB would be a sixth of a small device's memory.
+    """
+    threading.stack_size(STACK_BYTES)
+    set_default = getattr(ctypes.CDLL(None), "pthread_setattr_default_np", None) if sys.platform == "linux" else None  # glibc has it
+    if set_default is not None:
+        attributes = ctypes.create_string_buffer(256)  # a pthread_attr_t takes 56 or 64 bytes
+        libc = ctypes.CDLL(None)
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(STACK_BYTES))
+        set_default(attributes)
+
+
 _is_engine = False
 
 
@@ -123,6 +142,7 @@ class MemoryBudget:
         return max(0, self._reading().data_bytes - self.footprint_bytes)
 
     def __enter__(self) -> MemoryBudget:
+        take_small_stacks()
         release_free_memory()
         if _is_engine and gc.get_freeze_count() == 0:
             # The libraries' hundreds of thousands of objects live as long as the process: later collections skip them.
