@@ -70,6 +70,7 @@ def run(
     resume: bool = False,
     fidelity: Fidelity = "auto",
     chosen_plan: Plan | None = None,
+    costs: Profile | None = None,
     engines: Engines | None = None,
 ) -> Report:
     """Plan, simulate and (mode 'execute') run a job on a cluster.
@@ -77,7 +78,7 @@ def run(
     workdir: where the run keeps checkpoints, cache and the trained adapter; only one run may use it at a time.  By default it is a
     separate folder under the cache folder.
     resume: continue an interrupted run of the same job from its last finished epoch.
-    chosen_plan: run this plan instead of the planner's.
+    chosen_plan: run this plan instead of the planner's.  costs: plan and pace by these instead of measuring.
     engines: execute on these instead of on devices started here (see runtime.torchrun); fidelity is then ignored.
     Raises WorkbenchError for every error that a user can cause.  An interrupted run leaves its workdir for `resume`.
     """
@@ -104,6 +105,7 @@ def run(
                 resume=resume,
                 fidelity=fidelity,
                 chosen_plan=chosen_plan,
+                costs=costs,
                 engines=real,
             )
             timelines = {
@@ -128,7 +130,7 @@ def run(
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
         prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines)
-        costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
+        costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
         decided = chosen_plan or method.plan(prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)

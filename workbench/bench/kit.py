@@ -6,59 +6,151 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.bench.frame import Progress
+from workbench.bench.frame import Progress, ratios, turns
 from workbench.core.catalogue import KIT, load_cluster
 from workbench.core.cluster import Cluster, DataPlane, Device
+from workbench.core.errors import check_choice
 from workbench.core.job import Job
-from workbench.core.report import Report
-from workbench.experiment import run
-from workbench.methods.base import Event
+from workbench.core.profile import Profile
+from workbench.experiment import over_ssh, run
+from workbench.methods import load_method
+from workbench.methods.base import Event, ignore
 from workbench.runtime.ssh import Connection, agent_command
+from workbench.runtime.ssh_devices import SshEngines
 from workbench.runtime.ssh_setup import bring_code, install
 
 FILE_BYTES = 90_000_000
 JOB = Job(method="fine_tuning", epochs=2, train_samples=320, validation_samples=32, test_samples=32, options={"technique": "lora"})
+PARTS = ("reach", "files", "start", "epochs", "faults")
+SLOWED = 4
+"""All devices take this multiple of their measured times, so that the processors of one machine suffice for four servers."""
+PACED = "slow:{device}:1.001@step1"
+"""Real devices run as fast as they can until a fault slows them; then they keep to their profile, as emulated ones do."""
+ROUNDS = 3
 
 
-def bench(progress: Progress = print) -> dict[str, Any]:
-    """Return seconds, and the MB/s of a file that goes to all devices at once, also as a share of one device's link in the kit's file.
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
+    """Return seconds, MB/s, and ratios to the same run on emulated devices with links of the same speed.
 
-    Raises ConfigError if no cluster is named kit.
+    only: some of PARTS, none is all.  Raises ConfigError if no cluster is named kit.
     """
+    for word in only:
+        check_choice("part of the kit's benchmark", word, PARTS)
     cluster = load_cluster(KIT)
-    progress(f"Reaching {cluster.size_words}")
     found: dict[str, Any] = {"devices": cluster.world_size, "model": JOB.model}
-    found["check_s"] = _on_all(cluster, lambda connection: connection.ask("facts"))
-    found["second_setup_s"] = _on_all(cluster, _set_up)
-    progress(f"Bringing {FILE_BYTES / 1e6:.0f} MB to each")
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(os.urandom(FILE_BYTES))
-        file.flush()
-        seconds = _on_all(cluster, lambda connection: connection.send_file(Path(file.name), "run/file").result())
-        found["file_mb_per_s"] = cluster.world_size * FILE_BYTES / 1e6 / seconds
-        found["file_share_of_link"] = 1e6 * found["file_mb_per_s"] / cluster.devices[0].link.bytes_per_s
     with tempfile.TemporaryDirectory() as folder:
-        planes: tuple[DataPlane, ...] = ("plain", "tls")
-        for data in planes:
-            progress(f"Running, tensors {data}")
-            report, first_s = _run(replace(cluster, data=data), JOB, Path(folder) / data)
-            found[f"first_step_s_{data}"] = first_s
-            found[f"step_s_{data}"] = median(step.measured_s or 0.0 for step in report.steps)
-        progress("Running, and killing a device")
-        faulty = replace(JOB, faults=f"kill:{cluster.devices[-1].name}@step4", backup_every=2)
-        report, _ = _run(cluster, faulty, Path(folder) / "faulty")
-        found["fault_to_next_step_s"] = sum(recovery.seconds for recovery in report.recoveries)
+        for part in only or PARTS:
+            found |= globals()[f"_{part}"](cluster, Path(folder), rounds, progress)
     return found
+
+
+def _reach(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
+    progress(f"Reaching {cluster.size_words}")
+    check_s = _on_all(cluster, lambda connection: connection.ask("facts"))
+    return {"check_s": check_s, "second_setup_s": _on_all(cluster, _set_up)}
+
+
+def _files(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
+    """Return the rate of a file to all devices at once, and its share of the first device's link in the kit's file; connecting included.
+
+    ssh_share_of_link: the same file through `ssh DEVICE cat`, without the agent and its digests.
+    """
+    progress(f"Bringing {FILE_BYTES / 1e6:.0f} MB to each")
+    file = folder / "file"
+    file.write_bytes(os.urandom(FILE_BYTES))
+    seconds = _on_all(cluster, lambda connection: connection.bring(file, "run/file"))
+    began_s = time.monotonic()
+    with ExitStack() as stack:
+        for device in cluster.devices:  # all at once; each is waited for at the end
+            command = [*agent_command(device)[:-1], "cat >/dev/null"]
+            stack.enter_context(subprocess.Popen(command, stdin=stack.enter_context(open(file, "rb"))))
+    rates = [cluster.world_size * FILE_BYTES / spent for spent in (seconds, time.monotonic() - began_s)]
+    shares = [rate / cluster.devices[0].link.bytes_per_s for rate in rates]
+    return {"file_mb_per_s": rates[0] / 1e6, "file_share_of_link": shares[0], "ssh_share_of_link": shares[1]}
+
+
+def _start(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
+    """Return the seconds from a run's beginning to the end of its first step, and what they went into; the devices were measured before."""
+    progress("Measuring the devices")
+    with _connected(cluster, folder / "start") as engines:
+        _measured(engines)
+    progress("Starting a run")
+    began_s, firsts = time.monotonic(), list[float]()
+
+    def note(event: Event) -> None:
+        if event.kind == "step" and not firsts:
+            firsts.append(time.monotonic() - began_s)
+
+    report = run(replace(JOB, epochs=1), cluster, progress=note, workdir=folder / "start")
+    return {"first_step_s": firsts[0]} | {f"start_{stage}_s": seconds for stage, seconds in report.spent_s.items()}
+
+
+def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, Any]:
+    """Return the seconds of an epoch, and the ratio to emulated devices.  Both have the profile that the real ones measured."""
+    found, costs = dict[str, Any](), None
+    job = replace(JOB, train_samples=160, faults=_paced(cluster))
+    planes: tuple[DataPlane, ...] = ("plain", "tls")
+    for data in planes:
+        with _connected(replace(cluster, data=data), folder / data) as engines:
+            costs = costs or _measured(engines)
+            seconds: dict[str, list[float]] = {"emulated": [], "real": []}
+            for turn, side in turns(seconds, range(rounds)):
+                progress(f"Tensors {data}, {side} devices, run {turn + 1} of {rounds}")
+                where, on = (engines.cluster, engines) if side == "real" else (_emulated(cluster), None)
+                report = run(job, where, costs=costs, engines=on, workdir=folder / data)
+                shutil.rmtree(folder / data)
+                seconds[side].append(report.epochs[-1].seconds)
+                progress(f"  an epoch took {seconds[side][-1]:.2f} s")
+            found[f"epoch_s_{data}"] = median(seconds["real"])
+            found |= {f"epoch_{name}_{data}": one for name, one in ratios(seconds["real"], seconds["emulated"]).items()}
+    return found
+
+
+def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
+    """Return the seconds from a kill to the end of the next step, of real and of emulated devices."""
+    progress("Running, and killing a device")
+    job = replace(JOB, faults=f"{_paced(cluster)}; kill:{cluster.devices[-1].name}@step4", backup_every=2)
+    with _connected(cluster, folder / "faults") as engines:
+        costs = _measured(engines)
+        real = run(job, cluster, costs=costs, engines=engines, workdir=folder / "faults")
+    emulated = run(job, _emulated(cluster), costs=costs, workdir=folder / "emulated faults")
+    names = {"fault_to_next_step_s": real, "fault_to_next_step_s_emulated": emulated}
+    return {name: sum(one.seconds for one in report.recoveries if one.what.startswith("kill")) for name, report in names.items()}
+
+
+@contextmanager
+def _connected(cluster: Cluster, folder: Path) -> Iterator[SshEngines]:
+    with over_ssh(cluster, folder, ["transformers.modeling_utils"]) as engines:
+        engines.bring_model(JOB.model)
+        yield engines
+
+
+def _measured(engines: SshEngines) -> Profile:
+    """Return the real devices' own profile, slowed down."""
+    method = load_method(JOB.method)
+    costs = method.profile(method.prepare(JOB, ignore), engines.cluster, ignore, emulated=True, engines=engines)
+    return replace(costs, layers=tuple(tuple(layer.scaled(SLOWED) for layer in layers) for layers in costs.layers))
+
+
+def _paced(cluster: Cluster) -> str:
+    return "; ".join(PACED.format(device=device.name) for device in cluster.devices)
+
+
+def _emulated(cluster: Cluster) -> Cluster:
+    """Return the cluster with emulated devices of the same links."""
+    return replace(cluster, devices=tuple(replace(device, address=None, host_share=1 / SLOWED) for device in cluster.devices))
 
 
 def _on_all(cluster: Cluster, work: Callable[[Connection], object]) -> float:
@@ -82,14 +174,3 @@ def _set_up(connection: Connection) -> None:
     if not python:
         install(connection, lambda text: None)
     bring_code(connection)
-
-
-def _run(cluster: Cluster, job: Job, folder: Path) -> tuple[Report, float]:
-    """Return a run's report, and the seconds from its beginning to the end of the first step."""
-    began_s, firsts = time.monotonic(), list[float]()
-
-    def note(event: Event) -> None:
-        if event.kind == "step" and not firsts:
-            firsts.append(time.monotonic() - began_s)
-
-    return run(job, cluster, progress=note, workdir=folder), firsts[0]

@@ -16,7 +16,7 @@ BENCHES = {
     for name in ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "kit"]
 }
 """Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
-CHOOSING = ("galaxy_plus", "p_rge", "ringada", "confidant", "recovery")
+CHOOSING = ("galaxy_plus", "p_rge", "ringada", "confidant", "recovery", "kit")
 """Benchmarks that can measure a part of what they have."""
 
 
@@ -27,7 +27,7 @@ def bench(
         typer.Option(
             help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
             " quantized, memory; of ringada: equal, unequal or bert-base, Mbit/s; of confidant: processors, schedule, partition;"
-            " of recovery: methods, or kinds of faults."
+            " of recovery: methods, or kinds of faults; of kit: reach, files, start, epochs, faults."
         ),
     ] = "",
     soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,
