@@ -21,13 +21,14 @@ from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupErr
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import Report, SweepPoint, dilation_note
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
 from workbench.core.serial import to_json
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, NO_EPOCHS, WITH_JAX, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
+from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.devices import Lender
 from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import full_disk_told, own_folder
@@ -136,6 +137,11 @@ def run(
         method.check(prepared, costs, cluster, decided, folder=folder)
         planned = Planned(prepared, costs, cluster, decided)
         prediction = method.predict(planned)
+        layers = method.layer_costs(prepared, batch=1, sequence_length=1)
+        trained, frozen = (FP32_BYTES * sum(getattr(layer, kind) for layer in layers) for kind in ("trainable_params", "frozen_params"))
+        if trained:
+            nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
+            prediction = replace(prediction, bytes=nbytes)
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
             return _report(job, cluster, decided, prediction, None, _spent(began))

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 from workbench.core.cluster import Device
 from workbench.core.inference import InferencePlan
-from workbench.core.report import Report, StepRecord, metrics_text
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
 
@@ -91,6 +91,8 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     for cached, name in ((False, "first epoch"), (True, "from the cache")):
         if times := _times(report, [step for step in report.steps if step.cached == cached], digits=0):
             rows.append(("Step", f"{times}, {name}"))
+    if trained := report.bytes.get(TRAINED_WEIGHTS):
+        rows.append(("Weights", f"{trained / report.bytes[ALL_WEIGHTS]:.1%} are trained, at most ({trained / 4e6:.2f} million)"))
     lowest = [step.lowest_trained for step in report.steps]
     begins = [at for at, layer in enumerate(lowest) if layer is not None and (not at or layer != lowest[at - 1])]
     if len(begins) > 1:

@@ -15,13 +15,17 @@ from tests.experiment.running import at, interrupt, losses, run
 from workbench import experiment
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.methods.ringada import method
 from workbench.methods.ringada.measure import measure_layers
 from workbench.methods.ringada.phases import RingRankJob
 from workbench.methods.ringada.planning import rank_job, with_in_flight
 from workbench.methods.ringada.prepare import prepare
 from workbench.methods.training.phases import Predictor
+from workbench.models.loading import load_stack
 from workbench.models.saving import load_adapter, load_trained
+from workbench.models.techniques import TechniqueStage
+from workbench.summary import summary_rows
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,6 +50,11 @@ def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_simulated(job: Job) -> None:
     report = experiment.run(job, two_devices(), "simulate")
     assert len(report.steps) == 6 and all(step.predicted_s for step in report.steps)
+    model = TechniqueStage(load_stack(job.model).stage(0, 6), prepare(job).config)
+    counted = sum(one.numel() for one in model.trained().values()), sum(one.numel() for one in model.parameters())
+    trained, weights = report.bytes[TRAINED_WEIGHTS], report.bytes[ALL_WEIGHTS]  # by the model's sizes, as if adapters had biases
+    assert 4 * counted[0] < trained < 4.4 * counted[0] and weights == pytest.approx(4 * counted[1], rel=0.01)
+    assert ("Weights", f"{trained / weights:.1%} are trained, at most ({trained / 4e6:.2f} million)") in summary_rows(report)
     assert (
         report.plan.num_layers == 6
         and experiment.plan(job, two_devices()).stages == report.plan.stages

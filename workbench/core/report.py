@@ -18,6 +18,8 @@ from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Time
 
 Time = Annotated[float, Meta(ge=0)]
 """Seconds."""
+TRAINED_WEIGHTS, ALL_WEIGHTS = "trained weights", "weights"
+"""Names of bytes in a report, as float32 and computed from sizes: the weights trained once all layers are, and all weights."""
 
 
 def dilation_note(dilation: float) -> str:
