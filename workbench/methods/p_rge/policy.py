@@ -26,7 +26,8 @@ from workbench.methods.p_rge.layout import Change, Shape
 from workbench.methods.p_rge.predict import History, Predictor, words
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.worker import run_rank, serve_rank
-from workbench.methods.training.policy import ToldPolicy, served, shares_of
+from workbench.methods.training.policy import ToldPolicy, served
+from workbench.methods.training.succession import shares_of
 from workbench.models.zeroth_order import warn_of_rounding
 from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
 from workbench.planners.queries import plan_queries

@@ -16,7 +16,9 @@ from workbench.methods.common.session import transfers_of
 from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import Predictor, RankJob
-from workbench.methods.training.policy import Replanned, StepPolicy, Timetable
+from workbench.methods.training.policy import StepPolicy
+from workbench.methods.training.succession import Replanned
+from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts, whole
 from workbench.runtime.coordinator import Coordinator

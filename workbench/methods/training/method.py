@@ -27,8 +27,9 @@ from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import Predictor, RankJob
-from workbench.methods.training.policy import Replanned, TrainingPolicy, served
+from workbench.methods.training.policy import TrainingPolicy, served
 from workbench.methods.training.prepare import PreparedTraining
+from workbench.methods.training.succession import Replanned
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.stack import LayerStack

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import accumulate
-from operator import mul
+from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
-from workbench.core.plan import Homes, Plan, held_by, whole_steps
-from workbench.core.profile import Profile
-from workbench.core.program import Program
+from workbench.core.plan import Homes, held_by, whole_steps
 from workbench.core.report import Recovery
-from workbench.core.schedule import RECV, SEND
-from workbench.core.timeline import Span
-from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify
+from workbench.methods.base import Event, Notify
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
-from workbench.methods.training.backups import repartition_s, substitution
-from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.interrupted import Interrupted, take_up
-from workbench.methods.training.phases import Predictor, RankJob
+from workbench.methods.training.phases import RankJob
+from workbench.methods.training.succession import Replanned, Succession
+from workbench.methods.training.timetable import Timetable
 from workbench.planners.adaptive import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, EngineDevices, Lender, fleet_of
 
-DRAWN = 8
-"""Number of sampled steps that represent the remaining ones when another partition is considered."""
-
-
-REAL_REGROUP_S = 1.0
-"""Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy machine)."""
 LEAST_FALL = 0.01
 """The fraction by which a loss must fall to count as lower."""
 REAL_PACE_S = 2.0
@@ -54,95 +41,6 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
         if waited == patience:
             found, lowest, waited = [*found, count], math.inf, 0
     return found
-
-
-class Replanned(NamedTuple):
-    """job: makes the job of some devices, by rank, with their measured slowdown, under a new plan or a given one, which
-    numbers them by their places.  Raises PlanError.
-
-    stand_in: returns the idle device that takes over the part of one that leaves on notice, or None: (plan of the whole cluster,
-    rank, idle devices, fraction of the run that is left, from 1 to 0).
-    """
-
-    job: Callable[..., RankJob]
-    stand_in: Callable[[Plan, int, Sequence[int], float], int | None]
-
-
-class Timetable:
-    """A run's steps, numbered from 0 through all phases and epochs, with each step's expected time under the plan."""
-
-    def __init__(self, rank_job: RankJob, profile: Profile | None = None) -> None:
-        """profile: the devices' current costs; None: those in the job."""
-        self._cluster = rank_job.cluster
-        self._phases = (rank_job if profile is None else replace(rank_job, profile=profile)).phases()
-        self._predictors = [Predictor(phase) for phase in self._phases]
-        self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
-        counts = [len(self._steps(number, phase.epochs.start)) for number, phase in enumerate(self._phases) for _ in phase.epochs]
-        self._begins = (0, *accumulate(counts))
-        self._busy_s = lru_cache(maxsize=None)(self._find_busy_s)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the steps of the whole run."""
-        return self._begins[-1]
-
-    def number(self, epoch: int, step: int) -> int:
-        """Return the number of an epoch's step; the step after an epoch's last is the next epoch's first."""
-        return self._begins[epoch] + step
-
-    def epoch_of(self, number: int) -> tuple[int, int]:
-        """Return the epoch and step of a number."""
-        epoch = bisect_right(self._begins, number) - 1
-        return epoch, number - self._begins[epoch]
-
-    def is_cached(self, epoch: int) -> bool:
-        """Return whether an epoch runs from an activation cache."""
-        return any(phase.cached and epoch in phase.epochs for phase in self._phases)
-
-    def seconds(self, step: int) -> float:
-        """Return the seconds of a step."""
-        phase, planned = self._at(step)
-        return self._predictors[phase].seconds(planned)
-
-    def busy_s(self, step: int, place: int) -> float:
-        """Return the seconds of a step during which a device computes."""
-        return self._busy_s(step, place)
-
-    def rest_s(self, step: int) -> float:
-        """Return the approximate seconds of all steps from a number on: their count times the mean of an even sample."""
-        left = range(step, self.num_steps)
-        return len(left) * fmean(map(self.seconds, left[:: -(-len(left) // DRAWN)])) if left else 0.0
-
-    def longest_s(self) -> float:
-        """Return the approximate seconds of the longest step: in each phase, the one with most tokens in the first epoch."""
-        found_s = 0.0
-        for number, phase in enumerate(self._phases):
-            if phase.epochs:
-                steps = self._steps(number, phase.epochs.start)
-                longest = max(steps, key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)))
-                found_s = max(found_s, self._predictors[number].seconds(longest))
-        return found_s
-
-    def _at(self, step: int) -> tuple[int, PlannedStep]:
-        epoch, at = self.epoch_of(step)
-        phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
-        return phase, self._steps(phase, epoch)[at]
-
-    def messages(self, step: int, place: int) -> list[Span]:
-        """Return a device's ends of a step's messages, as if each had the link for itself from second 0 on."""
-        program = self._program(step)
-        ends = [
-            (op, program.costs.spec((op.reads or op.writes)[0]).nbytes) for op in program.schedule.ops[place] if op.kind in (SEND, RECV)
-        ]
-        return [Span(place, op, 0.0, self._cluster.link(*op.ranks).transfer_s(nbytes), nbytes) for op, nbytes in ends]
-
-    def _program(self, step: int) -> Program:
-        phase, planned = self._at(step)
-        return self._phases[phase].program(planned.shape)
-
-    def _find_busy_s(self, step: int, place: int) -> float:
-        program = self._program(step)
-        return sum(program.seconds(place, index) for index, op in enumerate(program.schedule.ops[place]) if not op.is_communication)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,83 +93,6 @@ def served(engines: Lender, serve_rank: Callable[[RankContext, str], None]) -> I
     """Yield devices that take commands.  serve_rank: their job, called with the address of the commands."""
     with engines.service() as service:
         yield EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
-
-
-class Succession:
-    """Chooses the devices that continue, and their job.  first: the job as planned for all devices.  say: notifies the user.
-
-    now: the members and job of the last generation; None after a loss: all remaining devices get a new plan (passive fault
-    tolerance).  An idle device, if there is a suitable one, replaces one that leaves on notice (proactive: Confidant, section 3.4).
-    """
-
-    def __init__(self, first: RankJob, replanned: Replanned, say: Callable[[str], None]) -> None:
-        self.first, self._replanned, self._say = first, replanned, say
-        self.now: tuple[tuple[int, ...], RankJob] | None = None
-        self._known: tuple[Any, Generation] | None = None
-
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float], left: float) -> Generation:
-        """Return the next generation (see Policy).  left: fraction of the run."""
-        key = (number, ready, dict(factors))
-        if self.now is None:
-            self._known = None
-        if self._known is not None and self._known[0] == key:
-            return self._known[1]
-        stood_in = self._stood_in(ready, factors, left)
-        if stood_in is None:
-            return generation_of(number, *next_job(self.first, self._replanned, ready, factors), factors)
-        members, job, prepares = stood_in
-        self._known = key, generation_of(number, members, job, factors)._replace(prepares=prepares)
-        return self._known[1]
-
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float], step: int) -> bool:
-        """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
-
-        The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).  Here it is accepted
-        if it saves more over the steps left, from `step` on, than it costs to load layers and move the trainable state.
-        """
-        members, job = next_job(self.first, self._replanned, ready, factors)
-        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
-        if self.now is None or is_same:
-            return False
-        was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
-        price_s = repartition_s(self.first.cluster.with_slow_links(factors), self.first.profile, was, new)
-        if self.first.cluster.is_real:
-            price_s += REAL_REGROUP_S
-        at_present, then = (generation_of(0, *own, factors).predictor for own in (self.now, (members, job)))
-        saved_s = at_present.rest_s(step) - then.rest_s(step)  # type: ignore[attr-defined]  # Timetables
-        pays = saved_s > price_s
-        verdict = "is taken" if pays else "is not taken"
-        self._say(f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s (predicted)")
-        return pays
-
-    def _stood_in(
-        self, ready: tuple[int, ...], factors: Mapping[int, float], left: float
-    ) -> tuple[tuple[int, ...], RankJob, tuple[int, ...]] | None:
-        """Return members, their job and the replacements among them; None if nobody leaves, or not all can be replaced."""
-        if self.now is None:
-            return None
-        ranks, job = self.now
-        before = after = job.plan.renumbered(dict(enumerate(ranks)))
-        idle, chosen = [rank for rank in ready if rank not in before.busy_ranks], []
-        names = [device.name for device in self.first.cluster.devices]
-        for rank in sorted(before.busy_ranks.difference(ready)):
-            found = self._replanned.stand_in(after, rank, idle, left)
-            if found is None:
-                return None
-            idle.remove(found)
-            chosen.append(f"{names[found]} takes the place of {names[rank]}")
-            after = after.renumbered({one: found if one == rank else one for one in after.busy_ranks})
-        if not chosen:
-            return None
-        members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
-        job = self._replanned.job(members, factors, after.renumbered({rank: place for place, rank in enumerate(members)}))
-        price = substitution(self.first.cluster, self.first.profile, before, after)
-        step_s = Timetable(job).longest_s()
-        self._say(
-            f"{', '.join(chosen)} (predicted: it loads {price.loading_s:.2g} s while all train; {price.still_s:.2g} s to move what is"
-            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.still_s:.2g} s is enough)"
-        )
-        return members, job, prepares
 
 
 class StepPolicy(ToldPolicy):
@@ -426,37 +247,3 @@ class TrainingPolicy(StepPolicy):
             for result in self.results if is_over else ():
                 result.steps = [step for step in result.steps if step.epoch < self.epochs]
         self._step = self.num_steps if is_over else min(self._step, self.num_steps - 1)
-
-
-def next_job(first: RankJob, replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
-    """Return the devices that continue, and their job: the first plan, perhaps the user's, while all are present at full speed."""
-    if len(ready) == first.cluster.world_size and not factors:
-        return ready, first
-    return chosen(replanned, ready, factors)
-
-
-def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
-    """Return the ready devices that get work, and their job; the others are free to be probed."""
-    job = replanned.job(ready, factors)
-    plan = job.plan
-    used = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
-    if len(used) == len(ready):
-        return ready, job
-    return chosen(replanned, tuple(rank for place, rank in enumerate(ready) if place in used), factors)
-
-
-def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
-    """Return a job of some devices as a generation.  factors: measured slowdown by rank, and of links by 'sender>receiver'."""
-    slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
-    actual = replace(job, cluster=job.cluster.with_slow_links(factors))
-    timetable = Timetable(actual, job.profile.part(range(len(members)), slower))
-    timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
-    return Generation(
-        number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s, own=lambda own, place: own.on_rank(place)
-    )
-
-
-def shares_of(plan: Plan) -> tuple[Any, ...]:
-    """Return each device's share of the computation."""
-    assignments = ((first, tuple((stage.start, stage.stop, stage.shares) for stage in stages)) for first, stages in plan.assignments)
-    return tuple(assignments), plan.cached

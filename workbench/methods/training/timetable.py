@@ -1,0 +1,97 @@
+"""A run's steps, numbered through all phases and epochs, with the time that each is expected to take."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
+from statistics import fmean
+
+from workbench.core.profile import Profile
+from workbench.core.program import Program
+from workbench.core.schedule import RECV, SEND
+from workbench.core.timeline import Span
+from workbench.methods.training.handlers import PlannedStep
+from workbench.methods.training.phases import Predictor, RankJob
+
+DRAWN = 8
+"""Number of sampled steps that represent the remaining ones when another partition is considered."""
+
+
+class Timetable:
+    """A run's steps, numbered from 0 through all phases and epochs, with each step's expected time under the plan."""
+
+    def __init__(self, rank_job: RankJob, profile: Profile | None = None) -> None:
+        """profile: the devices' current costs; None: those in the job."""
+        self._cluster = rank_job.cluster
+        self._phases = (rank_job if profile is None else replace(rank_job, profile=profile)).phases()
+        self._predictors = [Predictor(phase) for phase in self._phases]
+        self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
+        counts = [len(self._steps(number, phase.epochs.start)) for number, phase in enumerate(self._phases) for _ in phase.epochs]
+        self._begins = (0, *accumulate(counts))
+        self._busy_s = lru_cache(maxsize=None)(self._find_busy_s)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self._begins[-1]
+
+    def number(self, epoch: int, step: int) -> int:
+        """Return the number of an epoch's step; the step after an epoch's last is the next epoch's first."""
+        return self._begins[epoch] + step
+
+    def epoch_of(self, number: int) -> tuple[int, int]:
+        """Return the epoch and step of a number."""
+        epoch = bisect_right(self._begins, number) - 1
+        return epoch, number - self._begins[epoch]
+
+    def is_cached(self, epoch: int) -> bool:
+        """Return whether an epoch runs from an activation cache."""
+        return any(phase.cached and epoch in phase.epochs for phase in self._phases)
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a step."""
+        phase, planned = self._at(step)
+        return self._predictors[phase].seconds(planned)
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return the seconds of a step during which a device computes."""
+        return self._busy_s(step, place)
+
+    def rest_s(self, step: int) -> float:
+        """Return the approximate seconds of all steps from a number on: their count times the mean of an even sample."""
+        left = range(step, self.num_steps)
+        return len(left) * fmean(map(self.seconds, left[:: -(-len(left) // DRAWN)])) if left else 0.0
+
+    def longest_s(self) -> float:
+        """Return the approximate seconds of the longest step: in each phase, the one with most tokens in the first epoch."""
+        found_s = 0.0
+        for number, phase in enumerate(self._phases):
+            if phase.epochs:
+                steps = self._steps(number, phase.epochs.start)
+                longest = max(steps, key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)))
+                found_s = max(found_s, self._predictors[number].seconds(longest))
+        return found_s
+
+    def _at(self, step: int) -> tuple[int, PlannedStep]:
+        epoch, at = self.epoch_of(step)
+        phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
+        return phase, self._steps(phase, epoch)[at]
+
+    def messages(self, step: int, place: int) -> list[Span]:
+        """Return a device's ends of a step's messages, as if each had the link for itself from second 0 on."""
+        program = self._program(step)
+        ends = [
+            (op, program.costs.spec((op.reads or op.writes)[0]).nbytes) for op in program.schedule.ops[place] if op.kind in (SEND, RECV)
+        ]
+        return [Span(place, op, 0.0, self._cluster.link(*op.ranks).transfer_s(nbytes), nbytes) for op, nbytes in ends]
+
+    def _program(self, step: int) -> Program:
+        phase, planned = self._at(step)
+        return self._phases[phase].program(planned.shape)
+
+    def _find_busy_s(self, step: int, place: int) -> float:
+        program = self._program(step)
+        return sum(program.seconds(place, index) for index, op in enumerate(program.schedule.ops[place]) if not op.is_communication)
