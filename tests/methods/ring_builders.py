@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,16 @@ from tests.methods.one_process import run_program
 from workbench.core import Cluster, Job, Link, Plan, Share, Stage
 from workbench.core.schedule import Value
 from workbench.methods.common.session import RankResult
-from workbench.methods.ringada.phases import RingPhase, RingRankJob
+from workbench.methods.ringada.phases import RingPhase
 from workbench.methods.ringada.prepare import RingAdaOptions
-from workbench.methods.ringada.rounds import Policy, Unfreezing
+from workbench.methods.ringada.rank_job import RingRankJob
+from workbench.methods.ringada.rounds import Policy, Round, RoundShape, Unfreezing
 from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.schedules.ringada import Iteration
 from workbench.tasks import load_task
 from workbench.tasks.tokenize import Batch, collate, tokenize
 
@@ -87,12 +90,12 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
     """Return each mini-batch's loss and the final weights of one process that does one mini-batch after the other."""
     trained, logits_of = _whole(job)
     groups = [{"params": [one], "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0} for one in trained.values()]
-    optimizer, rounds, policy, losses, step = torch.optim.AdamW(groups, lr=1.0), job.rounds, job.policy, [], 0
+    optimizer, policy, losses, step = torch.optim.AdamW(groups, lr=1.0), job.policy, [], 0
     brought: list[float] = []
     for epoch in range(job.job.epochs):
-        for planned in rounds.epoch(epoch):
+        for planned in job.planned_epoch(epoch):
             squared = []
-            for start, one in zip(planned.starts, planned.shape.iterations, strict=True):
+            for start, one in begun(planned):
                 first = policy.adapted(brought)[-1] if policy.is_adaptive else one.first_unfrozen
                 samples = [sample for part in planned.samples[start : start + one.num_micro_batches] for sample in part]
                 batch = collate(job.split, samples)
@@ -104,7 +107,7 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
                 of_adapters = [one.grad for name, one in trained.items() if _layer_of(name) < 99 and one.grad is not None]
                 squared.append(sum(float(gradient.square().sum()) for gradient in of_adapters))
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate_at(step, rounds.num_steps, job.job.learning_rate, job.job.warmup_fraction)
+                    group["lr"] = learning_rate_at(step, job.num_steps, job.job.learning_rate, job.job.warmup_fraction)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
@@ -113,6 +116,13 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
             brought.append(sum(losses[-size:]) / size if policy.unfreezing == "plateau" else (sum(squared) / size) ** 0.5)
     assert not policy.is_adaptive or len(set(policy.adapted(brought))) > 1
     return losses, {name: parameter.detach() for name, parameter in trained.items()}
+
+
+def begun(planned: Round) -> list[tuple[int, Iteration]]:
+    """Return a round's mini-batches, each with its first micro-batch."""
+    assert isinstance(planned.shape, RoundShape)
+    iterations = planned.shape.iterations
+    return list(zip(accumulate((one.num_micro_batches for one in iterations), initial=0), iterations, strict=False))
 
 
 def _whole(job: RingRankJob) -> tuple[dict[str, torch.nn.Parameter], Callable[[Batch, int], torch.Tensor]]:
@@ -144,23 +154,23 @@ def _layer_of(name: str) -> int:
 
 def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return each mini-batch's loss and the final weights of one process that trains each device's copy, round by round, and averages."""
-    stack, rounds, losses = load_stack(job.job.model), job.rounds, list[float]()
+    stack, losses = load_stack(job.job.model), list[float]()
     copies = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config) for _ in job.cluster.devices]
     optimizers = []
     for model in copies:
         decays = [(one, job.job.weight_decay if one.ndim >= 2 else 0.0) for one in model.trained().values()]
         optimizers.append(torch.optim.AdamW([{"params": [one], "weight_decay": decay} for one, decay in decays], lr=1.0))
-    for number in range(rounds.num_rounds):
-        epoch, planned = number // rounds.rounds_per_epoch, rounds.round(number)
-        for at, (start, one) in enumerate(zip(planned.starts, planned.shape.iterations, strict=True)):
+    for number in range(job.num_rounds):
+        epoch, planned = number // job.rounds_per_epoch, job.round(number)
+        for at, (start, one) in enumerate(begun(planned)):
             model, optimizer = copies[one.initiator], optimizers[one.initiator]
             batch = collate(job.split, [row for part in planned.samples[start : start + one.num_micro_batches] for row in part])
             logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
             loss = task_loss(logits, batch.labels, job.config.kind)
             loss.backward()
-            step = number * rounds.steps_per_round + at
+            step = number * job.steps_per_round + at
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate_at(step, rounds.num_steps, job.job.learning_rate, job.job.warmup_fraction)
+                group["lr"] = learning_rate_at(step, job.num_steps, job.job.learning_rate, job.job.warmup_fraction)
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
@@ -183,22 +193,21 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
     losses: list[float] = []
     held: list[dict[Value, Any]] = []
     for epoch in range(job.job.epochs):
-        for step in range(job.rounds.rounds_per_epoch):
-            number = epoch * job.rounds.rounds_per_epoch + step
+        for step in range(job.rounds_per_epoch):
+            number = epoch * job.rounds_per_epoch + step
             if number in dict(job.plan.assignments):
                 job = replace(job, start_epoch=epoch, start_step=step)
                 trained = {name: one for phase in phases for name, one in phase.optimizer.named_tensors().items()}
                 phases = [_phase(job.on_rank(rank), rank) for rank in range(job.cluster.world_size)]
                 for phase in phases if number else ():
                     phase.optimizer.load_named_tensors(trained, number)
-            planned = job.rounds.round(number)
+            planned = job.round(number)
             programs = [phase.phase.program(phase.shape(planned)) for phase in phases]
             [program] = {program.digest: program for program in programs}.values()
             held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
             found = {value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"}
-            iterations = planned.shape.iterations
-            for start, one in zip(planned.starts, iterations, strict=True):
-                losses.append(sum(found[start + m] for m in range(one.num_micro_batches)) * len(iterations))
+            for start, one in begun(planned):
+                losses.append(sum(found[start + m] for m in range(one.num_micro_batches)) * len(begun(planned)))
     weights = {
         name.removeprefix("weight/"): tensor.detach()
         for phase in phases

@@ -58,10 +58,10 @@ def test_a_ring_trains_as_one_process(
     plan = ring_plan(*blocks, micro_batches=micro_batches)
     fields = {"every": every, "unfreezing": unfreezing, "local_iterations": local_iterations, "epochs": 4, "cache": cache}
     job = ring_job(model, plan, cluster, tmp_path, **fields)  # type: ignore[arg-type]
-    assert any(planned.shape.cached for epoch in range(4) for planned in job.rounds.epoch(epoch)) == cache  # type: ignore[attr-defined]
+    assert any(planned.shape.cached for epoch in range(4) for planned in job.planned_epoch(epoch)) == cache  # type: ignore[attr-defined]
     expected, weights = train_plainly(job)
     losses, trained, _ = train_on_ring(job)
-    assert len(losses) == len(expected) == job.rounds.num_steps
+    assert len(losses) == len(expected) == job.num_steps
     assert losses == pytest.approx(expected, rel=1e-5)
     assert set(trained) == set(weights)
     for name, tensor in weights.items():
@@ -93,7 +93,7 @@ def test_parallel_adapters_on_a_ring_train_as_one_process(
     plan = ring_plan(*blocks, micro_batches=micro_batches)
     fields = {"every": every, "unfreezing": unfreezing, "local_iterations": local_iterations, "epochs": 4, "parallel": True}
     job = ring_job(model, plan, four_devices(), tmp_path, cache=cache, **fields)  # type: ignore[arg-type]
-    assert any(planned.shape.cached for epoch in range(4) for planned in job.rounds.epoch(epoch)) == cache  # type: ignore[attr-defined]
+    assert any(planned.shape.cached for epoch in range(4) for planned in job.planned_epoch(epoch)) == cache  # type: ignore[attr-defined]
     expected, weights = train_plainly(job)
     losses, trained, _ = train_on_ring(job)
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -133,7 +133,7 @@ def test_a_ring_whose_layers_are_moved_between_rounds_trains_as_one_process(
         local_iterations=1,
         parallel=parallel,
     )
-    assert (job.rounds.rounds_per_epoch, job.rounds.num_rounds) == (3, 12)
+    assert (job.rounds_per_epoch, job.num_rounds) == (3, 12)
     job = replace(job, plan=replace(plans[0], later=((4, plans[1].stages), (9, plans[2].stages))))
     expected, weights = train_plainly(job)
     losses, trained, _ = train_on_ring(job)
@@ -151,7 +151,7 @@ def test_federated_averaging_is_that_of_one_process(model: str, micro_batches: i
     job = ring_job(
         model, plan, four_devices(), tmp_path, unfreezing="all", local_iterations=local_iterations, epochs=4, samples=90, federated=True
     )
-    assert job.rounds.num_rounds > 2
+    assert job.num_rounds > 2
     expected, weights = train_federated(job)
     losses, trained, _ = train_on_ring(job)
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -176,7 +176,7 @@ def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_lin
     job = replace(ring_job("tiny-bert", plan, unequal_links(four_devices()), tmp_path), trace_steps=100)
     expected, weights = train_plainly(job)
     results = engines.run(run_rank, job.on_ranks())
-    losses, size = losses_of(results), job.rounds.steps_per_round
+    losses, size = losses_of(results), job.steps_per_round
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(
         [sum(expected[first : first + size]) / size for first in range(0, len(expected), size)], rel=1e-5
     )
@@ -187,7 +187,7 @@ def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_lin
     sent = [(trace, span) for result in results for trace in result.steps for span in trace.spans if span.op.kind == SEND]
     assert {span.op.reads[0].name for _, span in sent} == {"emb", "act", "grad", "head", "free"}
     for trace, span in sent:
-        planned = job.rounds.epoch(trace.epoch)[trace.step]
+        planned = job.planned_epoch(trace.epoch)[trace.step]
         value = span.op.reads[0]
         if value.name in ("head", "free"):
             assert span.nbytes == {"head": 4 * 3 * (32 + 1) * 2, "free": 1}[value.name]

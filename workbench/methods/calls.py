@@ -34,7 +34,7 @@ CALLS = CallTable(
         "workbench.methods.ringada.method:measure_rank": "",
         "workbench.methods.ringada.method:run_rank": "",
         "workbench.methods.ringada.method:serve_rank": Parts(
-            "workbench.methods.ringada.phases:RingRankJob", _RANK_RESULT, done="builtins:float"
+            "workbench.methods.ringada.rank_job:RingRankJob", _RANK_RESULT, done="builtins:float"
         ),
         "workbench.methods.galaxy_plus.method:measure_rank": "",
         "workbench.methods.galaxy_plus.worker:serve_rank": "",

@@ -277,13 +277,18 @@ class RingCosts:
     beside_bytes: int
 
     @cached_property
-    def _iteration_of(self) -> list[int]:
+    def iteration_of(self) -> list[int]:
+        """Return each micro-batch's mini-batch."""
         return [at for at, one in enumerate(self.iterations) for _ in range(one.num_micro_batches)]
 
     def layers(self, op: Op) -> range:
         """Return the layers that P, F, B or STEP computes."""
-        at = op.microbatch if op.kind == STEP else self._iteration_of[op.microbatch]
+        at = op.microbatch if op.kind == STEP else self.iteration_of[op.microbatch]
         return layers_of(self.plan, op, self.iterations[at].first_unfrozen)
+
+    def first_unfrozen(self, m: int) -> int:
+        """Return the lowest layer that micro-batch m trains."""
+        return self.iterations[self.iteration_of[m]].first_unfrozen
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
@@ -301,7 +306,7 @@ class RingCosts:
         at = self.sizes[op.microbatch], self.lengths[op.microbatch]
         if op.kind in (EMBED, HEAD):
             return layers[0 if op.kind == EMBED else -1].seconds(op.kind, *at)
-        lowest = self.iterations[self._iteration_of[op.microbatch]].first_unfrozen
+        lowest = self.first_unfrozen(op.microbatch)
         if op.kind == LOAD:
             loaded = self.layers(op) if self.crossing.side_width and op.stage != NONE else [lowest]
             return sum(layers[layer].seconds(LOAD, *at) for layer in loaded)
@@ -324,13 +329,12 @@ class RingCosts:
         if name == "free":
             return Spec((1,), "uint8")  # it crosses to the next initiator
         if name == "ctx":
-            first = self.iterations[self._iteration_of[m]].first_unfrozen
             stage = self.plan.stages[value.stage]
-            own = self.profile.layers[stage.ranks[0]][max(first, stage.start) : stage.stop]
+            own = self.profile.layers[stage.ranks[0]][max(self.first_unfrozen(m), stage.start) : stage.stop]
             return opaque(sum(LayerProfile.context_bytes(layer, self.sizes[m], self.lengths[m]) for layer in own))
         if name not in ("emb", "act", "mid", "grad", "side"):
             return TOKEN
-        first, side_width = self.iterations[self._iteration_of[m]].first_unfrozen, self.crossing.side_width
+        first, side_width = self.first_unfrozen(m), self.crossing.side_width
         done = {"act": value.stage + 1, "side": value.stage + 1, "grad": value.stage}.get(name, 0)
         layers = first if name == "mid" else self.plan.stages[done - 1].stop if done else 0
         tokens, width = self.crossing.tokens(layers, self.lengths[m]), self.crossing.hidden_size

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile
 from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op
-from workbench.methods.common.scaling import context_bytes
 from workbench.methods.ringada.compute import RingCompute, RingOptimizer
 from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.training.handlers import Targets, named
 from workbench.runtime.executor import Handler
 from workbench.schedules import ringada as ring
-from workbench.schedules.ringada import Iteration, layers_of
+from workbench.schedules.ringada import RingCosts
 from workbench.tasks.tokenize import Batch
 
 
@@ -27,26 +24,22 @@ from workbench.tasks.tokenize import Batch
 class RingHandlers:
     """One round's operations on one rank.
 
-    number: of the round in the run.  by_loss: whether an adaptive policy uses the loss, otherwise the gradients.
-    batches[m]: micro-batch m; for another initiator's, only its attention mask.  iteration_of[m]: its mini-batch.
-    totals[i]: samples of mini-batch i.  first_step: mini-batches before the round.  layers: of the whole model, for bytes.
+    number: of the round in the run.  first_step: mini-batches before it.
+    by_loss: whether an adaptive policy uses the loss, otherwise the gradients.
+    batches[m]: micro-batch m; for another initiator's, only its attention mask.
     prefix: cached outputs of the frozen layers, None without a cache.  cached: micro-batches that start from it.
     noted: this rank's loss and squared gradients of the round, each a mean over its mini-batches.
     """
 
     rank: int
     number: int
-    by_loss: bool
-    plan: Plan
-    iterations: Sequence[Iteration]
-    iteration_of: Sequence[int]
-    totals: Sequence[int]
     first_step: int
+    by_loss: bool
+    costs: RingCosts
     batches: Sequence[Batch]
     compute: RingCompute
     optimizer: RingOptimizer
     epoch: int
-    layers: tuple[LayerProfile, ...]
     prefix: PrefixCache | None = None
     cached: tuple[int, ...] = ()
     noted: Tensor = field(default_factory=lambda: torch.zeros(2))
@@ -63,9 +56,9 @@ class RingHandlers:
             STEP: self._update,
             ring.HEAD_STEP: self._update_head,
             ring.TAKE: self._take,
-            ALLREDUCE: self._share,
+            ALLREDUCE: lambda op, reads: (torch.cat(self.optimizer.state_vectors()) / len(op.ranks),),
             ring.MEAN: self._mean,
-            ring.NOTE: self._note,
+            ring.NOTE: lambda op, reads: (self.noted,),
             ring.TELL: self._tell,
             ring.HEAR: self._hear,
         }
@@ -77,25 +70,25 @@ class RingHandlers:
     def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         batch = self.batches[op.microbatch]
         assert self.prefix is not None
-        first, last = self._iteration(op).first_unfrozen, self.plan.num_layers
+        first, last = self.costs.first_unfrozen(op.microbatch), self.costs.plan.num_layers
         read = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
         if not self.compute.side_width:
             return (read(first),)
         if op.stage == NONE:
             return (self.compute.parted(read(last))[0],)
-        layers = self._layers_of(op)
+        layers = self.costs.layers(op)
         taps, sides = zip(
             *(self.compute.parted(read(layer)) for layer in ([last + 1] if layers.start == 0 else []) + [*layers]), strict=True
         )
         return ((sides[0], list(taps)),)
 
     def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        batch, stage, first = self.batches[op.microbatch], self.plan.stages[op.stage], self._iteration(op).first_unfrozen
+        batch, first, stage = self.batches[op.microbatch], self.costs.first_unfrozen(op.microbatch), self.costs.plan.stages[op.stage]
         if self.prefix is None:
             return self.compute.ahead(reads[0], batch.attention_mask, range(stage.start, stage.stop), first)
         if self.compute.side_width:
             return self._ahead(reads[0], batch, range(stage.start, stage.stop), first)
-        for layer in self._layers_of(op):
+        for layer in self.costs.layers(op):
             self.prefix.keep(layer, batch.indices, reads[0])
             reads = self.compute.ahead(reads[0], batch.attention_mask, range(layer, layer + 1), first)
         return reads
@@ -111,7 +104,7 @@ class RingHandlers:
         for layer in layers:
             hidden, below = self.compute.parted(state)
             if layer == 0:
-                keep(self.plan.num_layers + 1, hidden=self.compute.widened(hidden))
+                keep(self.costs.plan.num_layers + 1, hidden=self.compute.widened(hidden))
             found = self.compute.ahead(state, batch.attention_mask, range(layer, layer + 1), first)
             if len(found) == 2:
                 state, (own, more) = found
@@ -122,23 +115,24 @@ class RingHandlers:
         return (state, (beside, taps)) if first < layers.stop else (state,)
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        layers, batch = self._layers_of(op), self.batches[op.microbatch]
-        mask, is_lowest = batch.attention_mask, layers.start == self._iteration(op).first_unfrozen
+        layers, batch = self.costs.layers(op), self.batches[op.microbatch]
+        is_lowest = layers.start == self.costs.first_unfrozen(op.microbatch)
         if self.prefix is not None and not self.compute.side_width and is_lowest and op.microbatch not in self.cached:
             self.prefix.keep(layers.start, batch.indices, reads[0])
-        context = self.compute.forward(reads, mask, layers, is_lowest=is_lowest)
-        context.nbytes = context_bytes(self.layers[layers.start : layers.stop], *mask.shape)
+        context = self.compute.forward(reads, batch.attention_mask, layers, is_lowest=is_lowest)
+        context.nbytes = self.costs.spec(op.writes[1]).nbytes
         return context.output.detach(), context
 
     def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        at, batch = self.iteration_of[op.microbatch], self.batches[op.microbatch]
-        if (head := named(op, reads, "head")) and self.iterations[at - 1].initiator != self.rank:
+        at, batch, iterations = self.costs.iteration_of[op.microbatch], self.batches[op.microbatch], self.costs.iterations
+        if (head := named(op, reads, "head")) and iterations[at - 1].initiator != self.rank:
             self.optimizer.take_head(head[0], self.first_step + at)
         if self.prefix is not None and self.compute.side_width and op.microbatch not in self.cached:
-            self.prefix.keep(self.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0]))
-        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.totals[at])
+            self.prefix.keep(self.costs.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0]))
+        total = sum(size for size, one in zip(self.costs.sizes, self.costs.iteration_of, strict=True) if one == at)
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=total)
         loss, gradient = self.compute.score([*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets)
-        own = loss / len(self.iterations)  # a round's loss is the mean of its mini-batches'
+        own = loss / len(iterations)  # a round's loss is the mean of its mini-batches'
         self.noted[0] += own
         return own, gradient, None
 
@@ -147,9 +141,9 @@ class RingHandlers:
         return (None,) if gradient is None else (gradient, None)
 
     def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        layers = layers_of(self.plan, op, self.iterations[op.microbatch].first_unfrozen)
+        layers = self.costs.layers(op)
         if self.optimizer.history is not None:
-            self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.iterations)
+            self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.costs.iterations)
         self.optimizer.update(layers, self.first_step + op.microbatch)
         return (None,)
 
@@ -157,18 +151,12 @@ class RingHandlers:
         return self.optimizer.update_head(self.first_step + op.microbatch), torch.zeros(1, dtype=torch.uint8)
 
     def _take(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.optimizer.take_head(reads[0], self.first_step + len(self.iterations))
+        self.optimizer.take_head(reads[0], self.first_step + len(self.costs.iterations))
         return (None,)
-
-    def _share(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (torch.cat(self.optimizer.state_vectors()) / len(op.ranks),)
 
     def _mean(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         self.optimizer.take_all(reads[0])
         return (None,)
-
-    def _note(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self.noted,)
 
     def _tell(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         loss, squared = torch.stack(reads).sum(dim=0)
@@ -180,9 +168,3 @@ class RingHandlers:
         assert self.optimizer.history is not None
         self.optimizer.history[self.number] = reads[0].item()
         return ()
-
-    def _iteration(self, op: Op) -> Iteration:
-        return self.iterations[self.iteration_of[op.microbatch]]
-
-    def _layers_of(self, op: Op) -> range:
-        return layers_of(self.plan, op, self._iteration(op).first_unfrozen)

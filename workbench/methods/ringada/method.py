@@ -17,9 +17,10 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.pac_plus import method as pac_plus
 from workbench.methods.ringada.measure import from_adapters, measure_layers
-from workbench.methods.ringada.phases import RingRankJob, phases_on
+from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.planning import plan_job, rank_job, require_memory
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.ringada.rank_job import RingRankJob
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.loading import load_stack

@@ -11,8 +11,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
-from workbench.methods.ringada.phases import RingRankJob, beside_bytes
 from workbench.methods.ringada.prepare import PreparedJob
+from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.phases import Predictor
 from workbench.planners.memory import readable
@@ -131,11 +131,10 @@ def with_in_flight(run: RingRankJob) -> Plan:
     Time and memory are simulated for the first, the middle and the last round.
     """
     found: dict[int, float] = {}
-    rounds = run.rounds
     for count in (run.options.in_flight,) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
         predictor = Predictor(planned.phases()[0])
-        timelines = [predictor.timeline(rounds.round(number)) for number in sorted({0, rounds.num_rounds // 2, rounds.num_rounds - 1})]
+        timelines = [predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})]
         peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
         if not found or all(peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)):
             found[count] = sum(timeline.makespan_s for timeline in timelines)
@@ -145,6 +144,6 @@ def with_in_flight(run: RingRankJob) -> Plan:
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
     """Return the seconds of a run: one simulated round for each segment, plus the moves of layers."""
-    predictor, per_round = Predictor(run.phases()[0]), len(run.rounds.initiators) * run.options.local_iterations
+    predictor, per_round = Predictor(run.phases()[0]), len(run.initiators) * run.options.local_iterations
     middle = [(part.num_steps // per_round, part.first + part.num_steps // per_round // 2) for part in parts]
-    return sum(count * predictor.seconds(run.rounds.round(number)) for count, number in middle) + run.changes_s
+    return sum(count * predictor.seconds(run.round(number)) for count, number in middle) + run.changes_s
