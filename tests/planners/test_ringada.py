@@ -12,7 +12,7 @@ import pytest
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.planners.ringada import RingPricer, Segment, Stages, _stages, change_s, plan_ring, plan_segments
+from workbench.planners.ringada import RingPricer, Segment, Stages, change_s, plan_ring, plan_segments, ring_stages
 
 FREE = Link(bytes_per_s=1e12)
 
@@ -88,20 +88,20 @@ def test_it_is_within_2_percent_of_the_best_assignment(block: int) -> None:
         best_s = least_s(pricer)
         if best_s == float("inf"):
             with pytest.raises(PlanError):
-                plan_ring(pricer, batch_size=32, micro_batches=4)
+                plan_ring(pricer)
         else:
-            assert plan_ring(pricer, batch_size=32, micro_batches=4).total_s <= 1.02 * best_s, seed
+            assert plan_ring(pricer).total_s <= 1.02 * best_s, seed
 
 
 def test_layers_go_where_the_load_will_be() -> None:
     """Four equal devices in a training of 160 mini-batches: only the top four layers are ever trained, so their device has fewer."""
-    plan = plan_ring(problem([1.0] * 4, 12, num_steps=160), batch_size=32, micro_batches=4)
+    plan = plan_ring(problem([1.0] * 4, 12, num_steps=160))
     assert plan.num_layers == 12 and len(plan.stages) == 4
     assert plan.stages[-1].num_layers < 3 < plan.stages[0].num_layers
 
 
 def test_a_faster_device_has_more_layers() -> None:
-    plan = plan_ring(problem([1.0, 1.0, 0.25, 1.0], 12), batch_size=32, micro_batches=4)
+    plan = plan_ring(problem([1.0, 1.0, 0.25, 1.0], 12))
     layers = {stage.ranks[0]: stage.num_layers for stage in plan.stages}
     assert layers[2] == min(layers.values())
 
@@ -129,7 +129,7 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     steps, depths = [chance.randrange(5, 40) for _ in range(3)], sorted(chance.sample(range(1, 7), 3))
     pricer = problem(speeds, 6, links=links)
     *segments, whole = cut(pricer, depths, steps, cached_from=chance.randrange(3))
-    once = plan_ring(whole.pricer, batch_size=32, micro_batches=4)
+    once = plan_ring(whole.pricer)
 
     def moved_s(former: Stages, stages: Stages, first: int) -> float:
         return change_s(
@@ -139,7 +139,7 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     plan = plan_segments(once, segments, moved_s)
     cuts = [(0, *inner, 6) for inner in itertools.combinations(range(1, 6), 2)]
     rings = [(order, each) for order in itertools.permutations(range(3)) for each in cuts]
-    stages = [_stages(order, each, 8) for order, each in rings]
+    stages = [ring_stages(order, each, 8) for order, each in rings]
     orders, all_cuts = np.array([order for order, _ in rings]), np.array([each for _, each in rings])
     rounds_s = [segment.num_steps * segment.pricer(orders, all_cuts) for segment in segments]
     moves_s = np.array([[0.0 if a == b else moved_s(a, b, 0) for b in stages] for a in stages])
@@ -154,12 +154,12 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
 
 def test_more_devices_than_blocks_are_refused() -> None:
     with pytest.raises(PlanError, match=r"A ring of 3 devices was asked for.* has 2 blocks"):
-        plan_ring(problem([1.0] * 3, 2), batch_size=32, micro_batches=4)
+        plan_ring(problem([1.0] * 3, 2))
 
 
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(PlanError, match=r"No assignment of 4 blocks fits .* 'd0' has 500 bytes"):
-        plan_ring(problem([1.0] * 2, 4, memory=[500, 500]), batch_size=32, micro_batches=4)
+        plan_ring(problem([1.0] * 2, 4, memory=[500, 500]))
 
 
 if __name__ == "__main__":  # what 48 layers on 8 devices take: under .2 s
@@ -169,5 +169,5 @@ if __name__ == "__main__":  # what 48 layers on 8 devices take: under .2 s
             [chance.uniform(0.1, 2) for _ in range(8)], 48, links=[Link(bytes_per_s=chance.choice((1e6, 1e7))) for _ in range(8)]
         )
         begin_s = time.process_time()
-        made = plan_ring(large, batch_size=32, micro_batches=4)
+        made = plan_ring(large)
         print(f"{time.process_time() - begin_s:.3f} s of processor time: {made.partition()}")

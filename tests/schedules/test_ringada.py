@@ -137,7 +137,7 @@ def test_what_plans_that_follow_the_unfreezing_save(micro_batches: int, cached: 
         counts = {"depths": {}, "cached": depths} if cached else {"depths": depths}
         return RingPricer(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1, **counts)  # type: ignore[arg-type]
 
-    plan = plan_ring(priced(depths), batch_size=SAMPLES, micro_batches=micro_batches)
+    plan = plan_ring(priced(depths))
     segments = [Segment(40 * (depth - 1), count, priced({depth: count})) for depth, count in depths.items()]
     again = plan_segments(plan, segments, lambda former, stages, first: 0.0)
     for one, expected in ((plan, once), (again, following)):

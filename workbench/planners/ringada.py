@@ -53,7 +53,8 @@ class RingPricer:
         memory_length: int = 0,
         has_side: bool = False,
     ) -> None:
-        self.profile, self.cluster, self._micro_batches, self._rest_bytes = profile, cluster, micro_batches, rest_bytes
+        self.profile, self.cluster, self.micro_batches, self._rest_bytes = profile, cluster, micro_batches, rest_bytes
+        self.micro_batch_size = batch_size // micro_batches
         size, layers = -(-batch_size // micro_batches), profile.num_layers
         moments = [*depths.items(), *(cached or {}).items()]
         firsts = np.array([layers - depth for depth, _ in moments])  # the lowest unfrozen layer of each depth
@@ -100,7 +101,7 @@ class RingPricer:
         starts, stops = cuts[:, :-1], cuts[:, 1:]
         tables = self._frozen, self._forward, self._unfrozen, self._step
         frozen, forward, unfrozen, step = (each[orders, stops] - each[orders, starts] for each in tables)
-        count = self._micro_batches  # above: (rings, devices, depths)
+        count = self.micro_batches  # above: (rings, devices, depths)
         busiest = (count * (frozen + unfrozen) + step).max(axis=1)
         is_open = stops[:, :, None] > self._firsts
         # A hidden state goes from stage to stage and home to the initiator; its gradient goes the same way back.
@@ -121,13 +122,13 @@ class RingPricer:
         moments = 2 + self.profile.optimizer_bytes_per_trainable_byte
         found = []
         for row in self.profile.layers:
-            kept = [self._micro_batches * layer.context_bytes(size, length) for layer in row]
+            kept = [self.micro_batches * layer.context_bytes(size, length) for layer in row]
             own = [layer.frozen_bytes + moments * layer.trainable_bytes + one for layer, one in zip(row, kept, strict=True)]
             found.append([0.0, *accumulate(own)])
         return np.array(found)
 
 
-def plan_ring(pricer: RingPricer, *, batch_size: int, micro_batches: int) -> Plan:
+def plan_ring(pricer: RingPricer) -> Plan:
     """Return the blocks and the ring order of all devices.
 
     Raises PlanError for more devices than layers, or if the devices' memory is too small.
@@ -149,12 +150,11 @@ def plan_ring(pricer: RingPricer, *, batch_size: int, micro_batches: int) -> Pla
             f" and one block with embedding and head needs {readable(needed)}.",
             "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
         )
-    size = batch_size // micro_batches
     return Plan(
         method="ringada",
-        stages=_stages(order, cuts, size),
-        micro_batch_size=size,
-        num_micro_batches=micro_batches,
+        stages=ring_stages(order, cuts, pricer.micro_batch_size),
+        micro_batch_size=pricer.micro_batch_size,
+        num_micro_batches=pricer.micro_batches,
         predicted_s={"average mini-batch": price_s},
     )
 
@@ -185,7 +185,7 @@ def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[S
             return sum((one.num_steps * one.pricer(orders, cuts) for one in some), np.zeros(len(orders)))
 
         order, cuts, _ = _search(segments[0].pricer, seconds)
-        rings.setdefault((order, cuts), _stages(order, cuts, once.micro_batch_size))
+        rings.setdefault((order, cuts), ring_stages(order, cuts, once.micro_batch_size))
     total_s, moves_s, chosen = _cheapest(list(rings.items()), segments, change_s)
     stages, steps = list(rings.values()), sum(segment.num_steps for segment in segments)
     pairs = zip(segments[1:], pairwise(chosen), strict=True)
@@ -243,7 +243,8 @@ def ring_homes(stages: Stages) -> tuple[int, ...]:
     return tuple(stage.ranks[0] for stage in stages for _ in range(stage.num_layers))
 
 
-def _stages(order: Sequence[int], cuts: Sequence[int], size: int) -> Stages:
+def ring_stages(order: Sequence[int], cuts: Sequence[int], size: int) -> Stages:
+    """Return the stages of a ring (see Ring) in which each device takes micro-batches of `size` samples."""
     blocks = zip(order, pairwise(cuts), strict=True)
     return tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=size),)) for rank, (start, stop) in blocks)
 

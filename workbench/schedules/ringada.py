@@ -98,9 +98,7 @@ def ring_round(
         tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
     if is_noted:
         tasks += _notes(plan, tasks, first, len(iterations) + 1)
-    ops = _in_order(tasks, size, seconds)
-    outputs = tuple(tuple(value for op in own for value in op.writes if value.name == "loss") for own in ops)
-    return insert_transfers(Schedule(ops=ops, outputs=outputs))
+    return insert_transfers(_in_order(tasks, size, seconds))
 
 
 def federated_round(
@@ -121,9 +119,7 @@ def federated_round(
         trained, mean = (Value("head", NONE, first - 1), Value("weight", 0, first - 1)), Value("mean", NONE, NONE, rank)
         tasks.append(_Task(rank, Op(ALLREDUCE, 0, NONE, NONE, trained, (mean,), whole.ranks, "collective"), (first, 4, 0)))
         tasks.append(_Task(rank, Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)), (first, 5, 0)))
-    ops = _in_order(tasks, world_size_of(plan, world_size, (1,) * len(tasks)), seconds)
-    outputs = tuple(tuple(value for op in own for value in op.writes if value.name == "loss") for own in ops)
-    return Schedule(ops=ops, outputs=outputs)
+    return _in_order(tasks, world_size_of(plan, world_size, (1,) * len(tasks)), seconds)
 
 
 def _tasks(
@@ -212,8 +208,8 @@ def _notes(plan: Plan, tasks: Sequence[_Task], first: int, at: int) -> list[_Tas
 
 
 @paused_collector()
-def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> tuple[tuple[Op, ...], ...]:
-    """Return each rank's operations in the order of a simulation in which a free rank takes the most urgent operation that is ready."""
+def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> Schedule:
+    """Return each rank's operations as in a simulation in which a free rank takes the most urgent one that is ready; no transfers yet."""
     writer = {value: number for number, task in enumerate(tasks) for value in task.op.writes}
     waits = [len(task.op.reads) for task in tasks]
     readers: dict[Value, list[int]] = {}
@@ -254,7 +250,8 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> tupl
                 listed[rank].append(tasks[number].op)
                 is_free[rank] = False
                 heappush(events, (now_s + seconds(rank, tasks[number].op), 1, number))
-    return tuple(map(tuple, listed))
+    outputs = tuple(tuple(value for op in own for value in op.writes if value.name == "loss") for own in listed)
+    return Schedule(ops=tuple(map(tuple, listed)), outputs=outputs)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import ipywidgets as widgets
 
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan
 from workbench.core.timeline import Timeline
 from workbench.methods.ringada.rounds import Policy, Unfreezing
+from workbench.planners.ringada import ring_stages
 from workbench.plots import gantt
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks, simulated
 from workbench.schedules.ringada import Iteration, terminator
@@ -25,8 +26,7 @@ TOGETHER = 4
 
 def ring_plan(blocks: tuple[int, ...]) -> Plan:
     """Return the ring of devices with these numbers of blocks, in order."""
-    spans = enumerate(pairwise(accumulate(blocks, initial=0)))
-    stages = tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=SAMPLES),)) for rank, (start, stop) in spans)
+    stages = ring_stages(range(len(blocks)), tuple(accumulate(blocks, initial=0)), SAMPLES)
     return Plan(method="ringada", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=1)
 
 

@@ -21,8 +21,7 @@ from workbench.methods.fine_tuning.measure import crossing_bytes
 from workbench.methods.ringada.compute import Config, RingCompute, RingOptimizer
 from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.training.handlers import Targets
-from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.parallel_adapter import made_up_labels
+from workbench.models.parallel_adapter import made_up_labels, made_up_mask
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import Call, Maker, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
@@ -106,7 +105,7 @@ class _Bench:
         self._stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
         self._part, self.layers, self._kind = self._stage.part(*span), range(*span), config.kind
         self._compute = RingCompute(config, self._stage, self._stage)
-        self._side_width = config.width if isinstance(config, ParallelAdapterConfig) else 0
+        self._side_width = self._compute.side_width
         schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
         self.optimizer = RingOptimizer(
             self._compute, schedule, 0.01, updates=lambda rounds, brought: dict.fromkeys(self.layers, rounds), keeps_head=True
@@ -192,7 +191,4 @@ class _Bench:
         return [(*side, taps), *side], mask
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
-        hidden, mask, _ = self._part.make_inputs(batch, length, TARGET_LENGTH)
-        # With some padding: without any, attention takes a faster path that real batches do not.
-        mask[::2, -max(1, length // 8) :] = 0
-        return hidden, mask
+        return self._part.make_inputs(batch, length, TARGET_LENGTH)[0], made_up_mask(batch, length)

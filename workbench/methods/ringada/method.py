@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +78,10 @@ class RingAda(TrainingMethod[PreparedJob]):
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         config = prepared.adapter or prepared.config
-        key: dict[str, Any] = {f"{prepared.options.technique} adapters": asdict(replace(config, seed=0, label_mean=0.0, label_std=1.0))}
         caches = prepared.options.cache
+        key: dict[str, Any] = {f"{prepared.options.technique} adapters": asdict(replace(config, seed=0, label_mean=0.0, label_std=1.0))}
         key |= {"cache": True} if caches else {}
-        measure = partial(measure_layers, caches=caches)
-        return key, lambda max_length: measure(load_stack(prepared.job.model), config, max_length=max_length)
+        return key, lambda max_length: measure_layers(load_stack(prepared.job.model), config, max_length=max_length, caches=caches)
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""

@@ -11,7 +11,7 @@ from workbench.methods.ringada.prefix import PrefixCache
 from workbench.methods.ringada.rank_job import RingRankJob
 from workbench.methods.ringada.rounds import Round, RoundShape
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.phases import Phase, StagePhase
+from workbench.methods.training.phases import StagePhase
 from workbench.planners.ringada import ring_homes
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
@@ -25,9 +25,7 @@ class RingPhase(StagePhase[RingRankJob]):
     With an adaptive policy, the earlier rounds determine each round's depth.
     """
 
-    def __init__(self, session: RankSession[RingRankJob], phase: Phase, result: RankResult) -> None:
-        super().__init__(session, phase, result)
-        self._prefix: PrefixCache | None = None
+    _prefix: PrefixCache | None = None
 
     def shape(self, planned: PlannedStep) -> RoundShape:
         """Return the next round with its current depth (see RankPhase)."""

@@ -116,7 +116,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         shares = tuple(Share(rank=rank, samples=size) for rank in range(cluster.world_size))
         whole = Stage(start=0, stop=prepared.facts.num_layers, shares=shares)
         return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
-    once = plan_ring(pricer(prepared, profile, cluster), batch_size=job.batch_size, micro_batches=job.micro_batches)
+    once = plan_ring(pricer(prepared, profile, cluster))
     if not prepared.options.replan or prepared.policy.is_adaptive:
         return with_in_flight(rank_job(prepared, profile, cluster, once))
     parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)

@@ -92,8 +92,8 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     block = layer_costs(constants.model, "parallel_adapters", batch=1, sequence_length=128)[1]
     side = block.side_forward_flops / block.forward_flops if scheme == PARALLEL else 0.0
     profile, cluster = equal_blocks(layers, constants.devices, constants.backward, side=side)
-    sizes: Any = {"batch_size": SAMPLES, "micro_batches": micro_batches}
-    plan = plan_ring(RingPricer(profile, cluster, **sizes, sequence_length=1, depths=depths, has_side=side > 0), **sizes)
+    sizes: Any = {"batch_size": SAMPLES, "micro_batches": micro_batches, "sequence_length": 1}
+    plan = plan_ring(RingPricer(profile, cluster, **sizes, depths=depths, has_side=side > 0))
     rounds = {depth: [Iteration(0, layers - depth, micro_batches)] * TOGETHER for depth in depths}
     found = {depth: simulated(profile, cluster, plan, each, has_side=side > 0).makespan_s / TOGETHER for depth, each in rounds.items()}
     return found, plan
