@@ -8,7 +8,8 @@ import made_up_report
 import pytest
 
 from workbench import experiment
-from workbench.bench.confidant import JOB, MINI_BATCHES, bench, points, table
+from workbench.bench.confidant import JOB, MINI_BATCHES, bench, kept_plans, points, table
+from workbench.bench.ringada_tables import Side
 from workbench.core.errors import ConfigError
 
 
@@ -29,16 +30,28 @@ def test_its_sides_train_as_many_samples(name: str) -> None:
 def test_a_table_compares_round_by_round() -> None:
     made = made_up_report.report()
 
-    def taking(seconds: float) -> object:
-        return replace(made, steps=(replace(made.steps[0], predicted_s=2.0, measured_s=seconds),), valid=seconds != 9.0)
+    def taking(seconds: float, other_s: float, busiest_s: float) -> Side:
+        step = replace(made.steps[0], predicted_s=2.0)
+        reports = [replace(made, steps=(replace(step, measured_s=one),), valid=one != 9.0) for one in (seconds, other_s)]
+        return Side(reports=reports, watched=[[3_000_000], []], busiest_s=busiest_s, peaks={1: (4_000_000, 1)})
 
-    reports = {"one": [taking(4.0), taking(6.0)], "two": [taking(2.0), taking(4.0)], "busy": [taking(9.0), taking(9.0)]}
-    rows = {row["side"]: row for row in table("point", reports, 2.0, {})}  # type: ignore[arg-type]
+    sides = {"one": taking(4.0, 6.0, 2.0), "two": taking(2.0, 4.0, 1.0), "busy": taking(9.0, 9.0, 4.0)}
+    rows = {row["side"]: row for row in table("point", sides, 2.0)}
     assert rows["two"]["speedup"] == 1.75 and rows["two"]["spread"] == "1.50-2.00" and rows["two"]["over_simulated"] == 1.5
     assert (rows["one"]["bound"], rows["two"]["bound"], rows["two"]["share_of_bound"]) == (1.0, 2.0, 0.875)
     assert rows["two"]["valid"] and not rows["busy"]["valid"]
-    by_busiest = table("point", reports, None, {"one": 2.0, "two": 1.0, "busy": 4.0})  # type: ignore[arg-type]
-    assert [row["bound"] for row in by_busiest] == [1.0, 2.0, 0.5]
+    assert (rows["one"]["mb"], rows["one"]["simulated_mb"]) == (3.0, 4.0)
+    assert [row["bound"] for row in table("point", sides, None)] == [1.0, 2.0, 0.5]
+
+
+def test_sides_that_keep_a_plan_have_its_stages_and_split_a_mini_batch_themselves() -> None:
+    point = points()["schedule"]
+    devices = tuple(replace(one, model="some", flops_per_s=1.8e10, host_share=None) for one in point.cluster.devices)
+    sides = {side: replace(job, model="tiny-bert") for side, job in point.sides.items()}
+    plans = kept_plans(replace(point, cluster=replace(point.cluster, devices=devices), sides=sides))
+    assert [[stage.ranks for stage in plan.stages] for plan in plans.values()] == 2 * [[(0,), (1,), (2,), (3,)]]
+    assert [(plan.method, plan.num_micro_batches) for plan in plans.values()] == [("fine_tuning", 4), ("confidant", 1)]
+    assert kept_plans(points()["partition"]) == {}
 
 
 def test_only_its_points_can_be_chosen() -> None:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.bench.frame import Progress, ratios, turns
-from workbench.bench.ringada import Watch, bounds, cluster_of
-from workbench.bench.ringada_tables import measured_s
+from workbench.bench.frame import Progress, ratios
+from workbench.bench.ringada import cluster_of, measure
+from workbench.bench.ringada_tables import Side
 from workbench.core.cluster import Cluster, Processor
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.report import Report
 from workbench.experiment import run
-from workbench.runtime.run_folder import scratch_folder
 
 ROUNDS, MINI_BATCHES = 3, 16
 JOB = Job(
@@ -106,22 +103,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         raise ConfigError(f"Only '{unknown[0]}' of the benchmark was asked for.", f"There are {known}.", "Name one of these.")
     rows = []
     for name, point in chosen.items():
-        reports: dict[str, list[Report]] = {side: [] for side in point.sides}
-        watched = {side: list[int]() for side in point.sides}
-        plan = run(list(point.sides.values())[-1], point.cluster, "simulate").plan if point.keeps_plan else None
-        for turn, side in turns(point.sides, range(rounds)):
-            watch = Watch()
-            report = _run(point.sides[side], point.cluster, plan, watch)
-            reports[side].append(report)
-            watched[side] += watch.peak_bytes
-            progress(f"{name}, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
-        simulated = {side: bounds(job, point.cluster, reports[side][0].plan) for side, job in point.sides.items()}
-        own = table(name, reports, point.bound, {side: busiest_s for side, (busiest_s, _) in simulated.items()})
-        for row in own:
-            side = str(row["side"])
-            row["mb"] = max(watched[side], default=0) / 1e6
-            row["simulated_mb"] = max(whole for whole, _ in simulated[side][1].values()) / 1e6
-        rows += own
+        rows += table(name, measure(name, point.sides, point.cluster, rounds, progress, kept_plans(point)), point.bound)
     return {
         "name": "confidant",
         "label": "emulated; bounds simulated",
@@ -132,40 +114,44 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     }
 
 
-def table(name: str, reports: Mapping[str, list[Report]], bound: float | None, busiest_s: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return a point's rows.  bound: of the speedup; None computes it from busiest_s, the compute of each side's busiest device.
+def table(name: str, sides: Mapping[str, Side], bound: float | None) -> list[dict[str, Any]]:
+    """Return a point's rows.  bound: of the speedup; None computes it from the compute of each side's busiest device.
 
     share_of_bound: the measured speedup over the bound.
     """
-    seconds = {side: [measured_s(one) for one in of_side] for side, of_side in reports.items()}
-    predicted_s = {side: sum(step.predicted_s or 0.0 for step in of_side[0].steps) for side, of_side in reports.items()}
-    base, rows = next(iter(reports)), []
-    for side, of_side in reports.items():
-        ratio = ratios(seconds[base], seconds[side], "speedup")
-        most = predicted_s[base] / busiest_s[side] if bound is None else 1.0 if side == base else bound
+    predicted_s = {side: sum(step.predicted_s or 0.0 for step in own.reports[0].steps) for side, own in sides.items()}
+    base, rows = next(iter(sides)), []
+    for side, own in sides.items():
+        ratio = ratios(sides[base].seconds, own.seconds, "speedup")
+        most = predicted_s[base] / own.busiest_s if bound is None else 1.0 if side == base else bound
         rows.append(
             {
                 "point": name,
                 "side": side,
-                "layers": "-".join(str(stage.num_layers) for stage in of_side[0].plan.stages),
-                "s": median(seconds[side]),
-                "over_simulated": median(seconds[side]) / predicted_s[side],
+                "layers": "-".join(str(stage.num_layers) for stage in own.reports[0].plan.stages),
+                "s": median(own.seconds),
+                "over_simulated": median(own.seconds) / predicted_s[side],
                 "speedup": ratio["speedup"],
                 "spread": f"{ratio['ratio_min']:.2f}-{ratio['ratio_max']:.2f}",
                 "simulated": predicted_s[base] / predicted_s[side],
                 "bound": most,
                 "share_of_bound": ratio["speedup"] / most,
-                "valid": all(one.valid for one in of_side),
+                "valid": all(one.valid for one in own.reports),
+                "mb": own.peak_bytes / 1e6,
+                "simulated_mb": max(whole for whole, _ in own.peaks.values()) / 1e6,
             }
         )
     return rows
 
 
-def _run(job: Job, cluster: Cluster, plan: Plan | None, watch: Watch) -> Report:
-    """Run a job.  plan: its stages are kept; the job determines how a mini-batch is split."""
-    if plan is not None and job.method != "confidant":
+def kept_plans(point: Point) -> dict[str, Plan]:
+    """Return the last side's stages as plans of all sides, if the point keeps them; the job determines how a mini-batch is split."""
+    if not point.keeps_plan:
+        return {}
+    plan, found = run(list(point.sides.values())[-1], point.cluster, "simulate").plan, dict[str, Plan]()
+    for side, job in point.sides.items():
         size = job.batch_size // job.micro_batches
         stages = tuple(replace(stage, shares=(replace(stage.shares[0], samples=size),)) for stage in plan.stages)
-        plan = replace(plan, method=job.method, stages=stages, micro_batch_size=size, num_micro_batches=job.micro_batches, notes=())
-    with scratch_folder() as folder:
-        return run(job, cluster, workdir=Path(folder) / "run", chosen_plan=plan, progress=watch)
+        sizes: dict[str, Any] = {"micro_batch_size": size, "num_micro_batches": job.micro_batches}
+        found[side] = plan if job.method == plan.method else replace(plan, method=job.method, stages=stages, notes=(), **sizes)
+    return found
