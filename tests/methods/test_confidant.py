@@ -82,6 +82,16 @@ def test_windows_that_do_not_drain_take_as_long_as_one(job: Job) -> None:
     assert sum(chained) == pytest.approx(sum(whole), rel=0.02) and sum(drained) > 1.02 * sum(chained)
 
 
+def test_windows_may_be_shorter_than_the_pipeline(job: Job) -> None:
+    """Simulated: a window of one mini-batch ends each epoch and does not drain; an epoch of one mini-batch does."""
+    jobs = [replace(job, options={"window": size}) for size in (3, 4)] + [
+        replace(job, batch_size=4 * job.batch_size, options={"window": 3})
+    ]
+    short, whole, drained = [[step.predicted_s or 0.0 for step in experiment.run(one, two_devices(), "simulate").steps] for one in jobs]
+    assert [len(steps) for steps in (short, whole, drained)] == [4, 2, 2]
+    assert sum(short) == pytest.approx(sum(whole), rel=0.02) and drained[0] == pytest.approx(drained[1])
+
+
 def with_processors(cluster: Cluster, *gflops: float) -> Cluster:
     """Return the cluster whose first device has such processors."""
     processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))

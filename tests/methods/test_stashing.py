@@ -292,7 +292,12 @@ def test_a_window_that_does_not_follow_the_last_one_begins_with_an_empty_pipelin
     """Such as those of a sweep, which are done twice, and the first after a pause."""
     job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 4)
     (first, second), phase = job.planned_windows(0), object.__new__(TechniquePhase)
+    phase.rank_job = job
     assert phase.shape(second).continues is None
     for done, following, continues in ((first, second, True), (first, first, False), (second, second, False), (second, first, False)):
         phase._begun = done.ahead  # type: ignore[attr-defined]
         assert (phase.shape(following).continues is not None) == continues
+    phase.rank_job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 5)
+    phase._begun, (five, three) = (), phase.rank_job.planned_windows(0)  # type: ignore[attr-defined]
+    assert len(phase.shape(five).ahead.sizes) == 3  # type: ignore[attr-defined]
+    assert not phase.shape(three).ahead.sizes and phase.rank_job.phases()[0].program(phase.shape(three))  # type: ignore[attr-defined]

@@ -77,6 +77,8 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
     stack = load_stack(f"tiny-{family}")
     batch = batch_for(stack)
     whole = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    tokenizers: list[str] = []
+    monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizers.append(name) or load_tokenizer(name))
     hidden, taps = batch.input_ids, []
     for start, stop in ((0, 2), (2, 5), (5, 6)):
         stage = loading.load_stage(str(tmp_path), start, stop)
@@ -86,6 +88,7 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
         taps += new
     for ours, theirs in zip(taps, whole[1], strict=True):
         torch.testing.assert_close(ours, theirs)
+    assert len(tokenizers) == stack.family.has_token_types, "only the stage with the embedding needs the separator"
     half = loading.load_stage(str(tmp_path), 0, 5, torch.bfloat16)
     assert half(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0].dtype == torch.bfloat16
 

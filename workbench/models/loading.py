@@ -66,7 +66,8 @@ def load_stage(
     tensors = stored_weights(name)
     if tensors is not None:
         config = model_config(name)
-        separator_id = load_tokenizer(name).separator_id if family_of(config.model_type).has_token_types else None
+        needs_separator = start == 0 and family_of(config.model_type).has_token_types  # only the embedding does
+        separator_id = load_tokenizer(name).separator_id if needs_separator else None
         with parameters_on_meta():
             model = model_from_config(config, name)
         stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype, after_layer=after_layer)

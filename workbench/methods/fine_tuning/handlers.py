@@ -38,7 +38,7 @@ class WindowShape(StepShape):
     """The shape of a window, whose parts are mini-batches.
 
     ahead: the parts after it whose forward passes begin in it; none if the pipeline drains.  continues: the window before, if it did not
-    drain, as if that one had begun with an empty pipeline.
+    drain.  If that one is long enough, it is given as if it had begun with an empty pipeline.
     """
 
     ahead: StepShape

@@ -85,6 +85,11 @@ class FineTuningRankJob(RankJob):
         return len(self.plan.stages) if self.versions == "two" else 1
 
     @property
+    def least(self) -> int:
+        """Return the micro-batches with which a window must begin an empty pipeline if it is not to drain."""
+        return self.per_update * len(self.plan.stages)
+
+    @property
     def shared(self) -> tuple[SharedParameter, ...]:
         """Return the trained parameters with copies on several stages."""
         return shared_parameters(self.facts, self.config.technique, self.plan)
@@ -156,18 +161,26 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         """Return the handlers of a step (see RankPhase)."""
         if not isinstance(self.optimizer, WindowOptimizer):
             return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
-        division, begins = self.rank_job.divisions.get(self.session.rank), self.shape(planned).continues is None
+        division, shape = self.rank_job.divisions.get(self.session.rank), self.shape(planned)
         own = self.own(all_parts(planned), epoch) | {"optimizer": self.optimizer.inner, "total": planned.shape.samples}
-        self._begun = planned.ahead if isinstance(planned, Window) else ()
+        self._begun = planned.ahead if isinstance(planned, Window) and isinstance(shape, WindowShape) and shape.ahead.sizes else ()
         job = self.rank_job
         kept = 0 if job.versions == "stashing" else delay_of(job.versions, 0, len(job.plan.stages))
-        return StashingHandlers(each=divided_or_whole(division, **own), begins=begins, kept=kept, per_update=job.per_update).table()
+        return StashingHandlers(
+            each=divided_or_whole(division, **own), begins=shape.continues is None, kept=kept, per_update=job.per_update
+        ).table()
 
     def shape(self, planned: PlannedStep) -> StepShape:
-        """Return the shape of the next step: a window that does not follow the last one begins with an empty pipeline (see RankPhase)."""
+        """Return the shape of the next step (see RankPhase).
+
+        A window that does not follow the last one begins with an empty pipeline.  It drains if it is shorter than that.
+        """
         shape = planned.shape
         follows = bool(self._begun) and all_parts(planned).samples[: len(self._begun)] == self._begun
-        return shape if follows or not isinstance(shape, WindowShape) else replace(shape, continues=None)
+        if follows or not isinstance(shape, WindowShape):
+            return shape
+        ahead = shape.ahead if len(shape.sizes) >= self.rank_job.least else StepShape(sizes=(), lengths=())
+        return replace(shape, continues=None, ahead=ahead)
 
 
 def phases_on(session: RankSession[FineTuningRankJob], result: RankResult) -> tuple[TechniquePhase, ...]:
@@ -200,7 +213,8 @@ def windows(
 ) -> tuple[tuple[PlannedStep, ...], ...]:
     """Return every epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  size: of a window, 0 is an epoch.
 
-    ahead: parts whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.  parts: of a mini-batch.
+    ahead: parts whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.  It also drains after a
+    window that begins with an empty pipeline and is shorter than that.  parts: of a mini-batch.
     Raises ConfigError if a mini-batch has fewer samples than parts.
     Runs of mini-batches are sorted by length, because stages that compute mini-batches of unequal length at the same time wait for each
     other.
@@ -227,10 +241,11 @@ def windows(
         for count in own:
             step = PlannedStep.of(batches[at : at + count], lengths)
             at += count
-            following = PlannedStep.of(batches[at : at + ahead], lengths)
+            is_short = count < (ahead + 1) * parts  # then it does not fill an empty pipeline
+            following = PlannedStep.of([] if is_short and before is None else batches[at : at + ahead], lengths)
             shape = WindowShape(sizes=step.shape.sizes, lengths=step.shape.lengths, ahead=following.shape, continues=before)
             steps.append(Window(samples=step.samples, shape=shape, ahead=following.samples))
-            before = replace(shape, continues=None) if following.samples else None
+            before = (shape if is_short else replace(shape, continues=None)) if following.samples else None
         found.append(tuple(steps))
     return tuple(found)
 

@@ -75,12 +75,15 @@ class Predictor:
         return self._seconds(planned.shape)
 
     def _find_seconds(self, shape: StepShape) -> float:
-        program = self._phase.program(shape)
-        if shape.continues is None:
-            return simulate(program, memory=False).makespan_s
-        both = simulate(chained([self._phase.program(shape.continues), program]), memory=False)
-        begun_s = max(span.end_s for span in both.spans if span.op.kind == STEP and span.op.writes[0].name.endswith("~0"))
-        return both.makespan_s - begun_s
+        programs, former = [self._phase.program(shape)], shape.continues
+        if former is None:
+            return simulate(programs[0], memory=False).makespan_s
+        while former is not None:
+            programs.insert(0, self._phase.program(former))
+            former = former.continues
+        whole, before = simulate(chained(programs), memory=False), f"~{len(programs) - 2}"
+        begun_s = max(span.end_s for span in whole.spans if span.op.kind == STEP and span.op.writes[0].name.endswith(before))
+        return whole.makespan_s - begun_s
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
