@@ -149,6 +149,7 @@ def test_regression_loss_and_output():
 
 def test_a_regression_learns_standardised_labels_and_answers_in_their_own_units():
     """Its loss and gradients are those of labels of mean 0 and deviation 1."""
+    torch.manual_seed(0)  # float32 rounds some gradients of other draws by more than the tolerance
     shape = {"hidden_size": 32, "num_layers": 1, "kind": "regression", "num_outputs": 1, "dropout": 0.0}
     plain = ParallelAdapter(ParallelAdapterConfig(**shape)).train()
     scaled = ParallelAdapter(ParallelAdapterConfig(**shape, label_mean=3.0, label_std=0.5)).train()

@@ -209,7 +209,7 @@ class QueryTraining:
     def run(self, steps: int, told: Callable[[Curve], None] = lambda curve: None, stopped: Callable[[], bool] = lambda: False) -> Curve:
         """Train up to `steps` steps, those of the log included, and score at intervals and at the end.
 
-        told: receives the curve after each new step; stopped: called before each.
+        told: receives the curve after each new step or score; stopped: called before each step.
         """
         curve = self.curve
         logged = () if self._log is None else self._log.steps[:steps]
@@ -217,7 +217,8 @@ class QueryTraining:
         for one in logged[curve.steps :]:
             replay(self.model.trainables, [one], in_place_epsilon=in_place_epsilon)
             curve.steps, curve.resumed = curve.steps + 1, curve.resumed + 1
-            self._score_if_due(steps)
+            if self._score_if_due(steps):
+                told(curve)
         while curve.steps < steps and not stopped():
             self.step()
             self._score_if_due(steps)
@@ -225,11 +226,13 @@ class QueryTraining:
         self._keep()
         return curve
 
-    def _score_if_due(self, steps: int) -> None:
+    def _score_if_due(self, steps: int) -> bool:
         at = self.curve.steps
-        if (at == steps or at % self.settings.score_every == 0) and at not in dict(self.curve.scores):
+        is_due = (at == steps or at % self.settings.score_every == 0) and at not in dict(self.curve.scores)
+        if is_due:
             self.curve.scores = sorted([*self.curve.scores, (at, self.score())])
             self._keep()
+        return is_due
 
     def _keep(self) -> None:
         if self._curve_path is not None:
