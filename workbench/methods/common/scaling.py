@@ -86,7 +86,8 @@ def describe_facts(facts: ModelFacts) -> ModelDescription:
         heads=facts.num_heads,
         kv_heads=facts.num_key_value_heads,
         feed_forward=facts.feed_forward_size,
-        vocab=facts.vocabulary_size,
+        # A picture's model has no words, but as many rows: those that project the patches.
+        vocab=facts.vocabulary_size or max(1, facts.embedding_parameters // facts.hidden_size - facts.max_length),
         gated=facts.is_gated,
         positions=facts.max_length,
     )
