@@ -118,9 +118,9 @@ class SshEngines:
             with tempfile.NamedTemporaryFile("w") as mark:
                 mark.write(digests)
                 mark.flush()
-                if (
-                    link.lacks(Path(mark.name), f"{kept}/digests.txt") is not None
-                ):  # another model of this name, whose tensors are kept there
+                # A model that is not known may have another's tensors there, under the same name.
+                is_known = link.lacks(Path(mark.name), f"{kept}/digests.txt") is None
+                if not is_known:
                     link.ask("empty", path=kept)
                     link.bring(Path(mark.name), f"{kept}/digests.txt")
             for file, path in files.items():
