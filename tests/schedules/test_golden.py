@@ -10,7 +10,6 @@ from workbench.core.inference import InferencePlan
 from workbench.core.plan import Share
 from workbench.core.schedule import Schedule
 from workbench.schedules import (
-    adapter_broadcast,
     asynchronous_1f1b,
     cached_step,
     gpipe,
@@ -19,7 +18,6 @@ from workbench.schedules import (
     insert_transfers,
     one_f_one_b,
     query_step,
-    redistribution,
     ring_allgather_gemm,
     ring_gemm_reducescatter,
     split_heads,
@@ -45,8 +43,6 @@ SCHEDULES = {
     "pac_plus_hybrid_2_1": lambda: insert_transfers(hybrid_1f1b(plan_of((3, 1), (4,)), (4, 4, 2))),
     "pac_plus_hybrid_2_2": lambda: insert_transfers(hybrid_1f1b(plan_of((1, 3), (2, 2)), (4, 4))),
     "pac_plus_cached_step": lambda: cached_step(plan_of((4, 2, 1)).stages[0], (4, 0, 2)),
-    "pac_plus_redistribution": lambda: redistribution([(0, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 3), (2, 0, 4), (2, 1, 5), (0, 1, 6)], 3),
-    "pac_plus_adapter_broadcast": lambda: adapter_broadcast(plan_of((2, 2), (4,)).stages, range(4)),
     "hetpipe_two_virtual_workers": lambda: insert_transfers(hetpipe(workers_of((3, 1), (2, 2)), 2)),
     "hetpipe_clock_distance_1": lambda: insert_transfers(hetpipe(workers_of((1, 1), (2,), clock_distance=1), 3)),
     "hetpipe_one_virtual_worker": lambda: insert_transfers(hetpipe(workers_of((1, 1)), 2)),

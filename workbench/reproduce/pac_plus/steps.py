@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TableCosts, broadcast_s
+from workbench.core.costs import broadcast_s
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
-from workbench.core.schedule import BROADCAST, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.planners import Problem, candidates, standalone
 from workbench.planners.fixed import data_parallel
@@ -20,15 +19,7 @@ from workbench.planners.pac_plus import plan_cached
 from workbench.profiler.analytic import Technique
 from workbench.reproduce.pac_plus.testbed import Constants, nanos, profile
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import (
-    adapter_broadcast,
-    cached_step,
-    full_pipeline,
-    gpipe_order,
-    hybrid_1f1b,
-    one_f_one_b_order,
-    redistribution,
-)
+from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
 from workbench.schedules.plan_costs import PlanCosts
 from workbench.simulator import simulate
 
@@ -120,33 +111,25 @@ def cached_timeline(constants: Constants, costs_of: Profile, cluster: Cluster) -
 def redistribution_s(constants: Constants, costs_of: Profile, cluster: Cluster, plan: Plan, cached: Stage, samples: int) -> float:
     """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on them.
 
-    Each device sends a sample's computed activations to the sample's new owner; reading and writing the disks overlaps and is not
-    counted.
+    Each device sends a sample's computed activations to the sample's new owner, all devices at once, and then each stage's adapters are
+    broadcast.  Reading and writing the disks overlaps and is not counted.
     """
-    shares = [share.samples / constants.mini_batch for share in cached.shares]
-    transfers: list[tuple[int, int, int]] = []
-    sizes: list[int] = []
+    busy_s: dict[tuple[str, int], float] = {}  # of each device's link, in each direction
+    adapters_s = 0.0
     for stage in plan.stages:
-        per_sample = sum(layer.tap_bytes(1, constants.sequence_length) for layer in costs_of.layers[0][stage.start : stage.stop])
+        layers = costs_of.layers[0][stage.start : stage.stop]
+        per_sample = sum(layer.tap_bytes(1, constants.sequence_length) for layer in layers)
+        others = [rank for rank in sorted(cached.ranks) if rank not in stage.ranks]
+        adapters_s += broadcast_s(cluster, (stage.ranks[0], *others), sum(layer.trainable_bytes for layer in layers))
         for giver in stage.shares:
-            kept = samples * giver.samples / plan.micro_batch_size * per_sample
-            for taker, part in zip(cached.ranks, shares, strict=True):
+            for taker in cached.shares:
                 # A group with the whole model keeps its activations: owners follow the cache where possible.
-                if taker != giver.rank and len(plan.stages) > 1:
-                    transfers.append((giver.rank, taker, len(sizes)))
-                    sizes.append(round(kept * part))
-
-    def transfer(rank: int, op: Op) -> float:
-        return cluster.link(*op.ranks).transfer_s(sizes[op.reads[0].microbatch])
-
-    def broadcast(rank: int, op: Op) -> float:
-        stage = plan.stages[op.stage]
-        nbytes = sum(layer.trainable_bytes for layer in costs_of.layers[0][stage.start : stage.stop])
-        return broadcast_s(cluster, op.ranks, nbytes)
-
-    costs = TableCosts(seconds_by_kind={SEND: transfer, BROADCAST: broadcast})
-    schedules = [redistribution(transfers, cluster.world_size), adapter_broadcast(plan.stages, cached.ranks, world_size=cluster.world_size)]
-    return sum(simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s for schedule in schedules)
+                if taker.rank != giver.rank and len(plan.stages) > 1:
+                    share = giver.samples / plan.micro_batch_size * taker.samples / constants.mini_batch
+                    seconds = cluster.link(giver.rank, taker.rank).transfer_s(round(samples * share * per_sample))
+                    for end in (("out", giver.rank), ("in", taker.rank)):
+                        busy_s[end] = busy_s.get(end, 0.0) + seconds
+    return max(busy_s.values(), default=0.0) + adapters_s
 
 
 def pac_plus_hours(
