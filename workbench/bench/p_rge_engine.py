@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,7 @@ from workbench.bench.p_rge_memory import batch_of, prompts
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.models.inference_engine.config import bindings
 from workbench.models.products import library
-from workbench.models.zeroth_order import CausalModel, DualForwardingModel, StepLog, TrainableConfig, load_causal_model
+from workbench.models.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
@@ -44,7 +45,7 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
     return {
         "name": "p_rge_engine",
         "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their runtimes' own",
-        "what": "P-RGE with LoRA-FA in ExecuTorch (XNNPACK) beside the same dual-forwarding model in PyTorch, float32",
+        "what": "P-RGE with LoRA-FA in ExecuTorch (XNNPACK) beside the same steps in PyTorch, float32",
         "threads": THREADS,
         "eager_products": library(),
         "points": rows,
@@ -69,7 +70,7 @@ def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
         made = trainer.step(given, LEARNING_RATE)
         between = time.perf_counter()
         assert made.log is not None
-        losses = eager.step(given, made.log)
+        losses = eager.step(given, made.log.seeds)
         engine_s.append(between - begin)
         eager_s.append(time.perf_counter() - between)
         deviations.append(float(np.max(np.abs(losses.numpy() / np.array(made.losses) - 1))))
@@ -93,20 +94,22 @@ def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 class Eager:
-    """The dual-forwarding model in PyTorch, with the same noise and scalar inputs as the program."""
+    """The same steps in PyTorch, with the program's noise and shapes."""
 
-    def __init__(self, causal: Any, config: EngineConfig) -> None:
-        self.dual = DualForwardingModel(causal, queries=config.queries, epsilon=config.epsilon, choices=config.choices)
-        self.gradients, self.rate = torch.zeros(config.queries), torch.tensor(LEARNING_RATE)
+    def __init__(self, causal: CausalModel, config: EngineConfig) -> None:
+        assert causal.trainables.flat is not None
+        self.model, self.config, self.theta = causal, config, causal.trainables.flat
+        causal.packs = False
 
     @torch.no_grad()
-    def step(self, given: PromptBatch, log: StepLog) -> Tensor:
-        """Return the losses (2q,)."""
-        noise = torch.from_numpy(np.stack([philox_noise(seed, self.dual.copies.shape[1]) for seed in log.seeds]))
-        losses = self.dual(
-            given.input_ids, given.attention_mask, given.targets, given.positions, given.target_mask, self.gradients, self.rate, noise
-        )
-        self.gradients = (losses[0::2] - losses[1::2]) / (2 * self.dual.epsilon)
+    def step(self, given: PromptBatch, seeds: Sequence[int]) -> Tensor:
+        """Make a step; return its losses (2q,) in the order +1 -1 +2 -2 ...."""
+        noise = torch.from_numpy(np.stack([philox_noise(seed, len(self.theta)) for seed in seeds]))
+        moved = self.config.epsilon * noise
+        self.model.trainables.bind(torch.stack([self.theta + moved, self.theta - moved], dim=1).flatten(0, 1))
+        losses = self.model.part_losses(given, 2 * len(seeds))
+        self.model.trainables.bind(None)
+        self.theta -= LEARNING_RATE / len(seeds) * torch.tensor(gradients_of(losses, self.config.epsilon)) @ noise
         return losses
 
 
@@ -125,8 +128,7 @@ def _child(side: str, path: Path, model: str, length: int, queries: int, batch: 
     def in_pytorch(causal: CausalModel) -> None:
         eager = Eager(causal, EngineConfig(queries=queries, choices=rows.choices))
         for step in range(MEMORY_STEPS):
-            log = StepLog(step=step, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=LEARNING_RATE)
-            eager.step(_batch(rows, batch, step), log)
+            eager.step(_batch(rows, batch, step), range(queries))
 
     if side == "engine":
         return peak_bytes(lambda: None, in_engine)

@@ -10,7 +10,6 @@ import torch
 from workbench.core.seeds import query_seed
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.zeroth_order import (
-    DualForwardingModel,
     Mezo,
     Prge,
     TrainableConfig,
@@ -124,26 +123,6 @@ def test_a_step_is_the_definition_of_the_gradient():
     fine = Prge(model, estimate(epsilon=2e-3)).losses(batch, 3)
     slopes = torch.tensor([float(gradient @ model.trainables.noise(query_seed(5, 3, query))) for query in range(2)])
     torch.testing.assert_close(torch.tensor(gradients_of(fine, 2e-3)), slopes, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("family", ["llama", "bart"])
-def test_dual_forwarding_trains_as_the_estimator_does(family):
-    model, dual = started(family), DualForwardingModel(started(family), queries=2, epsilon=0.1)
-    estimator, gradients, rate = Prge(model, ESTIMATE), torch.zeros(2), torch.tensor(0.05)
-    for step in range(6):
-        batch = prompts(family, seed=step)
-        noise = torch.stack([model.trainables.noise(query_seed(5, step, query)) for query in range(2)])
-        with torch.no_grad():
-            losses = dual(batch.input_ids, batch.attention_mask, batch.targets, batch.positions, batch.target_mask, gradients, rate, noise)
-        torch.testing.assert_close(losses, estimator.step(batch, step).losses, rtol=1e-5, atol=1e-5)
-        gradients = torch.tensor(gradients_of(losses, 0.1))
-    torch.testing.assert_close(dual.trained(gradients, rate), model.trainables.flat, rtol=0, atol=1e-4)
-    # Left to itself it draws noise of its own, of the same kind.
-    torch.manual_seed(0)
-    with torch.no_grad():
-        dual(batch.input_ids, batch.attention_mask, batch.targets, batch.positions, batch.target_mask, gradients, rate)
-    drawn = (dual.copies[0::2] - dual.copies[1::2]) / 0.2
-    assert abs(float(drawn.mean())) < 0.1 and abs(float(drawn.std()) - 1) < 0.1
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "bert"])

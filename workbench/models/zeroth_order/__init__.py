@@ -3,7 +3,7 @@
 from workbench.models.zeroth_order.adapted import PrecisionWarning, smallest_epsilon, warn_of_rounding
 from workbench.models.zeroth_order.causal_model import CausalModel
 from workbench.models.zeroth_order.config import Copies, Execution, TrainableConfig, ZerothOrderConfig
-from workbench.models.zeroth_order.estimators import DualForwardingModel, FirstOrder, Mezo, Prge, StepResult, passes_of, replay
+from workbench.models.zeroth_order.estimators import FirstOrder, Mezo, Prge, StepResult, passes_of, replay
 from workbench.models.zeroth_order.loading import (
     TrainedDescription,
     find_trained,

@@ -94,12 +94,6 @@ def class_losses(logits: Tensor, batch: PromptLike) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), classes, reduction="none").view(parts, count).mean(dim=1)
 
 
-def shifted(targets: Tensor, target_mask: Tensor, start_id: int) -> Tensor:
-    """Return the decoder's input for targets (n, k): the start token and all targets but the last."""
-    known = targets.masked_fill(~target_mask, 0)[:, :-1]
-    return torch.cat([known.new_full((len(known), 1), start_id), known], dim=1)
-
-
 def _cross_entropy(rows: Tensor, target: Tensor, head: Head, choices: Tensor | None) -> Tensor:
     """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at a time."""
     size = max(1, MAX_LOGITS // head.weight.shape[0])
