@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -54,30 +56,44 @@ gflops = 30
 memory_mb = 2000
 [[device]]
 name = "left"
+[[device.processor]]
+name = "cores FIRST"
+gflops = 15
+[[device.processor]]
+name = "cores LAST"
+gflops = 15
 [[device]]
 name = "right"
 """
 
 # A short measurement: how precisely the devices measure themselves is not asked here.
-# The same processes run a second job: to start others would mean to import torch three times more.
+# The same processes run further jobs: to start others would mean to import torch three times more.
 MAIN = """
 from functools import partial
 from pathlib import Path
 from workbench import torchrun
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.core.profile import Grid
 from workbench.core.serial import from_json
+from workbench.methods.confidant.method import Confidant
+from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.pac_plus import measure, method
 measure.BATCH_SIZES, measure.SEQUENCE_LENGTHS = (1, 4), (16,)
 method.measure_layers = partial(measure.measure_layers, budget_s=0.1)
+fine_tuning.measure_layers = partial(fine_tuning.measure_layers, batch_sizes=(1, 4), lengths=(16,), budget_s=0.1)
+equal = Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((1.0,),))
+Confidant.host_parts = lambda *given, **settings: {one + way: equal for one in "HC" for way in "FB"}
 command = torchrun.app
 
-def both(obj):
+def all_jobs(obj):
     command(obj=obj, standalone_mode=False)
-    job, plan = (from_json(Path(f"queries_{kind.__name__}.json").read_text(), kind) for kind in (Job, Plan))
-    torchrun.run(job, obj.cluster, "execute", workdir=Path("shared_queries"), chosen_plan=plan, engines=obj).write("queries_report.json")
+    for name in ("queries", "whole", "shared"):
+        job, plan = (from_json(Path(f"{name}_{kind.__name__}.json").read_text(), kind) for kind in (Job, Plan))
+        done = torchrun.run(job, obj.cluster, "execute", workdir=Path(f"folder_{name}"), chosen_plan=plan, engines=obj)
+        done.write(f"{name}_report.json")
 
-torchrun.app = both
+torchrun.app = all_jobs
 torchrun.main()
 """
 
@@ -118,7 +134,8 @@ def share(rank: int, samples: int) -> Share:
 def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> None:
     """A job file and a plan file, two processes, shared and local folder; every loss against training in this process.
 
-    PAC+ by the command, then P-RGE, whose steps are reported as they are made.
+    PAC+ by the command, then P-RGE, whose steps are reported as they are made, and Confidant, whose first device has two processors: on
+    one and on both the losses are the same.
     """
     options = {"cache_dtype": "float32"}
     data = str(write_sentences(tmp_path / "data"))
@@ -128,9 +145,24 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     cached = Stage(start=0, stop=6, shares=(share(0, 5), share(1, 3)))
     plan = Plan(method="pac_plus", stages=stages, micro_batch_size=4, num_micro_batches=2, cached=cached)
     queries, queries_plan = p_rge_job(data=data), shared(3, 1)
-    for name, made in (("job", job), ("plan", plan), ("queries_Job", queries.job), ("queries_Plan", queries_plan)):
-        (tmp_path / f"{name}.json").write_text(to_json(made))
-    (tmp_path / "two.toml").write_text(CLUSTER)
+    pipeline = Plan(
+        method="confidant",
+        stages=(Stage(start=0, stop=3, shares=(share(0, 8),)), Stage(start=3, stop=6, shares=(share(1, 8),))),
+        micro_batch_size=8,
+        num_micro_batches=1,
+    )
+    divided = replace(job, method="confidant", options={"split": "heads_and_columns", "heads": "optimal"})
+    made = {"job": job, "plan": plan, "queries_Job": queries.job, "queries_Plan": queries_plan}
+    made |= {
+        "whole_Job": replace(divided, options={"split": "none"}),
+        "shared_Job": divided,
+        "whole_Plan": pipeline,
+        "shared_Plan": pipeline,
+    }
+    for name, one in made.items():
+        (tmp_path / f"{name}.json").write_text(to_json(one))
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    (tmp_path / "two.toml").write_text(CLUSTER.replace("FIRST", str(min(cores))).replace("LAST", str(max(cores))))
     (tmp_path / "main.py").write_text(MAIN)
     files = ("--job=job.json", "--plan=plan.json", "--cluster=two.toml", "--report=report.json")
     done = torchrun("main.py", *files, "--workdir=shared", "--local-folder=local", folder=tmp_path)
@@ -149,6 +181,11 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     assert (report_of_queries.source, report_of_queries.plan) == ("real", queries_plan)
     _, _, expected_losses = in_one_process(queries)
     assert [step.loss for step in report_of_queries.steps] == pytest.approx([loss.mean().item() for loss in expected_losses], rel=1e-5)
+
+    on_one, on_both = (Report.read(tmp_path / f"{name}_report.json") for name in ("whole", "shared"))
+    assert [step.loss for step in on_both.steps] == pytest.approx([step.loss for step in on_one.steps], rel=1e-5)
+    timeline = next(one for name, one in on_both.timelines.items() if name.endswith("measured"))
+    assert {span.op.stream for span in timeline.spans if span.op.kind == "ATTN"} == {"compute", "compute1"}
 
     prepared = prepare(job)
     stack, split = load_stack(job.model), prepared.train

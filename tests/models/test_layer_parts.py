@@ -29,8 +29,12 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
     ],
 )
 @pytest.mark.parametrize("padded", [True, False])
-def test_a_layer_in_parts(name: str, technique: str, heads: tuple[int, ...], columns: tuple[int, ...], padded: bool) -> None:
-    """Output, gradient of the input and of each trained parameter, to 1e-5; every part goes back on its own."""
+@pytest.mark.parametrize("kind", ["cpu"] + ["cuda"] * torch.cuda.is_available())
+def test_a_layer_in_parts(name: str, technique: str, heads: tuple[int, ...], columns: tuple[int, ...], padded: bool, kind: str) -> None:
+    """Output, gradient of the input and of each trained parameter, to 1e-5; every part goes back on its own.
+
+    kind: where all parts but the first compute.
+    """
     torch.manual_seed(0)
     stack = load_stack(name)
     sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
@@ -52,8 +56,10 @@ def test_a_layer_in_parts(name: str, technique: str, heads: tuple[int, ...], col
     expected.backward(gradient)
 
     source = hidden.detach().requires_grad_()
-    middle = layer.join_heads(source, torch.stack([layer.heads(source, context, *part) for part in pairwise(heads)]).sum(dim=0))
-    output = layer.join_columns(middle, torch.stack([layer.columns(middle, *part) for part in pairwise(columns)]).sum(dim=0))
+    attended = [layer.heads(source.to(kind if part[0] else "cpu"), context, *part).cpu() for part in pairwise(heads)]
+    middle = layer.join_heads(source, torch.stack(attended).sum(dim=0))
+    fed = [layer.columns(middle.to(kind if part[0] else "cpu"), *part).cpu() for part in pairwise(columns)]
+    output = layer.join_columns(middle, torch.stack(fed).sum(dim=0))
     output.backward(gradient)
     real = mask.bool()
     torch.testing.assert_close(output[real], expected[real], rtol=1e-5, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +15,8 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.planners.heads import HeadProfile, allocate_as_printed, best_allocation, divide, quickened, without_surplus
 from workbench.reproduce.confidant.heads import random_profile
+
+NO_BYTES = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
 
 
 @lru_cache
@@ -54,8 +57,7 @@ def test_the_time_of_groups_lies_between_one_and_all() -> None:
         return Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((seconds,),))
 
     times = {"F": 10.0, "B": 20.0, "HF": 4.0, "HF1": 1.0, "HB": 8.0, "HB1": 2.0, "CF": 5.0, "CB": 10.0}
-    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
-    layer = LayerProfile(name="layer", times={kind: grid(one) for kind, one in times.items()}, **sizes)
+    layer = LayerProfile(name="layer", times={kind: grid(one) for kind, one in times.items()}, **NO_BYTES)
     assert [part_s(layer, "HF", count, 4, 1, 8) for count in range(5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert part_s(layer, "CF", 2, 4, 1, 8) == 2.5  # in proportion, without a time of one alone
     [device] = made_up_devices(2.0, 1.0)
@@ -70,6 +72,21 @@ def test_the_time_of_groups_lies_between_one_and_all() -> None:
     assert both is not None and both.columns == (3, 1) and both.layer_s(layer, "F", 1, 8) == 1.0 + 3.0 + 3.75
     [slow] = made_up_devices(100.0, 1.0)
     assert divide(layer, slow, heads=4, columns=4, samples=1, length=8, by="optimal") is None
+
+
+def test_a_processor_with_times_of_its_own_is_not_scaled() -> None:
+    """A real device: groups of cores first, and an accelerator by what it has measured, however many FLOP/s it has."""
+
+    def grid(seconds: float) -> Grid:
+        return Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((seconds,),))
+
+    times = {"F": grid(10.0), "B": grid(10.0), "HF": grid(4.0), "HB": grid(4.0), "HF@1": grid(12.0), "HB@1": grid(12.0)}
+    layer = LayerProfile(name="layer", times=times, **NO_BYTES)
+    processors = (Processor(name="cuda:0", flops_per_s=1e13), Processor(name="cores 0-3", flops_per_s=1e9))
+    [device] = made_up_devices(1.0)
+    found = divide(layer, replace(device, processors=processors), heads=4, columns=0, samples=1, length=8, by="optimal")
+    assert found is not None and (found.names, found.heads, found.slower) == (("cores 0-3", "cuda:0"), (3, 1), (1.0, 1.0))
+    assert found.layer_s(layer, "F", 1, 8) == 6.0 + 3.0
 
 
 def made_up_devices(*gflops: float) -> tuple[Device, ...]:

@@ -1,11 +1,11 @@
 import math
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 from workbench.core.errors import ConfigError
 from workbench.profiler import host
+from workbench.profiler.processors import places
 
 
 def test_this_machine_is_measured(tmp_path):
@@ -30,20 +30,9 @@ def test_no_time_is_refused():
         host.measure_host(seconds=0)
 
 
-def test_cores_are_grouped_by_what_the_kernel_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two slow cores with a capacity, one fast core with a frequency alone, and all alike where it states nothing."""
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda process: {0, 1, 2})
-    for core, name, value in ((0, "cpu_capacity", 400), (1, "cpu_capacity", 400), (2, "cpufreq/cpuinfo_max_freq", 2_000_000)):
-        file = tmp_path / f"cpu{core}" / name
-        file.parent.mkdir(parents=True)
-        file.write_text(f"{value}\n")
-    assert host.core_groups(tmp_path) == [[2], [0, 1]]
-    assert host.core_groups(tmp_path / "none") == [[0, 1, 2]]
-
-
 def test_processors_are_measured_with_each_library_and_nothing_stays_pinned() -> None:
     before = host.os.sched_getaffinity(0), host.torch.get_num_threads()
     found = host.measure_processors(seconds=0.01)
     assert (host.os.sched_getaffinity(0), host.torch.get_num_threads()) == before
     assert {one.library for one in found} >= {"torch"} and all(one.flops_per_s > 0 for one in found)
-    assert len({one.processor for one in found if one.processor.startswith("core")}) == len(host.core_groups())
+    assert {one.processor for one in found} == set(places())

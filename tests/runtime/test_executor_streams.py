@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from typing import Any
@@ -16,6 +17,7 @@ from workbench.core.errors import ScheduleError
 from workbench.core.program import Program, unrolled
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
+from workbench.profiler.processors import Place
 from workbench.runtime.executor import Execution, Executor
 from workbench.schedules import check
 from workbench.schedules.tensor import split_heads
@@ -235,7 +237,7 @@ def test_a_stream_on_an_accelerator_gives_the_same_values(kind: str) -> None:
         outputs=((), (result,)),
     )
     weight, rows = torch.randn(WIDTH, WIDTH), torch.randn(2, WIDTH)
-    devices = {"accelerator": torch.device(kind)}
+    places = {"accelerator": Place(torch.device(kind), tuple(range(os.cpu_count() or 1)))}
 
     def first(made: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         assert reads[0].device.type == kind
@@ -246,12 +248,35 @@ def test_a_stream_on_an_accelerator_gives_the_same_values(kind: str) -> None:
         return (reads[0] @ weight,)
 
     def work(executor: Executor) -> tuple[Execution, list[Span]]:
-        placed = Executor(executor.rank, executor.transport, executor.pacer, devices=devices)
-        done = placed.run(program(schedule, lambda value: Spec((2, WIDTH))), {"FIRST": first, "SECOND": second}, {source: rows})
+        executor.place(places)
+        done = executor.run(program(schedule, lambda value: Spec((2, WIDTH))), {"FIRST": first, "SECOND": second}, {source: rows})
         return done, done.spans
 
     _, (last, _) = on_executors(2, work)
     torch.testing.assert_close(last.outputs[result], rows @ weight @ weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not pin threads")
+def test_streams_run_on_the_cores_of_their_processors() -> None:
+    """Until the executor is closed, and other streams on those of stream "compute"."""
+    before = os.sched_getaffinity(0)
+    host, first, last = torch.device("cpu"), min(before), max(before)
+    streams = {"compute": first, "compute1": last, "other": first}
+    made = {stream: value(stream) for stream in streams}
+    ops = tuple(op("WHERE", (), (made[stream],), *(() if stream == "compute" else (stream,))) for stream in streams)
+    schedule = Schedule(ops=(ops,), outputs=(tuple(made.values()),))
+
+    def where(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (os.sched_getaffinity(0),)
+
+    def work(executor: Executor) -> tuple[dict[Value, Any], set[int]]:
+        executor.place({stream: Place(host, (core,)) for stream, core in list(streams.items())[:2]})
+        found = executor.run(program(schedule, small), {"WHERE": where}, {}).outputs
+        executor.close()
+        return found, os.sched_getaffinity(0)
+
+    [(found, after)] = on_executors(1, work)
+    assert found == {made[stream]: {core} for stream, core in streams.items()} and after == before
 
 
 def test_what_a_step_held_is_freed_at_once() -> None:

@@ -95,6 +95,10 @@ class Device:
     def __post_init__(self) -> None:
         require_ranges(self, f"Device '{shown(self.name)}'")
 
+    def processors_in_order(self, *, cores_first: bool) -> list[Processor]:
+        """Return the processors, the fastest first.  cores_first: groups of cores, as a real device names them, before accelerators."""
+        return sorted(self.processors, key=lambda one: (cores_first and not one.name.startswith("cores "), -one.flops_per_s))
+
     def charge(self, after_s: float) -> float:
         """Return the charge after so many seconds of computing, by the power model; 1 is full."""
         used = after_s * self.watts_busy / (3600 * self.battery_wh) if self.battery_wh else 0.0

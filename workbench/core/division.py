@@ -11,31 +11,39 @@ PARTS: dict[str, str] = {"ATTN": "H", "COLS": "C"}
 """Operations on a part of a layer, and the profile's kinds of them: H heads, C feed-forward columns.
 
 LayerProfile.times has HF and HB, the seconds of all of a layer's heads forward and back, HF1 and HB1, those of one group alone; CF, CB, CF1
-and CB1 likewise.
+and CB1 likewise.  A real device also measures them on its further processors: HF@1, HF1@1 ... on processor 1.
 """
 Direction = Literal["F", "B"]
 
 
-def part_s(layer: LayerProfile, kind: str, groups: int, of: int, samples: int, length: int) -> float:
+def measured_at(processor: int, layer: LayerProfile, kind: str) -> str:
+    """Return what a processor's own kinds end with; '' if it has not been measured separately."""
+    return f"@{processor}" if f"{kind}@{processor}" in layer.times else ""
+
+
+def part_s(layer: LayerProfile, kind: str, groups: int, of: int, samples: int, length: int, *, processor: int = 0) -> float:
     """Return the seconds of `groups` out of `of` groups on the device's profile: linear between one group and all, never decreasing.
 
     kind: HF, HB, CF or CB.  Without a measured time of one group, the time is proportional to the groups.
+    processor: measured separately, or else as fast as the device's profile.
     """
     if not groups:
         return 0.0
-    whole = layer.seconds(kind, samples, length)
-    if of == 1 or f"{kind}1" not in layer.times:
+    at = measured_at(processor, layer, kind)
+    whole = layer.seconds(f"{kind}{at}", samples, length)
+    if of == 1 or f"{kind}1{at}" not in layer.times:
         return whole * groups / of
-    one = layer.seconds(f"{kind}1", samples, length)
+    one = layer.seconds(f"{kind}1{at}", samples, length)
     return one + max(0.0, whole - one) * (groups - 1) / (of - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a device's processors share each of its layers.  The first processor is the fastest; it computes everything not divided.
+    """How a device's processors share each of its layers.  The first processor computes everything not divided: the fastest one, or a real
+    device's fastest group of cores.
 
     heads[j], columns[j]: groups of heads, and of feed-forward columns, of processor j; no columns: the first computes all of them.
-    slower[j]: the time of processor j relative to the device's profile.  names[j]: of the processor.
+    slower[j]: the time of processor j relative to the device's profile (1 if the profile has its own).  names[j]: of the processor.
     """
 
     heads: tuple[int, ...]
@@ -54,7 +62,8 @@ class Division:
     def part_s(self, layer: LayerProfile, kind: str, direction: Direction, processor: int, samples: int, length: int) -> float:
         """Return the seconds of a processor's part of an operation of PARTS."""
         groups = self.groups(kind)
-        return self.slower[processor] * part_s(layer, PARTS[kind] + direction, groups[processor], sum(groups), samples, length)
+        own_s = part_s(layer, PARTS[kind] + direction, groups[processor], sum(groups), samples, length, processor=processor)
+        return self.slower[processor] * own_s
 
     def rest_s(self, layer: LayerProfile, direction: Direction, samples: int, length: int) -> float:
         """Return the seconds of the operations that are not divided: the layer's seconds minus those of the divided operations."""

@@ -24,6 +24,7 @@ CALLS = CallTable(
         "workbench.methods.fine_tuning.method:serve_rank": Parts(
             "workbench.methods.fine_tuning.phases:FineTuningRankJob", _RANK_RESULT, done="builtins:float"
         ),
+        "workbench.methods.confidant.method:measure_rank": "",
         "workbench.methods.p_rge.method:measure_rank": "",
         "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.compute:Logged",
         "workbench.methods.p_rge.worker:serve_rank": Parts(

@@ -2,6 +2,7 @@
 
 A part is a partial product (n, t, d) without the output's bias.  The join adds up the parts and computes everything undivided.
 Parts read slices of the layer's own parameters, so their gradients accumulate in the parameters, also from several threads.
+A part computes on the device of its input.  It copies the parameters that it reads to an accelerator, frozen ones once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import LayerContext, layer_paths
@@ -59,6 +61,7 @@ class LayerParts:
         self._column_width = columns // self.num_columns
         self._scale = attention_scale(config, family, self._head_size, index)
         self._adapters: Any = dict(model.adapters.items()).get(str(index))
+        self._frozen: dict[Any, Tensor] = {}
 
     def heads(self, hidden: Tensor, context: LayerContext, start: int, stop: int) -> Tensor:
         """Return the attention's partial product (n, t, d) of groups [start, stop).  hidden: the layer's input (n, t, d)."""
@@ -67,15 +70,16 @@ class LayerParts:
         def projected(role: str, place: int, heads: int) -> Tensor:
             at = place * self._heads * size if role not in self._roles else 0
             module = self._roles[role if role in self._roles else "query_key_value"]
-            product = _rows(module, source, at + start * heads * size, at + stop * heads * size)
+            product = self._rows(module, source, at + start * heads * size, at + stop * heads * size)
             return product.unflatten(-1, (-1, size)).transpose(1, 2)
 
         queries, keys, values = projected("query", 0, per_group), projected("key", 1, 1), projected("value", 2, 1)
         if context.rotary is not None:
-            queries, keys = (_turned(one, *context.rotary) for one in (queries, keys))
-        is_causal = self._is_causal and context.mask is None
-        attended = attend(queries, keys, values, context.mask, is_causal=is_causal, scale=self._scale)
-        return _columns(self._roles["output"], attended, start * per_group * size, stop * per_group * size)
+            cos, sin = (angles.to(hidden.device) for angles in context.rotary)
+            queries, keys = (_turned(one, cos, sin) for one in (queries, keys))
+        mask = None if context.mask is None else context.mask.to(hidden.device)
+        attended = attend(queries, keys, values, mask, is_causal=self._is_causal and mask is None, scale=self._scale)
+        return self._columns(self._roles["output"], attended, start * per_group * size, stop * per_group * size)
 
     def join_heads(self, hidden: Tensor, total: Tensor) -> Tensor:
         """Return the attention block's output (n, t, d).  hidden: the layer's input.  total: the sum of all partial products."""
@@ -84,9 +88,9 @@ class LayerParts:
     def columns(self, middle: Tensor, start: int, stop: int) -> Tensor:
         """Return the feed-forward's partial product (n, t, d) of column groups [start, stop).  middle: the result of join_heads."""
         source, first, end = self._before(1, middle), start * self._column_width, stop * self._column_width
-        up = _rows(self._roles["up"], source, first, end)
-        active = self._act(_rows(self._roles["gate"], source, first, end)) * up if "gate" in self._roles else self._act(up)
-        return _columns(self._roles["down"], active, first, end)
+        up = self._rows(self._roles["up"], source, first, end)
+        active = self._act(self._rows(self._roles["gate"], source, first, end)) * up if "gate" in self._roles else self._act(up)
+        return self._columns(self._roles["down"], active, first, end)
 
     def join_columns(self, middle: Tensor, total: Tensor) -> Tensor:
         """Return the layer's output (n, t, d).  total: the sum of all partial products."""
@@ -94,7 +98,41 @@ class LayerParts:
         return output if self._adapters is None or isinstance(self._adapters, nn.ModuleDict) else self._adapters(output)
 
     def _before(self, block: int, hidden: Tensor) -> Tensor:
-        return self._norms[block](hidden) if self._is_pre_norm else hidden
+        if not self._is_pre_norm:
+            return hidden
+        norm = self._norms[block]
+        weights = {name: self._there(weight, hidden) for name, weight in norm.named_parameters() if weight.device != hidden.device}
+        return functional_call(norm, weights, (hidden,)) if weights else norm(hidden)
+
+    def _rows(self, module: Any, source: Tensor, start: int, stop: int) -> Tensor:
+        """Return outputs [start, stop) of a projection, including LoRA if present."""
+        base, own = getattr(module, "base_layer", module), slice(start, stop)
+        weight = (
+            self._there(base.weight, source, own) if isinstance(base, nn.Linear) else self._there(base.weight, source, (slice(None), own)).T
+        )
+        product = F.linear(source, weight, None if base.bias is None else self._there(base.bias, source, own))
+        if base is module:
+            return product
+        low = F.linear(module.lora_dropout["default"](source), self._there(module.lora_A["default"].weight, source))
+        return product + module.scaling["default"] * F.linear(low, self._there(module.lora_B["default"].weight, source, own))
+
+    def _columns(self, module: Any, source: Tensor, start: int, stop: int) -> Tensor:
+        """Return the product of inputs [start, stop) of a projection, without the bias."""
+        own = slice(start, stop)
+        if isinstance(module, nn.Linear):
+            return F.linear(source, self._there(module.weight, source, (slice(None), own)))
+        return F.linear(source, self._there(module.weight, source, own).T)
+
+    def _there(self, weight: Tensor, source: Tensor, part: Any = slice(None)) -> Tensor:
+        """Return a part of a parameter on the source's device.  Gradients come back; a frozen one's copy is kept."""
+        if weight.device == source.device:
+            return weight[part]
+        if weight.requires_grad:
+            return weight[part].to(source.device)
+        key = weight, repr(part)
+        if key not in self._frozen:
+            self._frozen[key] = weight[part].to(source.device)
+        return self._frozen[key]
 
     def _join(self, block: int, role: str, residual: Tensor, total: Tensor) -> Tensor:
         bias = self._roles[role].bias
@@ -108,22 +146,6 @@ def _inputs(module: nn.Module) -> int:
     """Return the input width of a projection.  GPT-2's Conv1D stores its weight as (in, out)."""
     weight: Any = module.weight
     return weight.shape[1 if isinstance(module, nn.Linear) else 0]
-
-
-def _rows(module: Any, source: Tensor, start: int, stop: int) -> Tensor:
-    """Return outputs [start, stop) of a projection, including LoRA if present."""
-    base = getattr(module, "base_layer", module)
-    weight = base.weight[start:stop] if isinstance(base, nn.Linear) else base.weight[:, start:stop].T
-    product = F.linear(source, weight, None if base.bias is None else base.bias[start:stop])
-    if base is module:
-        return product
-    low = module.lora_A["default"](module.lora_dropout["default"](source))
-    return product + module.scaling["default"] * F.linear(low, module.lora_B["default"].weight[start:stop])
-
-
-def _columns(module: Any, source: Tensor, start: int, stop: int) -> Tensor:
-    """Return the product of inputs [start, stop) of a projection, without the bias."""
-    return F.linear(source, module.weight[:, start:stop] if isinstance(module, nn.Linear) else module.weight[start:stop].T)
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from workbench.core.cluster import Device
-from workbench.core.division import PARTS, Direction, Division, part_s
+from workbench.core.division import PARTS, Direction, Division, measured_at, part_s
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import LayerProfile, Profile
 from workbench.planners.queries import smallest_maximum
@@ -116,12 +116,14 @@ def divide(
 ) -> Division | None:
     """Return how a device's processors share its layers; None if one of them should compute everything.
 
-    layer: on the device's fastest processor, with the kinds of core.division; the others are slower in proportion to their flops_per_s.
+    layer: on the device's first processor, with the kinds of core.division.  The others have kinds of their own (a real device), or are
+    slower in proportion to their flops_per_s.
     heads: groups of heads that share keys and values and are not split.  columns: groups of feed-forward columns, 0: not divided.
     P_j^k is the time of forward and backward.  Raises ConfigError for more processors than groups of heads, PlanError for a profile that
     falls.
     """
-    processors = sorted(device.processors, key=lambda one: -one.flops_per_s)
+    is_measured = bool(measured_at(1, layer, "HF"))
+    processors = device.processors_in_order(cores_first=is_measured)
     if len(processors) < 2:
         return None
     if len(processors) > heads:
@@ -130,13 +132,17 @@ def divide(
             f"The model has {heads} head{'s' * (heads > 1)} (or groups that share keys and values) to divide.",
             "Describe fewer processors, or choose --option split=none.",
         )
-    slower = tuple(processors[0].flops_per_s / one.flops_per_s for one in processors)
+    slower = tuple(1.0 if is_measured else processors[0].flops_per_s / one.flops_per_s for one in processors)
 
     def counts(kind: str, groups: int) -> tuple[int, ...]:
         if not groups:
             return ()
-        alone = [sum(part_s(layer, kind + way, count, groups, samples, length) for way in "FB") for count in range(1, groups + 1)]
-        profile = HeadProfile(seconds=tuple(tuple(factor * one for one in alone) for factor in slower))
+
+        def seconds(processor: int, count: int) -> float:
+            return slower[processor] * sum(part_s(layer, kind + way, count, groups, samples, length, processor=processor) for way in "FB")
+
+        every = range(len(processors))
+        profile = HeadProfile(seconds=tuple(tuple(seconds(one, count) for count in range(1, groups + 1)) for one in every))
         found = best_allocation(profile) if by == "optimal" else allocate_as_printed(profile)
         return (groups, *(0,) * (len(slower) - 1)) if found is None else without_surplus(profile, found)
 

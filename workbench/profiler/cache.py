@@ -25,9 +25,12 @@ FORMAT = 1
 VERSIONED = ("torch", "transformers", "numpy")
 
 
+THREADS_VARIABLE = "WORKBENCH_THREADS"
+
+
 def measuring_threads() -> int:
     """Return the threads with which layers are measured: one, or those of a run on this real device (WORKBENCH_THREADS)."""
-    return int(os.environ.get("WORKBENCH_THREADS") or 1)
+    return int(os.environ.get(THREADS_VARIABLE) or 1)
 
 
 def host_fingerprint() -> dict[str, str]:

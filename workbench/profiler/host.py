@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import Tensor
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
 from workbench.profiler.cache import host_fingerprint
+from workbench.profiler.processors import pinned, places
 from workbench.profiler.timing import time_calls
 
 SIZES = (1, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
@@ -121,7 +121,6 @@ def fit_link(samples: Sequence[LinkSample]) -> Link:
     return Link(bytes_per_s=rate, latency_s=max(0.0, latency - by_size[0].nbytes / rate))
 
 
-CORES = Path("/sys/devices/system/cpu")
 GEMM_SIZE = 768
 COPY_BYTES = 64 << 20
 READ_BYTES = 64 << 20
@@ -171,56 +170,28 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
     )
 
 
-def core_groups(folder: Path = CORES) -> list[list[int]]:
-    """Return the cores that this process may use, grouped by capacity or highest frequency as the kernel states it, the fastest first."""
-    groups: dict[int, list[int]] = {}
-    for core in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1):
-        files = [folder / f"cpu{core}" / name for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq")]
-        speed = next((int(file.read_text()) for file in files if file.is_file()), 0)
-        groups.setdefault(speed, []).append(core)
-    return [groups[speed] for speed in sorted(groups, reverse=True)]
-
-
 def measure_processors(*, seconds: float = 0.25) -> tuple[ProcessorRate, ...]:
-    """Return this machine's processors with each library that they can use: groups of alike cores, and the accelerators that torch sees.
+    """Return this machine's processors with each library that they can use (see profiler.processors).
 
-    A group's threads are pinned to it.  JAX does not let us pin its threads, so it is measured only if all cores are alike.
+    JAX does not let us pin its threads, so it is measured only if all cores are alike.
     """
-    found, groups = list[ProcessorRate](), core_groups()
-    for cores in groups:
-        name = f"cores {cores[0]}-{cores[-1]}" if len(cores) > 1 else f"core {cores[0]}"
+    found, everywhere = list[ProcessorRate](), places()
+    are_alike = sum(place.device.type == "cpu" for place in everywhere.values()) == 1
+    for name, place in everywhere.items():
         libraries: dict[str, Callable[[Tensor, Tensor], object]] = {"torch": torch.mm}
-        if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        if place.device.type != "cpu":
+            there = torch.ones(GEMM_SIZE, GEMM_SIZE, device=place.device)
+            libraries["torch"] = partial(lambda there, *_: (there @ there)[0, 0].item(), there)
+        elif hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             libraries["torch, oneDNN"] = lambda left, right: torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
-        if len(groups) == 1 and find_spec("jax") is not None:
+        if place.device.type == "cpu" and are_alike and find_spec("jax") is not None:
             jax = import_module("jax")
             matrix, dot = jax.numpy.ones((GEMM_SIZE, GEMM_SIZE)), jax.jit(jax.numpy.dot)
             libraries["JAX"] = partial(lambda dot, matrix, *_: dot(matrix, matrix).block_until_ready(), dot, matrix)
         for library, product in libraries.items():
-            found.append(ProcessorRate(name, library, _on_cores(cores, partial(gemm_rate, seconds=seconds, product=product))))
-    kinds = [f"cuda:{number}" for number in range(torch.cuda.device_count())] + ["mps"] * torch.backends.mps.is_available()
-    for kind in kinds:
-        there = torch.ones(GEMM_SIZE, GEMM_SIZE, device=kind)
-        rate = gemm_rate(seconds=seconds, product=partial(lambda there, *_: (there @ there)[0, 0].item(), there))
-        found.append(ProcessorRate(kind, "torch", rate))
+            with pinned(place):
+                found.append(ProcessorRate(name, library, gemm_rate(seconds=seconds, product=product)))
     return tuple(found)
-
-
-def _on_cores(cores: Sequence[int], measure: Callable[[], float]) -> float:
-    """Return what a new thread measures that is pinned to some cores, with as many threads of torch, which inherit that."""
-    rates, former = list[float](), torch.get_num_threads()
-
-    def pinned() -> None:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, cores)
-        torch.set_num_threads(len(cores))
-        rates.append(measure())
-
-    thread = threading.Thread(target=pinned)
-    thread.start()
-    thread.join()
-    torch.set_num_threads(former)
-    return rates[0]
 
 
 def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None) -> float:

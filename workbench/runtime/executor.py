@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from workbench.core.program import Program
 from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, Value
 from workbench.core.timeline import MemorySample, Span
+from workbench.profiler.processors import Place, pinned
 from workbench.runtime.collectives import run_collective
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.step_values import RankPart, StepValues
@@ -52,14 +54,13 @@ class Execution:
 class Executor:
     """The streams of one rank, for the lifetime of its process group.  Close it, or use it as a context manager.
 
-    pacer: for the stream "compute"; it creates the pacers of the other streams.  devices: the torch device of each stream (default:
-    the host); an operation's inputs are moved to it, and values cross the links through host memory.
+    pacer: for the stream "compute"; it creates the pacers of the other streams.
     """
 
-    def __init__(self, rank: int, transport: Transport, pacer: Pacer, *, devices: Mapping[str, torch.device] | None = None) -> None:
+    def __init__(self, rank: int, transport: Transport, pacer: Pacer) -> None:
         self.rank, self.transport, self.pacer = rank, transport, pacer
-        self._devices = dict(devices or {})
-        self._host = torch.device("cpu") if devices else None
+        self._places: dict[str, Place] = {}
+        self._pinned = ExitStack()
         self._pacers: dict[str, Pacer] = {COMPUTE: pacer}
         self._threads: dict[str, queue.SimpleQueue] = {}
         self._free_s: dict[str, float] = {}
@@ -80,6 +81,17 @@ class Executor:
         for waiting in self._threads.values():
             waiting.put(None)
         self.transport.close()
+        self._pinned.close()
+
+    def place(self, places: Mapping[str, Place]) -> None:
+        """Let streams run on some processors of this machine, from now on until the end; to be called before the first step.
+
+        An accelerator gets an operation's inputs from the host's memory and returns its results to it.  All threads except those of the
+        other placed streams are pinned to the cores of stream "compute".
+        """
+        self._places.update(places)
+        if COMPUTE in places:
+            self._pinned.enter_context(pinned(places[COMPUTE]))
 
     def idle(self) -> None:
         """Record that the device waited outside its programs: no stream counts as free before now."""
@@ -167,18 +179,22 @@ class Executor:
         return waiting
 
     def _stream_loop(self, stream: str, waiting: queue.SimpleQueue) -> None:
+        if stream in self._places:
+            self._places[stream].pin()
         while (step := waiting.get()) is not None:
             step.run_in_thread(stream)
 
     def run_stream(self, step: Step, stream: str) -> None:
         """Run a stream's operations of a step in list order, on the calling thread."""
         pacer, free_s = self._pacers[stream], self._free_s.get(stream, step.begin_s)
-        device, values = self._devices.get(stream, self._host), step.values
+        place, values = self._places.get(stream), step.values
         for index, op in step.part.streams.get(stream, ()):
             try:
                 arrivals = [values.get(value) for value in op.reads]
-                contents = tuple(arrival.content if device is None else _on(device, arrival.content) for arrival in arrivals)
-                handle = partial(step.handlers[op.kind], op, contents)
+                contents = tuple(arrival.content for arrival in arrivals)
+                handle = partial(
+                    step.handlers[op.kind] if place is None else partial(_at, place.device, step.handlers[op.kind]), op, contents
+                )
                 if op.kind in COLLECTIVES:
                     results, span = self._collective(step.program, op, handle()[0])
                     free_s = span.end_s
@@ -207,7 +223,7 @@ class Executor:
             values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
             rows = [program.costs.spec(value).shape[0] for value in values]
         transport = self.transport
-        result, span = run_collective(op, content.cpu(), rows, transport.subgroup(op.ranks), self.rank, transport.paced_links)
+        result, span = run_collective(op, content, rows, transport.subgroup(op.ranks), self.rank, transport.paced_links)
         return (result,) * len(op.writes), span
 
 
@@ -322,6 +338,11 @@ class Step:
         self.write(op, results, end_s)
         for read in op.reads:
             self.values.release(read)
+
+
+def _at(device: torch.device, handler: Handler, op: Op, contents: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Run a handler with its inputs on a device, and return its results to the host."""
+    return _on(torch.device("cpu"), handler(op, _on(device, contents)))
 
 
 def _on(device: torch.device, content: Any) -> Any:

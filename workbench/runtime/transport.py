@@ -101,7 +101,7 @@ class Transport:
 
         def present(value: Value, content: Any) -> None:
             for channel, message in outgoing.pop(value, ()):
-                message.content = content.detach().cpu().contiguous()
+                message.content = content.detach().contiguous()
                 self._advance(channel)
 
         return present

@@ -21,6 +21,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.models.loading import import_family
+from workbench.profiler.processors import place_of
 from workbench.runtime.commands import Transfer
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor, Handler
@@ -162,6 +163,10 @@ class SessionJob:
     timeout_s: float = 20.0
     is_paced: bool = True
 
+    def streams(self, rank: int) -> Mapping[str, str]:
+        """Return the processor of each stream of a real device whose layers several processors share, by name."""
+        return {}
+
     def prepare_imports(self, device: Device) -> None:
         """Import the libraries that the model needs on a device, so that a memory budget that starts afterwards counts the model alone."""
         import_family(self.job.model)
@@ -248,6 +253,9 @@ class RankSession(DeviceSession, Generic[AJob]):
         super().__init__(context, rank_job.cluster, group, timeout_s=rank_job.timeout_s, is_paced=rank_job.is_paced)
         self.rank_job, self.progress = rank_job, DeviceReporter(context, budget)
         self._exchanges = 0
+        if context.fidelity == "real":
+            named = rank_job.streams(self.rank)
+            self.executor.place({stream: place_of(name, context.device.name) for stream, name in named.items()})
         plan = rank_job.plan
         groups = {tuple(sorted(stage.ranks)) for stage in (*plan.stages, *([plan.cached] if plan.cached else []))}
         for ranks in sorted(groups):

@@ -16,11 +16,12 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.base import Event, Notify
+from workbench.methods.base import Notify, ignore
 from workbench.methods.common.scaling import describe_facts, kept_layers
 from workbench.methods.confidant.prepare import ConfidantOptions, prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.fine_tuning.method import FineTuning, stage_costs
+from workbench.methods.fine_tuning.method import measure_rank as measure_whole
 from workbench.methods.fine_tuning.method import rank_job as whole_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
@@ -38,6 +39,8 @@ from workbench.planners.confidant import (
 from workbench.planners.heads import divide, quickened
 from workbench.planners.memory import readable
 from workbench.profiler.descriptions import LayerShape
+from workbench.profiler.processors import Place, pinned, place_of
+from workbench.runtime.context import RankContext
 
 
 def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict[int, Division]:
@@ -63,6 +66,22 @@ def _divides(prepared: PreparedJob, *devices: Device) -> bool:
 def _options(prepared: PreparedJob) -> ConfidantOptions:
     assert isinstance(prepared.options, ConfidantOptions)
     return prepared.options
+
+
+def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
+    """Return every layer's cost on this device: on its first processor, and what processors can share on each.  asked: as fine-tuning's."""
+    prepared, refresh = replace(asked[0], options=require_known(asked[0].job)), asked[1]  # a message has fine-tuning's options alone
+    if not _divides(prepared, context.device):
+        return measure_whole(context, asked)
+    confidant, times, device = Confidant(), dict[str, Grid](), context.device
+    for number, processor in enumerate(device.processors_in_order(cores_first=True)):
+        place = place_of(processor.name, device.name)
+        with pinned(place):
+            if not number:
+                layers = confidant.host_layers(prepared, ignore, refresh=refresh)
+            parts = confidant.host_parts(prepared, ignore, refresh=refresh, place=place)
+        times |= {f"{kind}@{number}" if number else kind: grid for kind, grid in parts.items()}
+    return tuple(replace(layer, times=layer.times | times) for layer in layers)
 
 
 def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
@@ -141,17 +160,17 @@ class Confidant(FineTuning):
     plan = staticmethod(plan_job)
     rank_job = staticmethod(rank_job)
     stand_in = staticmethod(stand_in)
+    measure_rank = staticmethod(measure_rank)
 
     def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, **settings: Any) -> Profile:
         """Return every layer's cost on every device, and the costs of heads and columns if processors share them (see ProfiledMethod)."""
+        divides = _divides(prepared, *cluster.devices)
+        if divides:
+            storage = prepared.options.quantization.storage
+            require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, storage=storage)
         found = super().profile(prepared, cluster, notify, **settings)
-        if not _divides(prepared, *cluster.devices):
+        if not divides or found.source == "measured":
             return found
-        if found.source == "measured":
-            notify(Event("note", message="Real devices compute each layer on one processor; split is left out"))
-            return found
-        storage = prepared.options.quantization.storage
-        require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, storage=storage)
         if found.source == "analytic":
             share = LayerShape(describe_facts(prepared.facts), 0, prepared.typical_length).attention_share
             shares = {"H": share, "C": 1 - share}
@@ -169,16 +188,22 @@ class Confidant(FineTuning):
         )
         return replace(found, layers=tuple(layers))
 
-    def host_parts(self, prepared: PreparedJob, notify: Notify, *, refresh: bool) -> dict[str, Grid]:
-        """Return the seconds of a layer's heads and columns on one unslowed core of this host, measured now or stored earlier."""
+    def host_parts(self, prepared: PreparedJob, notify: Notify, *, refresh: bool, place: Place | None = None) -> dict[str, Grid]:
+        """Return the seconds of a layer's heads and columns, measured now or stored earlier.
+
+        place: a processor of this device; None: one unslowed core of this host.
+        """
         settings, _ = self.measured(prepared)
         key = {"parts of": prepared.job.model, "shape": asdict(prepared.facts), "max_length": prepared.profiled_length, **settings}
+        device = "cpu" if place is None else str(place.device)
 
         def measure() -> tuple[LayerProfile, ...]:
-            times = measure_parts(load_stack(prepared.job.model), prepared.config, max_length=prepared.profiled_length)
+            times = measure_parts(load_stack(prepared.job.model), prepared.config, max_length=prepared.profiled_length, device=device)
             sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
             return (LayerProfile(name="parts of a layer", times=times, **sizes),)
 
+        if place is not None:
+            key |= {"processor": [device, *place.cores]}
         return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, what=", parts of a layer")[0].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:

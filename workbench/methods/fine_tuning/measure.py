@@ -64,8 +64,12 @@ def measure_parts(
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 20.0,
+    device: str | torch.device = "cpu",
 ) -> dict[str, Grid]:
-    """Return the seconds of a layer's heads and columns on one core of this host, all together and for one group (see core.division)."""
+    """Return the seconds of a layer's heads and columns, all together and for one group (see core.division).
+
+    device: torch's, which gets its input from the host and returns its result to it, as in a run.
+    """
     model = _build(stack, config, Span(0, 1))
     layer, backbone, makers = LayerParts(model, 0), model.backbone, dict[str, Maker]()
 
@@ -79,7 +83,7 @@ def measure_parts(
         def forward(batch: int, length: int) -> Callable[[], Tensor]:
             hidden, mask = torch.randn(batch, length, stack.hidden_size), made_up_mask(batch, length)
             context = layer_context(backbone.family, backbone.rotary, mask, hidden)
-            return lambda: compute(hidden.detach().requires_grad_(), context, groups)
+            return lambda: compute(hidden.detach().requires_grad_().to(device), context, groups).cpu()
 
         def back(batch: int, length: int) -> Call:
             return forward(batch, length), lambda output: torch.autograd.backward(output, torch.ones_like(output))

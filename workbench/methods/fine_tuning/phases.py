@@ -43,7 +43,7 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
-from workbench.schedules.tensor import BEGIN, END
+from workbench.schedules.tensor import BEGIN, END, stream_of
 from workbench.tasks.batching import epoch_batches
 
 
@@ -122,6 +122,10 @@ class FineTuningRankJob(RankJob):
             shares = [stage.split(size)[stage.ranks.index(rank)] for size in shape.sizes]
             sizes |= {(end - first, length) for (first, end), length in zip(shares, shape.lengths, strict=True) if end > first}
         return JaxStageCompute(model, activation=activation_of(self.job.model), heads=self.facts.num_heads, sizes=sorted(sizes))
+
+    def streams(self, rank: int) -> dict[str, str]:
+        """Return the processor of each stream (see SessionJob)."""
+        return {stream_of(number): name for number, name in enumerate(self.divisions[rank].names)} if rank in self.divisions else {}
 
     def prepare_imports(self, device: Device) -> None:
         """Import the libraries of the model, the technique and the device's framework (see SessionJob)."""
