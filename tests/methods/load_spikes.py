@@ -11,7 +11,7 @@ from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpi
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 
-REACTIONS: tuple[Reaction, ...] = ("none", "exclude", "best")
+REACTIONS: tuple[Reaction, ...] = ("none", "exclude")
 
 
 def load_spike_simulated(
@@ -25,7 +25,7 @@ def load_spike_simulated(
 ) -> LoadSpikeResult:
     """Return the experiment in virtual time, requests back to back.  Raises PlanError if the model does not fit the cluster."""
     planner, times = planner_of(profile, cluster, (length,)), simulated_times(profile, cluster, (length,))
-    without = planner(tuple(rank for rank in range(cluster.world_size) if rank != spike.rank), {})
+    without = planner(tuple(rank for rank in range(cluster.world_size) if rank != spike.rank))
     reports = {
         reaction: simulate_serving(
             profile,

@@ -36,7 +36,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="slow, kill or freeze a device, such as slow:beta:4@10-30s."),
     ] = None,
-    reaction: Annotated[Reaction, typer.Option(help="To a straggler: exclude is the paper's.")] = "exclude",
+    reaction: Annotated[Reaction, typer.Option(help="To a straggler.")] = "exclude",
     slow_factor: Annotated[float, typer.Option(help="So many times slower than the others is slow.")] = DEFAULTS.slow_factor,
     window: Annotated[int, typer.Option(help="Last reports looked at.")] = DEFAULTS.window,
     repeats: Annotated[int, typer.Option(help="Slow reports among them that make a straggler.")] = DEFAULTS.repeats,
@@ -148,7 +148,6 @@ def event_line(event: ServingEvent, cluster: Cluster) -> str:
     value = {
         "slowed": f" {event.value:g} times slower",
         "straggler": f" {event.value:.2f} times slower than the others",
-        "rebalanced": f" {event.value:.2f} times slower",
         "probed": f" {event.value:.2f} times slower than it can be",
         "planned": f" plan {event.plan_after}, {1e3 * event.value:.0f} ms a request",
         "loaded": f" plan {event.plan_after} in {event.value:.2f} s, {event.detail}",
@@ -182,7 +181,7 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
 
 
 def _summary(report: ServingReport) -> dict[str, Any]:
-    kinds = ("straggler", "excluded", "rebalanced", "lost", "revived", "readmitted")
+    kinds = ("straggler", "excluded", "lost", "revived", "readmitted")
     throughput = report.throughput_per_s(0.0, report.end_s)
     return {
         "numbers are": report.label,

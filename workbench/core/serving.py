@@ -20,8 +20,8 @@ from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Toke
 from workbench.core.serial import from_json, read_text
 from workbench.core.timeline import Kept
 
-Reaction = Literal["none", "exclude", "rebalance", "best"]
-"""The reaction to a straggler: none; exclude it (the paper's); give it a smaller share; or the faster of the two by prediction."""
+Reaction = Literal["none", "exclude"]
+"""The reaction to a straggler: none, or exclude it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,6 @@ class ReschedulingSettings:
     An excluded device computes a probe, one layer's work, every probe_every_s.  It is readmitted after good_probes consecutive probes
     below recovered_factor (which is less than slow_factor: hysteresis).  If it becomes a straggler again within calm_s, it waits back_off
     times longer, up to longest_probe_s, before its next probe.  After calm_s without trouble the wait is reset.
-    min_gain: the minimum predicted gain in speed, as a share, of a new plan ('rebalance' and 'best').
     silence_s: the heartbeat timeout after which a device is lost.  request_timeout_s: the time that a device waits for another before it
     gives up the request, which a new group then repeats.
     """
@@ -73,7 +72,6 @@ class ReschedulingSettings:
     back_off: Slowness = 2.0
     longest_probe_s: Interval = 30.0
     calm_s: Seconds = 10.0
-    min_gain: Annotated[float, Meta(ge=0, le=1e3)] = 0.05
     silence_s: Interval = 5.0
     request_timeout_s: Interval = 20.0
 
@@ -103,7 +101,6 @@ EventKind = Literal[
     "straggler",  # the portal found it `value` times slower than the others
     "lost",  # the portal found it dead or silent
     "excluded",  # the plan does not use it
-    "rebalanced",  # it stays in the plan, with the share of a device `value` times slower
     "kept",  # a straggler that the others cannot replace
     "probed",  # an excluded device computed a layer's work, `value` times slower than expected
     "recovered",  # enough consecutive probes were good

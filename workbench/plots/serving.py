@@ -24,7 +24,6 @@ SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
     "straggler": (style.ORANGE, "diamond"),
     "lost": (style.VERMILLION, "x"),
     "excluded": (style.VERMILLION, "triangle-down"),
-    "rebalanced": (style.PURPLE, "square"),
     "kept": (style.GREY, "circle"),
     "switched": (style.BLUE, "star"),
     "repeated": (style.BLACK, "cross"),
@@ -238,9 +237,9 @@ def _device(report: ServingReport, event: ServingEvent) -> str:
 
 def _words(report: ServingReport, event: ServingEvent) -> str:
     words = f"{event.time_s:.2f} s: <b>{event.kind}</b> {_device(report, event)}"
-    if event.kind in ("straggler", "rebalanced"):
+    if event.kind == "straggler":
         words += f", {event.value:.2g} times slower"
-    if event.plan_after >= 0 and event.kind in ("switched", "excluded", "readmitted", "rebalanced"):
+    if event.plan_after >= 0 and event.kind in ("switched", "excluded", "readmitted"):
         devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[event.plan_after].ranks)
         words += f"<br>plan {event.plan_after}: {devices}"
     return f"{words}<br>{event.detail}" if event.detail else words

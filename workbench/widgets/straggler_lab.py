@@ -25,12 +25,7 @@ from workbench.widgets.explorer import Explorer
 from workbench.widgets.inference_problem import InferenceProblem
 
 KINDS = {"computes slower": "slow", "is killed": "kill", "freezes": "freeze"}
-REACTIONS = {
-    "leave it out (the paper's)": "exclude",
-    "give it less": "rebalance",
-    "whichever is faster": "best",
-    "nothing": "none",
-}
+REACTIONS = {"leave it out": "exclude", "nothing": "none"}
 
 
 class StragglerLab(Explorer):
@@ -43,7 +38,7 @@ class StragglerLab(Explorer):
         self.problem = problem
         self._planner = planner_of(problem.profile, problem.cluster, problem.lengths)
         self._times = simulated_times(problem.profile, problem.cluster, problem.lengths)
-        self._typical_s = self._times(self._planner(tuple(range(problem.cluster.world_size)), {}), {}).seconds
+        self._typical_s = self._times(self._planner(tuple(range(problem.cluster.world_size))), {}).seconds
         whole_s = num_requests * self._typical_s
         self._num_requests, self._tick_s = num_requests, whole_s / 100
         names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]

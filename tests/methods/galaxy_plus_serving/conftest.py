@@ -42,8 +42,8 @@ class World:
         costs = tuple((StackCosts(pieces={"QKV": PieceCost(unit_s=WORK_S / speed)}),) for speed in self.speeds)
         return InferenceProfile(model="hand-made", source="analytic", stacks=(shape,), costs=costs)
 
-    def plan(self, ranks: tuple[int, ...], slow_downs: Mapping[int, float]) -> InferencePlan:
-        weights = [self.speeds[rank] / slow_downs.get(rank, 1.0) for rank in ranks]
+    def plan(self, ranks: tuple[int, ...]) -> InferencePlan:
+        weights = [self.speeds[rank] for rank in ranks]
         units = proportional_parts(self.units, weights)
         if max(units) > self.most_units:
             raise PlanError("A plan was asked for.", "It does not fit.", "Add a device.")
@@ -58,7 +58,7 @@ class World:
             length=16,
         )
         return InferencePlan(
-            **{name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"predicted_s": self.times(plan, slow_downs).seconds}
+            **{name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"predicted_s": self.times(plan, {}).seconds}
         )
 
     def times(self, plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:

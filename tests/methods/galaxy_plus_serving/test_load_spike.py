@@ -37,20 +37,12 @@ def test_the_others_work_again_without_the_straggler(result: LoadSpikeResult) ->
     assert share("exclude", 1) == pytest.approx(0.8)  # what its other load takes
 
 
-def test_keeping_it_with_a_smaller_share_is_never_worse(result: LoadSpikeResult) -> None:
-    assert result.throughput_per_s("best")[1] >= 0.99 * result.throughput_per_s("exclude")[1]
-
-
 def test_planner_plans_for_those_that_are_left() -> None:
     cluster = load_cluster("galaxy-env-b")
     profile = analytic_inference("DistilBERT", cluster)
     planner, times = planner_of(profile, cluster, (128,), is_priced=False), simulated_times(profile, cluster, (128,))
-    whole = planner((0, 1, 2, 3), {})
-    assert set(planner((0, 2, 3), {}).ranks) <= {0, 2, 3}
-    slowed = planner((0, 1, 2, 3), {0: 4.0})
-    share = {plan: plan.units[plan.ranks.index(0)] if 0 in plan.ranks else 0 for plan in (whole, slowed)}
-    assert share[slowed] < share[whole]
-    assert times(slowed, {0: 4.0}).seconds < times(whole, {0: 4.0}).seconds
+    whole = planner((0, 1, 2, 3))
+    assert set(planner((0, 2, 3)).ranks) <= {0, 2, 3}
     # Three times slower, a device computes three times as long, block by block.
     own, slow = times(whole, {}).blocks[0], times(whole, {0: 3.0}).blocks[0]
     assert own.keys() == slow.keys() and all(slow[block] == pytest.approx(3 * own[block]) for block in own)

@@ -44,17 +44,17 @@ def test_the_portal_stays_first():
 
 def test_a_slow_device_gets_less_or_nothing():
     profile, cluster, old = made()
-    new = replan(old, profile, cluster, slowdowns={1: 4.0})
+    seen = slowed(profile, {1: 4.0})
+    new = replan(old, seen, cluster)
     share = new.units[new.position_of(1)] if new.position_of(1) is not None else 0
     assert share < old.units[old.position_of(1)]
-    seen = slowed(profile, {1: 4.0})
     assert price_plan(new, seen, cluster).layers_s < price_plan(old, seen, cluster).layers_s
     assert (
         price_plan(new, seen, cluster).layers_s
         <= price_plan(algorithm_1(SequenceProblem(seen, cluster, length=48)), seen, cluster).layers_s
     )
     with pytest.raises(ConfigError, match="factor above 0"):
-        replan(old, profile, cluster, slowdowns={1: 0.0})
+        slowed(profile, {1: 0.0})
 
 
 @pytest.mark.parametrize("name", INFERENCE_SYSTEMS)

@@ -227,12 +227,11 @@ def replan(
     length: int | None = None,
     decoder_length: int | None = None,
     excluded: Collection[int] = (),
-    slowdowns: Mapping[int, float] | None = None,
     price: Price | None = None,
 ) -> InferencePlan:
     """Return a plan of the same method on all devices of the cluster except the excluded ones.
 
-    profile, cluster: of all devices; the plan keeps their rank numbers.  slowdowns: by rank, relative to the profile.
+    profile, cluster: of all devices; the plan keeps their rank numbers.
     length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring if it is
     still there; any other method uses its own planner.  Raises PlanError if no device is left or nothing fits.
     """
@@ -243,8 +242,7 @@ def replan(
             f"Cluster '{cluster.name}' has no other device.",
             "Wait until a device is back.",
         )
-    seen, tokens = slowed(profile, slowdowns or {}), length or old.length or 1
-    problem = SequenceProblem(seen, cluster, length=tokens, decoder_length=decoder_length, ranks=left)
+    problem = SequenceProblem(profile, cluster, length=length or old.length or 1, decoder_length=decoder_length, ranks=left)
     planner = INFERENCE_SYSTEMS.get(old.method)
     if old.method == "galaxy_plus" or planner is None:
         return plan(

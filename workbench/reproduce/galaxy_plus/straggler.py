@@ -28,8 +28,8 @@ FACTOR = 4.0
 """Slowdown of a request's work on the loaded device.  [assumed]: the paper's load is 'mobile DNN training and inference'."""
 NUM_REQUESTS = 20
 STEP_S = 10.0
-REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude", "excluded or kept with less": "best"}
-WITHOUT, WITH, OWN = REACTIONS
+REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude"}
+WITHOUT, WITH = REACTIONS
 
 SPIKE = LoadSpike(rank=LOADED, start_s=20.0, factor=4.0, until_s=45.0)
 QUICK_SPIKE = LoadSpike(rank=LOADED, start_s=3.0, factor=4.0, until_s=9.0)

@@ -17,8 +17,8 @@ from workbench.core.serving import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.detector import BlockSeconds, StragglerDetector, compare
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 
-Planner = Callable[[tuple[int, ...], Mapping[int, float]], InferencePlan]
-"""(ranks that may take part, slow-downs by rank) -> plan.  Raises PlanError if none fits."""
+Planner = Callable[[tuple[int, ...]], InferencePlan]
+"""(ranks that may take part) -> plan.  Raises PlanError if none fits."""
 
 
 class BlockTimes(NamedTuple):
@@ -34,11 +34,10 @@ Times = Callable[[InferencePlan, Mapping[int, float]], BlockTimes]
 
 @dataclass(slots=True)
 class _Device:
-    """is_alive: its process answers.  is_in: plans may use it.  slow_down: the value that plans use.  wait_s: between its probes."""
+    """is_alive: its process answers.  is_in: plans may use it.  wait_s: between its probes."""
 
     is_alive: bool = True
     is_in: bool = True
-    slow_down: float = 1.0
     wait_s: float = 0.0
     next_probe_s: float = math.inf
     good_probes: int = 0
@@ -58,8 +57,7 @@ class Rescheduler:
         self._settings, self._planner, self._times, self._log = settings, planner, times, log
         self._devices = [_Device(wait_s=settings.probe_every_s) for _ in range(world_size)]
         self._detector = StragglerDetector(settings)
-        self._slow_downs: dict[int, dict[int, float]] = {}  # by plan: the slow-downs assumed for its devices
-        self.wanted = self._made(planner(tuple(range(world_size)), {}))
+        self.wanted = log.plan(planner(tuple(range(world_size))))
         self.current = -1
 
     @property
@@ -92,15 +90,13 @@ class Rescheduler:
         if plan != self.current or plan < 0:
             return
         # While another plan is loading, the old plan's stragglers are known already, but perhaps not all of them.
-        expected = self._times(self._log.plans[plan], self._slow_downs[plan]).blocks
+        expected = self._times(self._log.plans[plan], {}).blocks
         self._detector.add(compare(measured, expected, self._settings.slow_factor))
         for rank in self._detector.stragglers():
             if self._devices[rank].is_in and self._devices[rank].is_alive:
-                self._straggles(now_s, rank, self._detector.slowness(rank) * self._slow_downs[plan].get(rank, 1.0))
+                self._straggles(now_s, rank, self._detector.slowness(rank))
         for rank, device in enumerate(self._devices):
-            if device.is_in and device.slow_down > 1 and self.current == self.wanted:
-                self._look_for_recovery(now_s, rank, device)
-            elif device.is_reported and device.slow_down == 1 and self._detector.has_been_below(rank, self._settings.recovered_factor):
+            if device.is_reported and self._detector.has_been_below(rank, self._settings.recovered_factor):
                 device.is_reported = device.is_kept = False
 
     def due_probes(self, now_s: float) -> tuple[int, ...]:
@@ -134,7 +130,6 @@ class Rescheduler:
         if not device.is_alive:
             return
         device.is_alive = device.is_in = False
-        device.slow_down = 1.0
         self._back_off(now_s, device)
         self._log.add(now_s, "lost", rank, before=self.current)
         if self.plan is not None and rank in self.plan.ranks:
@@ -153,35 +148,21 @@ class Rescheduler:
             self._take_back(now_s, rank)
 
     def _straggles(self, now_s: float, rank: int, slowness: float) -> None:
-        device, settings = self._devices[rank], self._settings
+        device = self._devices[rank]
         if not device.is_reported:
             self._log.add(now_s, "straggler", rank, before=self.current, value=slowness)
             device.is_reported = True
-        if settings.reaction == "none" or self.current != self.wanted:
+        if self._settings.reaction == "none" or self.current != self.wanted:
             return
-        now_slow = {**self._known(), rank: slowness}
-        assert self.plan is not None
-        present_s = self._times(self.plan, now_slow).seconds
-        choices: list[tuple[float, str, InferencePlan]] = []
-        if settings.reaction in ("exclude", "best"):
-            choices += self._choice("excluded", tuple(other for other in self._usable() if other != rank), self._known())
-        if settings.reaction in ("rebalance", "best") or not choices:
-            choices += self._choice("rebalanced", self._usable(), now_slow)
-        if settings.reaction != "exclude":
-            choices = [choice for choice in choices if choice[0] < present_s * (1 - settings.min_gain)]
-        if not choices:
+        try:
+            plan = self._planner(tuple(other for other in self._usable() if other != rank))
+        except PlanError:  # the others cannot do without it
             self._keep(now_s, rank, slowness)
             self._detector.forget()  # checked again after as many reports
             return
-        _, what, plan = min(choices, key=lambda choice: choice[0])
-        if what == "excluded" or rank not in plan.ranks:
-            device.is_in, device.slow_down, device.good_probes = False, 1.0, 0
-            self._back_off(now_s, device)
-            self._log.add(now_s, "excluded", rank, before=self.current, value=slowness)
-        else:
-            device.slow_down = slowness
-            self._back_off(now_s, device)
-            self._log.add(now_s, "rebalanced", rank, before=self.current, value=slowness)
+        device.is_in = False
+        self._back_off(now_s, device)
+        self._log.add(now_s, "excluded", rank, before=self.current, value=slowness)
         self._want(now_s, plan)
 
     def _keep(self, now_s: float, rank: int, slowness: float) -> None:
@@ -189,30 +170,9 @@ class Rescheduler:
             self._devices[rank].is_kept = True
             self._log.add(now_s, "kept", rank, before=self.current, value=slowness)
 
-    def _choice(self, what: str, ranks: tuple[int, ...], slow_downs: Mapping[int, float]) -> list[tuple[float, str, InferencePlan]]:
-        if not ranks:
-            return []
-        try:
-            plan = self._planner(ranks, slow_downs)
-        except PlanError:
-            return []
-        return [(self._times(plan, slow_downs).seconds, what, plan)]
-
-    def _look_for_recovery(self, now_s: float, rank: int, device: _Device) -> None:
-        """Give a device with a reduced share its old share back, or a larger one, once it has been faster for a while."""
-        faster = max(self._settings.recovered_factor / device.slow_down, 1 / self._settings.slow_factor)
-        if now_s < device.next_probe_s or not self._detector.has_been_below(rank, min(faster, 1.0)):
-            return
-        found = self._detector.slowness(rank) * device.slow_down
-        device.slow_down = 1.0 if found <= self._settings.recovered_factor else found
-        if device.slow_down == 1.0:
-            self._log.add(now_s, "recovered", rank, before=self.current, value=found)
-            device.taken_back_s, device.is_reported = now_s, False
-        self._plan_again(now_s)
-
     def _take_back(self, now_s: float, rank: int) -> None:
         device = self._devices[rank]
-        device.is_in, device.slow_down, device.good_probes, device.is_reported = True, 1.0, 0, False
+        device.is_in, device.good_probes, device.is_reported = True, 0, False
         device.next_probe_s, device.taken_back_s, device.is_kept = math.inf, now_s, False
         self._plan_again(now_s)
         self._log.add(now_s, "readmitted", rank, before=self.current, after=self.wanted)
@@ -229,7 +189,7 @@ class Rescheduler:
         for ranks in (self._usable(), self.alive):
             if ranks:
                 try:
-                    self._want(now_s, self._planner(ranks, self._known()))
+                    self._want(now_s, self._planner(ranks))
                 except PlanError:
                     continue
                 for rank in ranks:
@@ -241,17 +201,9 @@ class Rescheduler:
         self._log.add(now_s, "waiting", before=self.current)
 
     def _want(self, now_s: float, plan: InferencePlan) -> None:
-        before, self.wanted = self.wanted, self._made(plan)
+        before, self.wanted = self.wanted, self._log.plan(plan)
         if self.wanted != before:
             self._log.add(now_s, "planned", before=self.current, after=self.wanted, value=plan.predicted_s)
-
-    def _made(self, plan: InferencePlan) -> int:
-        index = self._log.plan(plan)
-        self._slow_downs[index] = self._known()
-        return index
-
-    def _known(self) -> dict[int, float]:
-        return {rank: device.slow_down for rank, device in enumerate(self._devices) if device.is_in and device.slow_down > 1}
 
     def _usable(self) -> tuple[int, ...]:
         return tuple(rank for rank, device in enumerate(self._devices) if device.is_alive and device.is_in)

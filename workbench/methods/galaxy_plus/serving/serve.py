@@ -29,7 +29,6 @@ from workbench.runtime.devices import EngineDevices, Fleet
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.pacing import find_dilation
 from workbench.runtime.ssh_devices import SshEngines
-from workbench.schedules.inference import InferencePrices
 from workbench.simulator import simulate
 
 
@@ -42,7 +41,7 @@ def planner_of(
     is_priced: bool = True,
     left_out: Collection[int] = (),
 ) -> Planner:
-    """Return the planner for some of the cluster's devices with their measured slow-downs.
+    """Return the planner for some of the cluster's devices.
 
     lengths: tokens in each stack.  first: the plan of all devices at full speed; another method's plan is remade by its own planner.
     is_priced: candidates are compared by simulation, else by Eq. 9.  left_out: devices that are never used.
@@ -50,25 +49,14 @@ def planner_of(
     everybody = frozenset(range(cluster.world_size))
     decoder_length = lengths[1] if len(lengths) > 1 else None
 
-    def prices(seen: InferenceProfile) -> InferencePrices | None:
-        return prices_of(seen, cluster, lengths) if is_priced else None
+    price = prices_of(profile, cluster, lengths) if is_priced else None
+    chosen = first or make_plan(SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length), price=price)
 
-    chosen = first or make_plan(SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length), price=prices(profile))
-
-    def planner(ranks: tuple[int, ...], slow_downs: Mapping[int, float]) -> InferencePlan:
-        ranks = tuple(rank for rank in ranks if rank not in left_out)
-        if everybody == set(ranks) and not slow_downs:
+    def planner(ranks: tuple[int, ...]) -> InferencePlan:
+        excluded = everybody.difference(ranks).union(left_out)
+        if not excluded:
             return chosen
-        return replan(
-            chosen,
-            profile,
-            cluster,
-            length=lengths[0],
-            decoder_length=decoder_length,
-            excluded=everybody - set(ranks),
-            slowdowns=slow_downs,
-            price=prices(slowed(profile, slow_downs)),
-        )
+        return replan(chosen, profile, cluster, length=lengths[0], decoder_length=decoder_length, excluded=excluded, price=price)
 
     return planner
 
