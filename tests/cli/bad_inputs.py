@@ -306,6 +306,8 @@ kill:alpha@x -> x
 kill:alpha@soon -> names no step
 slow:alpha:0.5@step3 -> 0.5
 slow:alpha:nan@step3 -> nan
+memory:alpha:1@step3 -> above 1
+memory:alpha>beta:2@step3 -> devices of
 kill:alpha:4@step3 -> factor
 return:alpha@step3 -> not gone
 kill:alpha@3s -> steps
@@ -338,6 +340,7 @@ slow:alpha:-4@1-2
 slow:alpha:nan@1-2
 slow:alpha:inf@1-2
 slow:alpha:4:5@1-2
+memory:alpha:4@1-2
 kill:alpha:4@1-2
 freeze:alpha:4@1-2
 kill:alpha@1e300

@@ -255,6 +255,19 @@ def test_another_partition_is_taken_if_it_pays(job: Job) -> None:
     assert seconds[0] < seconds[1] < seconds[2] <= 4 * seconds[0]  # it stays slow if no layer is moved
 
 
+def test_a_plan_that_no_longer_fits_is_changed_at_any_price(job: Job) -> None:
+    """Another program takes memory of a device, which has fewer layers then; later the layers stay, as moving is expensive (simulated)."""
+    three = devices(3, host_share=None, model="some", storage_bytes_per_s=1e3, memory_bytes=9_000_000)
+    job = replace(job, options={"drain_every": 1}, epochs=10)
+    taken, too_much = (experiment.run(replace(job, faults=f"memory:beta:{one}"), three, "simulate") for one in ("1.5@step1-20", "9@step1"))
+    said = " ".join(taken.notes)
+    assert taken.plan.partition() == "[1, 2, 3]"
+    assert re.search("taken at any price, because .* Device 'beta' has 6.0 MB; .* layers 0-0 on alpha .* 1-1 on beta .* 2-5 on gamma", said)
+    assert re.search("beta has 100% of its memory.* Another partition is not taken", said)
+    assert [one.what for one in taken.recoveries] == ["memory beta"] and taken.recoveries[0].repeated == 0
+    assert "The devices go on as they are. An asynchronous pipeline" in " ".join(too_much.notes) and not too_much.recoveries
+
+
 def test_a_link_that_becomes_slow_is_left_out(job: Job) -> None:
     """Of three equal devices in a row, the first link becomes slow: another order has no use for it (simulated)."""
     three = devices(3, link=Link(bytes_per_s=3e5), host_share=None, flops_per_s=2e7, model="some")

@@ -312,6 +312,16 @@ def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str,
     assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(told.coordinator.fleet.metered_j) == ["d1"]
 
 
+def test_memory_that_other_programs_take_of_a_real_device_is_noticed() -> None:
+    """The device says how much the run may use; small changes, and more than is described, are none."""
+    described = (DEVICES[0], replace(DEVICES[1], address="pi@d1", memory_bytes=1000), *DEVICES[2:])
+    told = prepared(Trainer(60), described=described, adapts=True)
+    told.devices.health[1] = lambda now_s: Pong(memory_bytes=2000 if now_s < 3 else 480 + int(now_s))
+    told.coordinator.run()
+    assert [line for line in told.said if "memory" in line] == ["d1 has 48% of its memory for the run"]
+    assert told.coordinator.pace.factors["d1"] == pytest.approx(0.48, abs=0.02)
+
+
 def test_a_notice_that_is_followed_by_an_early_death_is_a_loss() -> None:
     told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8; kill:d1@step9"))
     assert members(told) == [(0, 1, 2), (0, 2)] and told.policy.losses == [(9, 5)]

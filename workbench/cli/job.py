@@ -47,7 +47,7 @@ ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Rep
 CLUSTER = DEFAULT_CLUSTER
 _TASK = typer.Option("--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment")
 _OPTION = typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method (below); may be repeated.")
-_FAULTS = "Kill, freeze or slow a device down, or let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated."
+_FAULTS = "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated."
 _CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs."
 _BACKUP = "Steps between two backups that devices keep for each other; 0 keeps steps in the folder."
 OPTIONS: dict[str, Any] = {

@@ -165,9 +165,14 @@ class Cluster:
             return own
         return _path(sender.link, receiver.link)
 
-    def part(self, ranks: Sequence[int]) -> Cluster:
-        """Return the cluster of the given devices, in this order.  Raises ConfigError if `ranks` is empty."""
+    def part(self, ranks: Sequence[int], factors: Mapping[Any, float] | None = None) -> Cluster:
+        """Return the cluster of the given devices, in this order.  Raises ConfigError if `ranks` is empty.
+
+        factors: the share of its memory that a device has for the run now, by its name; other keys are ignored.
+        """
         devices = tuple(self.devices[rank] for rank in ranks)
+        if factors:
+            devices = tuple(replace(one, memory_bytes=max(1, int(one.memory_bytes * factors.get(one.name, 1)))) for one in devices)
         names = {device.name for device in devices}
         return replace(self, devices=devices, pairs={pair: link for pair, link in self.pairs.items() if names.issuperset(pair.split(">"))})
 

@@ -16,7 +16,9 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.ranges import Count, Seconds, Slowness, range_of, require_range, require_ranges
 from workbench.core.serial import shown
 
-FaultKind = Literal["slow", "kill", "freeze", "leave"]
+FaultKind = Literal["slow", "memory", "kill", "freeze", "leave"]
+WITH_FACTOR = "slow", "memory"
+"""Faults of a device that stays in the run."""
 Unit = Literal["step", "s"]
 RETURN = "return"
 EXAMPLES: dict[Unit, str] = {
@@ -30,8 +32,9 @@ class Fault:
     """A fault injected into a device, from `start` to `end` (None: until the run ends).
 
     unit: 'step' counts finished steps, 's' counts seconds since the run began.
-    kind: 'slow' (computes `factor` times slower, by the pacer), 'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when
-    the timeout detects that), 'leave' (it announces that it leaves).  At `end` a new process replaces a device that is gone.
+    kind: 'slow' (computes `factor` times slower, by the pacer), 'memory' (another program leaves 1 / factor of its memory to the run),
+    'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when the timeout detects that), 'leave' (it announces that it
+    leaves).  At `end` a new process replaces a device that is gone.
     to: not the device is slow, but what it sends to this rank.
     """
 
@@ -48,16 +51,15 @@ class Fault:
         asked = f"A fault '{self.kind}' of device {self.rank} {self.when}, factor {self.factor:g}, was asked for."
         if self.end is not None and not self.start < self.end:
             raise ConfigError(asked, "It must end after it begins.", "Give a later end.")
-        if (self.kind == "slow") != (self.factor > 1):
-            found = "That slows nothing down." if self.kind == "slow" else "Only 'slow' has a factor."
-            raise ConfigError(asked, found, "Give a factor above 1, such as 4." if self.kind == "slow" else "Leave the factor out.")
+        has_factor = self.kind in WITH_FACTOR
+        if has_factor != (self.factor > 1):
+            found = "That changes nothing." if has_factor else f"Only {' and '.join(WITH_FACTOR)} have a factor."
+            raise ConfigError(asked, found, "Give a factor above 1, such as 4." if has_factor else "Leave the factor out.")
 
     @property
     def text(self) -> str:
         """Return the fault in the format that parse_faults reads; in whole steps if it is counted in steps."""
-        what = (
-            f"{self.kind}:{self.rank}" + ("" if self.to is None else f">{self.to}") + (f":{self.factor:g}" if self.kind == "slow" else "")
-        )
+        what = f"{self.kind}:{self.rank}" + ("" if self.to is None else f">{self.to}") + (f":{self.factor:g}" if self.factor > 1 else "")
         if self.unit == "s":
             return f"{what}@{self.start:g}" + ("" if self.end is None else f"-{self.end:g}") + "s"
         start = max(1, round(self.start))
@@ -90,7 +92,7 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     what, at, when = word.rpartition("@")
     kind, _, rest = what.partition(":")
     device, colon, factor = rest.partition(":")
-    kinds = (*get_args(FaultKind), RETURN)
+    kinds = [kind for kind in (*get_args(FaultKind), RETURN) if unit == "step" or kind not in ("memory", "leave")]
     if not at or not device or (colon and not factor):
         raise ConfigError(asked, "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].", f"Write, for example, {EXAMPLES[unit]}.")
     if kind not in kinds:
@@ -109,17 +111,17 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
         counts = "steps" if unit == "step" else "seconds"
         raise ConfigError(asked, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
     try:
-        slowness = _number(factor) if factor else (4.0 if kind == "slow" else 1.0)
+        slowness = _number(factor) if factor else (4.0 if kind in WITH_FACTOR else 1.0)
     except ValueError:
         raise ConfigError(asked, f"The factor '{shown(factor)}' is no number.", "Write, for example, slow:beta:4@20.") from None
-    if factor and kind != "slow":
-        raise ConfigError(asked, "Only 'slow' has a factor.", f"Write {kind}:{shown(device)}@{shown(when)}.")
+    if factor and kind not in WITH_FACTOR:
+        raise ConfigError(asked, f"Only {' and '.join(WITH_FACTOR)} have a factor.", f"Write {kind}:{shown(device)}@{shown(when)}.")
     if own_unit == "step":
         for name, value in (("step", start), ("last step", stop)):
             if value is not None:
                 require_range(int(value) if value == value // 1 else value, Count, f"The fault '{shown(word)}'", name)
     if kind == RETURN:
-        before = [i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind != "slow"]
+        before = [i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind not in WITH_FACTOR]
         if stop is not None or not before:
             found = "A return has one time." if stop is not None else f"By then '{names[rank]}' has not gone."
             raise ConfigError(asked, found, "Name a kill, freeze or leave of the device before it.")
@@ -159,7 +161,7 @@ class FaultSchedule:
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self.faults: list[Fault] = []
         self._moments: dict[Unit, list[tuple[float, int, bool]]] = {"step": [], "s": []}
-        self._factors: dict[tuple[int, int | None], dict[int, float]] = {}
+        self._factors: dict[tuple[FaultKind, int, int | None], dict[int, float]] = {}
         for fault in faults:
             self.add(fault)
 
@@ -205,8 +207,8 @@ class FaultSchedule:
             while moments and moments[0][0] <= now:
                 _, number, begins = moments.pop(0)
                 fault = self.faults[number]
-                if fault.kind == "slow":
-                    factors = self._factors.setdefault((fault.rank, fault.to), {})
+                if fault.kind in WITH_FACTOR:
+                    factors = self._factors.setdefault((fault.kind, fault.rank, fault.to), {})
                     if begins:
                         factors[number] = fault.factor
                     else:
@@ -214,9 +216,9 @@ class FaultSchedule:
                 found.append((fault, begins))
         return found
 
-    def factor(self, rank: int, to: int | None = None) -> float:
-        """Return how many times slower a device, or its link to another one, is now, by all its current faults."""
-        return math.prod(self._factors.get((rank, to), {}).values())
+    def factor(self, rank: int, to: int | None = None, *, kind: FaultKind = "slow") -> float:
+        """Return how many times slower a device, or its link to another one, is now (or has less memory), by all its current faults."""
+        return math.prod(self._factors.get((kind, rank, to), {}).values())
 
 
 def random_faults(
@@ -233,7 +235,7 @@ def random_faults(
     Faults of one device do not overlap, and the device has time to return between them.  At any time at most half of the devices are
     down, and never all.
     """
-    draws, weights = random.Random(seed), {"slow": 5, "kill": 4, "freeze": 1, "leave": 2}
+    draws, weights = random.Random(seed), {"slow": 5, "memory": 1, "kill": 4, "freeze": 1, "leave": 2}
     faults: list[Fault] = []
     free = [0.0] * world_size
     now = 0.0
@@ -244,11 +246,11 @@ def random_faults(
         if now + lasts > until:
             return tuple(faults)
         kind = draws.choices(kinds, [weights[kind] for kind in kinds])[0]
-        down = sum(fault.kind != "slow" and fault.start <= now < (fault.end or 0.0) + every for fault in faults)
-        if free[rank] > now or (kind != "slow" and down >= max(1, world_size // 2)) or (kind != "slow" and world_size == 1):
+        down = sum(fault.kind not in WITH_FACTOR and fault.start <= now < (fault.end or 0.0) + every for fault in faults)
+        if free[rank] > now or (kind not in WITH_FACTOR and (down >= max(1, world_size // 2) or world_size == 1)):
             continue
         free[rank] = now + lasts + every
-        factor = draws.uniform(2.0, 8.0) if kind == "slow" else 1.0
+        factor = draws.uniform(2.0, 8.0) if kind in WITH_FACTOR else 1.0
         faults.append(Fault(kind=kind, rank=rank, start=now, end=now + lasts, factor=factor, unit=unit))
 
 

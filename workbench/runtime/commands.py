@@ -83,11 +83,13 @@ class Pong(NamedTuple):
     """The reply to a Ping; real devices fill it in.
 
     charge: of the battery, 1 is full; None: mains power.  is_throttled: heat slows it down.  meter_j: joules used since any moment.
+    memory_bytes: what the run may use in all, without the memory of other programs; None: as described.
     """
 
     charge: float | None = None
     is_throttled: bool = False
     meter_j: float | None = None
+    memory_bytes: int | None = None
 
 
 class Leaving(NamedTuple):
@@ -190,7 +192,8 @@ class Policy(Protocol):
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the next generation: the remaining steps as a job for some of the ready devices.
 
-        number: of the generation, starting at 1.  factors: each device's measured slowdown relative to its profile.
+        number: of the generation, starting at 1.  factors: each device's measured slowdown relative to its profile, by rank; of links by
+        'sender>receiver'; and the share of its memory that a device has for the run, by its name.
         Raises PlanError if the work does not fit on the devices.
         """
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from workbench.core.device_faults import Fault
+from workbench.core.device_faults import WITH_FACTOR, Fault
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.report import Recovery
 from workbench.planners.adaptive import Pace
@@ -34,6 +35,9 @@ from workbench.runtime.devices import Fleet, Told
 
 PROBE_EVERY = 4
 """Number of steps between two probes of an idle device that was found slow."""
+
+LEAST_SHARE = 0.05
+"""Smaller changes of the share of a device's memory that is left to the run are ignored."""
 
 _TICK_S = 0.02
 
@@ -333,9 +337,9 @@ class Coordinator:
 
     def _injected(self, fault: Fault, begins: bool) -> None:
         self.injected(fault, begins)
-        kind = fault.kind if begins else "restore" if fault.kind == "slow" else "return"
+        kind = fault.kind if begins else "restore" if fault.kind in WITH_FACTOR else "return"
         part = self.fleet.rank_or_pair(fault)
-        self.say(f"Fault: {kind} {self._name(part)}" + (f", {fault.factor:g} times" if begins and fault.kind == "slow" else ""))
+        self.say(f"Fault: {kind} {self._name(part)}" + (f", {fault.factor:g} times" if begins and fault.kind in WITH_FACTOR else ""))
         self._changed(kind, part)
 
     def _name(self, part: int | str) -> str:
@@ -345,7 +349,7 @@ class Coordinator:
         self._changes.append(Change(what=f"{kind} {self._name(part)}", step=self.policy.step, since_s=self.fleet.now_s()))
 
     def _look_after(self) -> None:
-        """React to devices that changed their speed, and end silent devices that others wait for."""
+        """React to devices that changed their speed or memory, and end silent devices that others wait for."""
         generation, now_s = self._generation, self.fleet.now_s()
         if generation is None:
             return
@@ -357,16 +361,25 @@ class Coordinator:
         if not self.adapts or self._pausing:
             return
         self._probe(generation)
-        changed = self.pace.changed()
+        changed, factors = self.pace.changed(), self.pace.factors
+        shares = {name: share for name, share in self.fleet.memory_shares().items() if abs(share - factors.get(name, 1.0)) > LEAST_SHARE}
+        if not changed and not shares:
+            return
+        self.pace.accept(changed | shares)
         if changed:
-            self.pace.accept(changed)
             told = ", ".join(f"{self._name(rank)} {factor:.1f} times" for rank, factor in changed.items())
             self.say(f"Pace changed, over the profile's seconds: {told}")
-            if self.policy.differs(generation, self._ready, self.pace.factors):
-                for rank in changed:
-                    self._noticed("slow", rank)
-                    self._noticed("restore", rank)
-                self._pause()
+        for name, share in shares.items():
+            self.say(f"{name} has {share:.0%} of its memory for the run")
+        try:
+            differs = self.policy.differs(generation, self._ready, factors)
+        except PlanError as error:
+            self.say(f"The devices go on as they are. {error.asked} {error.found}".rstrip("."))
+            return
+        if differs:
+            for kind, part in (*product(("slow", "restore"), changed), *product(("memory", "restore"), shares)):
+                self._noticed(kind, part)
+            self._pause()
 
     def _probe(self, generation: Generation) -> None:
         if self.policy.step >= self._probed_at + PROBE_EVERY:

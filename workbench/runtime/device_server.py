@@ -18,6 +18,7 @@ from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Executor
 from workbench.runtime.jobs import tells_of_peer
+from workbench.runtime.memory import read_memory
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 
@@ -162,6 +163,7 @@ class _Server:
     def __init__(self, context: RankContext, address: str, worker: Worker) -> None:
         self._context, self._worker = context, worker
         self._controls = Controls()
+        self._footprint_bytes = read_memory().anonymous_bytes
         self._generation = -1
         self._is_at_work = False
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -210,7 +212,8 @@ class _Server:
             case c.Slow():
                 self._controls.slow_down(command.factor, command.to)
             case c.Ping():
-                self._context.publish(health() if self._context.device.address else c.Pong())
+                free_bytes = psutil.virtual_memory().available + read_memory().anonymous_bytes - self._footprint_bytes
+                self._context.publish(health()._replace(memory_bytes=free_bytes) if self._context.device.address else c.Pong())
             case c.Prepare() if self._is_at_work:  # for the job after the current one
                 threading.Thread(target=self.do, args=(command,), name="prepare", daemon=True).start()
             case c.Leave():

@@ -300,7 +300,9 @@ class Fleet:
         for fault, begins in self.faults.due(now_s, step):
             rank = fault.rank
             is_there = rank in self.ready or rank in self.leaving
-            if fault.kind == "slow":
+            if fault.kind == "memory":
+                pass  # see memory_shares
+            elif fault.kind == "slow":
                 self.command((rank,), Slow(self.faults.factor(rank, fault.to), "" if fault.to is None else self._names[fault.to]))
             elif begins and is_there:
                 self._kept_down.add(rank)
@@ -325,6 +327,18 @@ class Fleet:
         """Return the joules that each device with a meter has used since its first reply, for whatever purpose."""
         read = {self._names[rank]: (self._first[rank].meter_j, last.meter_j) for rank, last in self._health.items()}
         return {name: last - first for name, (first, last) in read.items() if first is not None and last is not None and last > first}
+
+    def memory_shares(self) -> dict[str, float]:
+        """Return the share of its described memory that each device has for the run now, by its name.
+
+        Of an emulated device the injected faults say it; a real one counts what is free and what the run uses.
+        """
+        found = {}
+        for rank in sorted(self.ready) if self._described else ():
+            device, read = self._described[rank], self._health.get(rank, Pong()).memory_bytes
+            share = 1.0 if read is None else min(1.0, max(0, read) / device.memory_bytes)
+            found[device.name] = share / self.faults.factor(rank, kind="memory")
+        return found
 
     def departures(self, now_s: float) -> list[tuple[int, str]]:
         """Let devices leave on notice whose charge is too low, or that heat slows down; return each with its reason.

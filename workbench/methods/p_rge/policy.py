@@ -178,7 +178,7 @@ class QueryPolicy(ToldPolicy):
         asked = self._prepared.setting._replace(precision=self.setting.precision)
         profile_of = partial(self._profile, ranks=ready, factors=factors)
         try:
-            return fitted_setting(self._prepared, self._cluster.part(ready), profile_of, asked, step_s=self._tolerated_s)
+            return fitted_setting(self._prepared, self._cluster.part(ready, factors), profile_of, asked, step_s=self._tolerated_s)
         except PlanError:
             return self.setting  # the plan's own error is more specific
 
@@ -193,7 +193,7 @@ class QueryPolicy(ToldPolicy):
     def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> Predictor:
         """Return a simulator of the steps of a plan.  Raises PlanError if a device has too little memory for its share."""
         profile = self._profile(change.setting.precision, ranks, factors)
-        return Predictor(self._prepared, profile, self._cluster.part(ranks), plan, change.setting, partial(self._shape, change))
+        return Predictor(self._prepared, profile, self._cluster.part(ranks, factors), plan, change.setting, partial(self._shape, change))
 
     def rank_job(self, ranks: tuple[int, ...], plan: Plan, predictor: Predictor, change: Change) -> RankJob:
         """Return the message that starts every rank."""
@@ -202,7 +202,7 @@ class QueryPolicy(ToldPolicy):
         patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.timeline(longest).makespan_s)
         return RankJob(
             job=prepared.job,
-            cluster=self._cluster.part(ranks),
+            cluster=predictor.cluster,
             plan=plan,
             passings=predictor.passings,
             profile=self._profile(setting.precision, ranks, {}),
@@ -216,7 +216,7 @@ class QueryPolicy(ToldPolicy):
     def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting) -> tuple[tuple[int, ...], Plan]:
         """Return the members of a plan for the ready devices, and the plan, which numbers the members."""
         profile = self._profile(setting.precision, ready, factors)
-        places, plan = renumbered(plan_queries(profile, self._cluster.part(ready), self._prepared.size(setting)))
+        places, plan = renumbered(plan_queries(profile, self._cluster.part(ready, factors), self._prepared.size(setting)))
         return tuple(ready[place] for place in places), plan
 
     def _profile(self, precision: Precision, ranks: tuple[int, ...], factors: Mapping[int, float]) -> Profile:

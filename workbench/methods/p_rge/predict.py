@@ -97,7 +97,7 @@ class Predictor:
         self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting, shape: Callable[[int], Shape]
     ) -> None:
         """shape: of each step's batch.  Raises PlanError if a device has too little memory for its share."""
-        self._profile, self._cluster, self._crossing = profile, cluster, prepared.crossing(setting)
+        self._profile, self.cluster, self._crossing = profile, cluster, prepared.crossing(setting)
         self.passings = chosen_passings(profile, cluster, plan, prepared.size(setting))
         self._step = QueryStep.build(plan, self.passings, cluster.world_size)
         self.shape = shape
@@ -105,7 +105,7 @@ class Predictor:
 
     def program(self, shape: Shape) -> Program:
         """Return the program of a step, the one that the ranks execute."""
-        return self._step.program(self._profile, self._cluster, shape, self._crossing)
+        return self._step.program(self._profile, self.cluster, shape, self._crossing)
 
     def _simulated(self, shape: Shape, title: str = "") -> Timeline:
         """Return the timeline of a step; its memory too if it has a title."""

@@ -7,12 +7,14 @@ import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import CacheError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
@@ -159,7 +161,7 @@ class LayerMethod(ProfiledMethod[A]):
 class TrainingMethod(LayerMethod[P]):
     """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
 
-    plan, rank_job, check_plan: see Method.plan, phases.RankJob, common.plans.require_plan.
+    plan, check, rank_job, check_plan: see Method.plan, Method.check, phases.RankJob, common.plans.require_plan.
     run_rank, serve_rank: what devices run; functions of the method's own module (see ProfiledMethod.measure_rank).
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, folder, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
@@ -167,6 +169,7 @@ class TrainingMethod(LayerMethod[P]):
 
     plan: Callable[[P, Profile, Cluster], Plan]
     check_plan: Callable[[P, Cluster, Plan], None]
+    check: Callable[..., None]
     rank_job: Callable[[P, Profile, Cluster, Plan], RankJob]
     run_rank: Callable[..., RankResult]
     serve_rank: Callable[[RankContext, str], None]
@@ -240,11 +243,18 @@ class TrainingMethod(LayerMethod[P]):
         prepared = first.handed_on(planned.prepared)
 
         def job(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
-            part = cluster.part(ranks)
+            part = cluster.part(ranks, factors)
             chosen = plan or self.plan(prepared, profile.part(ranks, factors), part.with_slow_links(factors))
             return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), **fields)
 
-        return Replanned(job, partial(self.stand_in, prepared, profile, cluster))
+        def stand_in(factors: Mapping[int, float], *found: Any) -> int | None:
+            return self.stand_in(prepared, profile, cluster.part(range(cluster.world_size), factors), *found)
+
+        def check(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan) -> None:
+            with suppress(CacheError):
+                self.check(prepared, profile.part(ranks), cluster.part(ranks, factors), plan, folder=first.folder)
+
+        return Replanned(job, stand_in, check)
 
     def execute(
         self, planned: Planned[P], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify

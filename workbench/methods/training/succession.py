@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.methods.base import SILENT_AFTER_STEPS
 from workbench.methods.training.backups import repartition_s, substitution
@@ -21,12 +22,15 @@ class Replanned(NamedTuple):
     """job: makes the job of some devices, by rank, with their measured slowdown, under a new plan or a given one, which
     numbers them by their places.  Raises PlanError.
 
-    stand_in: returns the idle device that takes over the part of one that leaves on notice, or None: (plan of the whole cluster,
-    rank, idle devices, fraction of the run that is left, from 1 to 0).
+    stand_in: returns the idle device that takes over the part of one that leaves on notice, or None: (factors, plan of the whole
+    cluster, rank, idle devices, fraction of the run that is left, from 1 to 0).
+
+    check: raises PlanError if a plan does not fit in the memory of some devices (arguments as of job).
     """
 
     job: Callable[..., RankJob]
-    stand_in: Callable[[Plan, int, Sequence[int], float], int | None]
+    stand_in: Callable[[Mapping[int, float], Plan, int, Sequence[int], float], int | None]
+    check: Callable[[Sequence[int], Mapping[int, float], Plan], None]
 
 
 class Succession:
@@ -59,12 +63,19 @@ class Succession:
         """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
 
         The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).  Here it is accepted
-        if it saves more over the steps left, from `step` on, than it costs to load layers and move the trainable state.
+        if it saves more over the steps left, from `step` on, than it costs to load layers and move the trainable state; or at any price if
+        a device no longer has the memory for its part of the present one.
         """
         members, job = next_job(self.first, self._replanned, ready, factors)
         is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
         if self.now is None or is_same:
             return False
+        try:
+            self._replanned.check(generation.members, factors, generation.plan)
+        except PlanError as error:
+            why = f"{error.asked} {error.found}".rstrip(".")
+            self._say(f"Another partition is taken at any price, because the present one no longer fits: {why}")
+            return True
         was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
         price_s = repartition_s(self.first.cluster.with_slow_links(factors), self.first.profile, was, new)
         if self.first.cluster.is_real:
@@ -87,7 +98,7 @@ class Succession:
         idle, chosen = [rank for rank in ready if rank not in before.busy_ranks], []
         names = [device.name for device in self.first.cluster.devices]
         for rank in sorted(before.busy_ranks.difference(ready)):
-            found = self._replanned.stand_in(after, rank, idle, left)
+            found = self._replanned.stand_in(factors, after, rank, idle, left)
             if found is None:
                 return None
             idle.remove(found)
@@ -124,7 +135,7 @@ def chosen(replanned: Replanned, ready: tuple[int, ...], factors: Mapping[int, f
 
 
 def generation_of(number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
-    """Return a job of some devices as a generation.  factors: measured slowdown by rank, and of links by 'sender>receiver'."""
+    """Return a job of some devices as a generation.  factors: see Policy."""
     slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
     actual = replace(job, cluster=job.cluster.with_slow_links(factors))
     timetable = Timetable(actual, job.profile.part(range(len(members)), slower))

@@ -121,7 +121,7 @@ def serve(
         if is_real and fault.kind == "slow":
             asked = f"The fault 'slow' {fault.when} was asked for."
             raise ConfigError(asked, "A real device cannot be slowed down from here.", "Kill or freeze it; or emulate the cluster.")
-        if fault.kind == "leave" or fault.unit != "s":
+        if fault.kind in ("leave", "memory") or fault.unit != "s":
             raise ConfigError(
                 f"The fault '{fault.kind}' {fault.when} was asked for.",
                 "A service slows, kills and freezes devices, at seconds.",
