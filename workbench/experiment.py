@@ -87,7 +87,7 @@ def run(
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     if mode == "execute" and engines is None and cluster.is_real:
         own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
-        devices = over_ssh(cluster, own, ["transformers.modeling_utils"])
+        devices = over_ssh(cluster, own, ["workbench.models.imports_transformers"])
         (progress or ignore)(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
         with devices as real:
 

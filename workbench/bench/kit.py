@@ -132,7 +132,7 @@ def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
 
 @contextmanager
 def _connected(cluster: Cluster, folder: Path) -> Iterator[SshEngines]:
-    with over_ssh(cluster, folder, ["transformers.modeling_utils"]) as engines:
+    with over_ssh(cluster, folder, ["workbench.models.imports_transformers"]) as engines:
         engines.bring_model(JOB.model)
         yield engines
 

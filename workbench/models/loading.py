@@ -234,9 +234,9 @@ def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
 
 
 def _from_config(config: Any) -> Any:
-    from transformers import AutoModel
+    from workbench.models.imports_transformers import transformers
 
-    return AutoModel.from_config(config, attn_implementation="sdpa")
+    return transformers.AutoModel.from_config(config, attn_implementation="sdpa")
 
 
 def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool = False) -> Any:
@@ -244,12 +244,12 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
     with_head: return a complete decoder-only model too.
     """
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from workbench.models.imports_transformers import transformers
 
     family = family_of(config.model_type)
-    maker = AutoModel if family.decoder is None else AutoModelForSeq2SeqLM
+    maker = transformers.AutoModel if family.decoder is None else transformers.AutoModelForSeq2SeqLM
     if with_head and family.is_causal:
-        maker = AutoModelForCausalLM
+        maker = transformers.AutoModelForCausalLM
     # We do not need the pooler, so the report of unused weights would only confuse.
     options = {"add_pooling_layer": False} if config.model_type in ("bert", "vit") else {}
 

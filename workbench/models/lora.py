@@ -106,6 +106,8 @@ ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 def require_peft() -> Any:
     """Return the module peft.  Raises ConfigError if it is not installed."""
     try:
+        import workbench.models.imports_transformers  # noqa: F401 (peft imports transformers)
+
         with hidden("bitsandbytes"):  # it imports torch's compiler, and LoRA on our own quantized layers does not need it
             import peft
     except ImportError:

@@ -22,7 +22,7 @@ from workbench.runtime.engine_template import IMPORT_ONLY, EngineRequest
 from workbench.runtime.network import child_environment
 from workbench.runtime.processes import ProcessId, note_process
 
-_SHARED = (("transformers.modeling_utils", "transformers.modeling_utils"), ("peft", "workbench.models.imports_peft"))
+_SHARED = (("transformers.modeling_utils", "workbench.models.imports_transformers"), ("peft", "workbench.models.imports_peft"))
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too: here, and there."""
 _TEMPLATE_MODULE = "workbench.runtime.engine_template"
 _CAN_FORK = sys.platform == "linux"
