@@ -31,10 +31,11 @@ import sys
 import workbench.models.imports_transformers
 import torch
 from transformers import BertConfig, BertModel
-from workbench.models.lora import require_peft
-require_peft()
+from workbench.models.lora import inject_lora
+from workbench.models.stack import LayerStack
 model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9))
-optimizer = torch.optim.AdamW(model.parameters())
+inject_lora(LayerStack(model).stage(0, 1), rank=2, alpha=4.0, dropout=0.1)
+optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
 model(torch.tensor([[1, 2, 3]]))[0].sum().backward()
 optimizer.step()
 heavy = [name for name in ("torch._dynamo.utils", "sympy", "scipy", "torch.distributed.tensor") if name in sys.modules]

@@ -109,11 +109,12 @@ def require_peft() -> Any:
         import workbench.models.imports_transformers  # noqa: F401 (peft imports transformers)
 
         with hidden("bitsandbytes"):  # it imports torch's compiler, and LoRA on our own quantized layers does not need it
-            import peft
+            import peft.tuners.tuners_utils
     except ImportError:
         raise ConfigError(
             "LoRA was asked for.", "The package 'peft' is not installed.", "Install it (pip install peft), or choose another technique."
         ) from None
+    peft.tuners.tuners_utils._torch_supports_distributed = False  # it would look for tensors of torch.distributed.tensor
     return peft
 
 
