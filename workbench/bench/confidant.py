@@ -1,4 +1,4 @@
-"""`workbench bench confidant`: processors that share layers, a pipeline without a drain, the partition; emulated, interleaved.
+"""`workbench bench confidant`: processors that share layers, a pipeline without a drain, the partition, JAX; emulated, interleaved.
 
 Each side is a whole run as a user starts it: LoRA on one epoch of mini-batches.  Only the synchronous side drains its pipeline between
 mini-batches.
@@ -39,12 +39,22 @@ class Point:
     """sides: jobs by name; the first is the reference.  keeps_plan: all sides have the stages of the last one.
 
     bound: of the speedup, the sum of all speeds over the first side's; None: only the compute of the busiest device counts.
+    jax: the side of which every second device computes with JAX.
     """
 
     cluster: Cluster
     sides: Mapping[str, Job]
     keeps_plan: bool = False
     bound: float | None = None
+    jax: str = ""
+
+    def placed(self) -> dict[str, tuple[Job, Cluster]]:
+        """Return each side's job and devices."""
+        mixed = [replace(device, framework="jax") if rank % 2 else device for rank, device in enumerate(self.cluster.devices)]
+        return {
+            side: (job, replace(self.cluster, devices=tuple(mixed)) if side == self.jax else self.cluster)
+            for side, job in self.sides.items()
+        }
 
 
 def _confidant(**options: Any) -> Job:
@@ -87,6 +97,11 @@ def points() -> dict[str, Point]:
             },
             bound=sum(shares) / max(shares),
         ),
+        "frameworks": Point(
+            cluster=cluster_of("equal,1000"),
+            sides={side: _confidant(partition="even") for side in ("PyTorch", "JAX on two devices")},
+            jax="JAX on two devices",
+        ),
     }
 
 
@@ -103,7 +118,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         raise ConfigError(f"Only '{unknown[0]}' of the benchmark was asked for.", f"There are {known}.", "Name one of these.")
     rows = []
     for name, point in chosen.items():
-        rows += table(name, measure(name, point.sides, point.cluster, rounds, progress, kept_plans(point)), point.bound)
+        rows += table(name, measure(name, point.placed(), rounds, progress, kept_plans(point)), point.bound)
     return {
         "name": "confidant",
         "label": "emulated; bounds simulated",
