@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workbench.bench.frame import Progress, require_kernel_links
+from workbench.bench.frame import Progress, line_of, require_kernel_links
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TOKEN, Spec, ring_allreduce_s
@@ -113,7 +113,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
             results = engines.run(run_rank, [cluster] * size)
         for name, (program, num_steps) in programs(cluster).items():
             points.append(_point(name, size, program, num_steps, [result["rounds"][name] for result in results]))
-            progress(_line(points[-1]))
+            progress(line_of(points[-1]))
         own += [result["own_s"] for result in results]
     return {
         "name": "executor",
@@ -217,13 +217,6 @@ def _point(name: str, size: int, program: Program, num_steps: int, by_rank: Sequ
         "p95": ratios[round(0.95 * (len(ratios) - 1))],
         "late": late / paced if paced else 0.0,
     }
-
-
-def _line(point: Mapping[str, Any]) -> str:
-    return (
-        f"{point['program']:>18} on {point['devices']}: simulated {point['simulated_ms']:.1f} ms, measured {point['measured_ms']:.1f} ms, "
-        f"ratio {point['ratio']:.3f} ({point['least']:.3f} to {point['p95']:.3f}), late {point['late']:.1%}"
-    )
 
 
 def _cluster(size: int) -> Cluster:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -61,6 +61,12 @@ def ratios(slow: Sequence[float], fast: Sequence[float], name: str = "ratio") ->
     """Return the median ratio of two sides' seconds and its spread, computed round by round."""
     found = [one / other for one, other in zip(slow, fast, strict=True)]
     return {name: median(found), "ratio_min": min(found), "ratio_max": max(found)}
+
+
+def line_of(point: Mapping[str, Any]) -> str:
+    """Return a point's numbers and words as one line, for the progress."""
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in point.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items() if not isinstance(value, dict | list | tuple))
 
 
 def require_kernel_links(engines: EngineCluster, name: str) -> None:

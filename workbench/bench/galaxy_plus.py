@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from workbench.bench.frame import Progress
+from workbench.bench.frame import Progress, line_of
 from workbench.bench.inference_parts import (
     CLUSTERS,
     LENGTH,
@@ -49,15 +49,7 @@ DILATION = 2.0
 devices otherwise.  Ratios do not change, except that the runtime's overhead per message counts half.
 """
 LARGEST_GAP = 1e-4
-LABELS = {
-    "galaxy": "Galaxy",
-    "megatron_lm": "M-LM",
-    "sequence_parallel": "SP",
-    "edgeshard": "EdgeShard",
-    "local": "Local",
-    DTENSOR: DTENSOR,
-}
-"""The baselines."""
+BASELINES = ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES, DTENSOR)
 PARTS = ("latency", "overlap", "scaling", "planner")
 SHOWN = ("ranks", "units", "columns", "tile_tokens", "group_tokens", "merge_tokens", "both_ways")
 """Attributes of Galaxy+'s plan in a point."""
@@ -109,10 +101,7 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any
                                 scaling = scaling_points(model, cluster, engines, progress)
                             continue
                         points.append(_point(model, name, mbit, cluster, engines, selection))
-                        if "latency" in selection.parts:
-                            progress(_line(points[-1]))
-                        if "overlap" in selection.parts:
-                            progress(_overlap_line(points[-1]))
+                        progress(line_of(points[-1]))
     return _result(points, scaling | planning, fidelity)
 
 
@@ -133,7 +122,7 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
     ids, ours = random_ids(LENGTH), model.plan(cluster)
     sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS if "latency" in selection.parts else 0)]
     if "latency" in selection.parts:
-        for system in ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES):
+        for system in BASELINES[:-1]:
             plan = INFERENCE_SYSTEMS[system](SequenceProblem(price.profile, cluster, length=LENGTH))
             sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
         if engines.fidelity == "kernel":  # only the kernel can slow down torch's own messages
@@ -189,7 +178,7 @@ def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str)
         "M-LM over Galaxy+, homogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="homogeneous", mbit_per_s=500),
         "M-LM over Galaxy+, heterogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="heterogeneous", mbit_per_s=500),
         "DTensor over Galaxy+, least": least((DTENSOR,)),
-        "any baseline over Galaxy+, least": least(tuple(LABELS)),
+        "any baseline over Galaxy+, least": least(BASELINES),
         "overlapped blocks over the longer of computation and communication, most": max(
             (point["overlap"] for point in points if "overlap" in point), default=None
         ),
@@ -198,23 +187,3 @@ def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str)
         "points": points,
     }
     return {key: value for key, value in summary.items() if value is not None}
-
-
-def _line(point: dict[str, Any]) -> str:
-    ratios = ", ".join(f"{label} {point[name]:.2f}" for name, label in LABELS.items() if name in point)
-    plan = point["plan"]
-    return (
-        f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s: Galaxy+ {point['galaxy_plus_s'] * 1e3:.0f} ms "
-        f"(predicted {plan['predicted_s'] * 1e3:.0f}), {list(plan['schemes'])}, units {list(plan['units'])}, "
-        f"tiles of {plan['tile_tokens'] or 'a share'}{', both ways' if plan['both_ways'] else ''}; {ratios}; "
-        f"late {point['overrun_share']:.1%}{'' if point['is_valid'] else ', INVALID: host too busy'}"
-    )
-
-
-def _overlap_line(point: dict[str, Any]) -> str:
-    def part(kind: str) -> str:
-        block = point["overlap blocks"][kind]
-        return f"{kind} {block['both_s'] * 1e3:.1f} ms ({block['computation_s'] * 1e3:.1f} and {block['communication_s'] * 1e3:.1f} alone)"
-
-    where = f"{point['model']}, {point['cluster']}, {point['mbit_per_s']:4d} Mbit/s"
-    return f"{where}, overlapped blocks take {point['overlap']:.2f} of their longer sides: {part('attention')}; {part('feed_forward')}"

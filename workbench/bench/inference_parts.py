@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.bench.frame import Progress
+from workbench.bench.frame import Progress, line_of
 from workbench.bench.inference_sides import Side, SidesJob, SidesResult, run_sides
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
@@ -181,11 +181,7 @@ def planning_point(progress: Progress) -> dict[str, Any]:
         except PlanError:
             gain = None
         points[name] = {"s": median(seconds), "from, to": (round(min(seconds), 3), round(max(seconds), 3)), "algorithm 1 over ours": gain}
-        gained = f"; Algorithm 1's plan takes {gain:.2f} times as long" if gain is not None else "; Algorithm 1 finds none"
-        progress(
-            f"Planner, {name} with {PLANNED_LAYERS} layers, {len(devices)} devices: {median(seconds):.2f} s "
-            f"({min(seconds):.2f} to {max(seconds):.2f}){gained}"
-        )
+        progress(f"Planner, {name}: {line_of(points[name])}")
     return {
         f"planner, {len(devices)} devices and {PLANNED_LAYERS} layers, longest median s": max(point["s"] for point in points.values()),
         "planner": points,
@@ -214,19 +210,15 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
     rate = {count: _flops(shape, TOKENS_EACH * count) / layer_s[f"weak {count}"] for count in range(1, last + 1)}
     weak = {count: rate[count] / (count * rate[1]) for count in rate}
     strong = {count: layer_s["strong 1"] / layer_s[f"strong {count}"] for count in rate}
-    progress(
-        "Scaling of a GPT2-L-sized layer, 1000 Mbit/s: weak "
-        + ", ".join(f"{count}: {share:.0%}" for count, share in weak.items())
-        + "; strong "
-        + ", ".join(f"{count}: {times:.2f}x" for count, times in strong.items())
-    )
-    return {
+    points = {
         f"weak scaling, {last} devices, share of linear": weak[last],
         f"strong scaling, {last} devices, speed-up": strong[last],
         "weak scaling": weak,
         "strong scaling": strong,
         "scaling overrun share": late_share(results),
     }
+    progress(line_of(points))
+    return points
 
 
 def _layer_s(results: Sequence[SidesResult], name: str) -> float:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import torch
 
-from workbench.bench.frame import LONG_S, Progress, Step, interleaved, ratios
+from workbench.bench.frame import LONG_S, Progress, Step, interleaved, line_of, ratios
 from workbench.bench.p_rge_memory import batch_of, memory_points, prompts
 from workbench.core.errors import check_choice
 from workbench.models.products import library
@@ -80,7 +80,7 @@ def bench(
     with torch_threads(THREADS), torch.random.fork_rng(devices=[]):
         for point in _points(sections, model, length, grid, rounds):
             points.append(point)
-            progress(_line(point))
+            progress(line_of(point))
         memory = memory_points(model, length, progress) if "memory" in sections else []
     return {
         "name": "p_rge",
@@ -185,9 +185,3 @@ def _ratio_point(section: str, queries: int, batch: int, slow: Sequence[float], 
     """Return a point: medians, and the ratio round by round."""
     sides = {"against": AGAINST[section], "against_ms": 1e3 * median(slow), "prge_ms": 1e3 * median(fast)}
     return {"section": section, "q": queries, "E": batch, **sides, **ratios(slow, fast)}
-
-
-def _line(point: Mapping[str, Any]) -> str:
-    sides = f"{point['against']} {point['against_ms']:.0f} ms over P-RGE {point['prge_ms']:.0f} ms ({point['execution']})"
-    ratio = f"{point['ratio']:.2f} ({point['ratio_min']:.2f} to {point['ratio_max']:.2f})"
-    return f"{point['weights']} q={point['q']} E={point['E']}: {sides} = {ratio}"

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from workbench.bench.frame import Progress, Step, child_peak_bytes, peak_bytes
+from workbench.bench.frame import Progress, Step, child_peak_bytes, line_of, peak_bytes
 from workbench.models.loading import load_tokenizer
 from workbench.models.zeroth_order import CausalModel, Copies, FirstOrder, Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 from workbench.profiler.descriptions import MODELS
@@ -58,18 +58,17 @@ def memory_points(model: str, length: int, progress: Progress) -> list[dict[str,
     for queries, batch in SETTINGS:
         peaks = {side: child_peak_bytes(__name__, side, model, length, queries, batch) for side in get_args(Side)}
         for side, peak in peaks.items():
-            over = peak / peaks["inference"]
             found.append(
                 {
                     "side": side,
                     "q": queries,
                     "E": batch,
                     "peak_mb": peak / 1e6,
-                    "over_inference": over,
+                    "over_inference": peak / peaks["inference"],
                     "counted_mb": _counted_mb(side, model, length, queries, batch),
                 }
             )
-            progress(f"memory q={queries} E={batch}: {side} {peak / 1e6:.0f} MB, {over:.2f} of inference")
+            progress(line_of(found[-1]))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.utils import logging
 
-from workbench.bench.frame import Progress, ratios, turns
+from workbench.bench.frame import Progress, line_of, ratios, turns
 from workbench.core.imports import hidden
 from workbench.fetch import asset_path
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, StageCompute
@@ -31,7 +30,6 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
-from workbench.runtime.activation_records import STORAGE_TYPES
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks import load_task
@@ -91,8 +89,6 @@ class SideFineTuning:
     def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, statistics: TapStatistics, *, is_fast: bool) -> None:
         adapter = ParallelAdapter(config).train()
         set_statistics(adapter, statistics)
-        self.waits_s: list[float] = []
-        """How long each cached step waited for its taps."""
         rate = LinearSchedule(peak=LEARNING_RATE, num_steps=NUM_STEPS)
         self._optimizer = FlatAdamW(adapter, learning_rate=rate, weight_decay=WEIGHT_DECAY)
         self._compute = StageCompute(adapter, stack.stage(0, stack.num_layers), tap_dtype=torch.bfloat16, is_fast=is_fast)
@@ -101,10 +97,7 @@ class SideFineTuning:
 
     def cached_step(self, batch: Batch, batches: CachedBatches) -> float:
         """Train on one batch whose taps come from the cache; return its mean loss."""
-        begin = time.perf_counter()
-        taps = _load(batches, batch)
-        self.waits_s.append(time.perf_counter() - begin)
-        return self._train(batch, taps)
+        return self._train(batch, batches.batch(batch.indices, batch.attention_mask.shape[1]))
 
     def first_step(self, batch: Batch, tape: ActivationCache) -> float:
         """Run the backbone on a batch, tape its activations, and train on them; return the mean loss."""
@@ -164,14 +157,8 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
     for turn, name in turns(sides, range(ROUNDS)):
         rounds[name].append(mean(sides[name](given[name][turn])))
         if all(len(seconds) > turn for seconds in rounds.values()):
-            found = ", ".join(f"{side} {seconds[-1] * 1e3:.0f} ms" for side, seconds in rounds.items())
-            progress(f"round {turn + 1} of {ROUNDS}: {found}")
-    bytes_per_sample = {
-        f"cache_bytes_per_sample_{name}": round(replace(cache.layout, dtype=name).total_bytes(split.lengths) / len(split))
-        for name in STORAGE_TYPES
-    }
+            progress(f"round {turn + 1} of {ROUNDS}, ms: {line_of({side: 1e3 * seconds[-1] for side, seconds in rounds.items()})}")
     cache.close()
-    loads = _load_figures(side, cache.folder, cached[0] + cached[1])
     num_batches = -(-len(split) // BATCH_SIZE)
     return {
         "name": "pac_plus",
@@ -184,8 +171,6 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
         "threads": THREADS,
         "batches": num_batches,
         "mean_tokens": mean(split.lengths),
-        **bytes_per_sample,
-        **loads,
         "trained_parameters": {
             "cached": side.num_trained,
             "LoRA": backbones["LoRA, float32"].num_trained,
@@ -241,48 +226,6 @@ def _cached_seconds(side: SideFineTuning, cache: ActivationCache, batches: Seque
     One more step goes before, unmeasured: only an epoch's first batch has to wait.
     """
     order = [batches[-1], *batches]
-    with _ahead(cache, order, depth=READ_AHEAD, packs=side.packs) as loader:
+    wanted = [(batch.indices, batch.attention_mask.shape[1]) for batch in order]
+    with CachedBatches(cache, wanted, depth=READ_AHEAD, packs=side.packs) as loader:
         return _seconds(lambda batch: side.cached_step(batch, loader), order)[1:]
-
-
-def _ahead(cache: ActivationCache, batches: Sequence[Batch], *, depth: int, packs: bool) -> CachedBatches:
-    return CachedBatches(cache, [(batch.indices, batch.attention_mask.shape[1]) for batch in batches], depth=depth, packs=packs)
-
-
-def _load_figures(side: SideFineTuning, folder: Path, batches: Sequence[Batch]) -> dict[str, Any]:
-    """Return the milliseconds of a step's load alone, and those that a training step waits for it with read-ahead.
-
-    Cold: the file's pages were dropped from memory before; otherwise they are in the page cache, as from the second cached epoch on.
-    """
-    figures: dict[str, Any] = {}
-    for state in ("cold", "warm"):
-        if state == "cold" and not hasattr(os, "posix_fadvise"):
-            continue
-        seconds: dict[str, list[float]] = {"alone": [], "waited": []}
-        for name in seconds:
-            if state == "cold":
-                _drop_pages(folder / "taps.bin")
-            cache = ActivationCache.open(folder, fingerprint="bench", verify=False)
-            if name == "alone":
-                with _ahead(cache, batches, depth=0, packs=True) as loader:
-                    seconds[name] = _seconds(partial(_load, loader), batches)
-            else:
-                side.waits_s.clear()
-                _cached_seconds(side, cache, batches)
-                seconds[name] = side.waits_s[1:]
-            cache.close()
-        figures |= {f"load_ms_{state}_{name}": median(values) * 1e3 for name, values in seconds.items()}
-    return figures
-
-
-def _load(batches: CachedBatches, batch: Batch) -> list[Tensor]:
-    return batches.batch(batch.indices, batch.attention_mask.shape[1])
-
-
-def _drop_pages(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)

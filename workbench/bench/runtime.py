@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from workbench.bench.frame import Progress, ratios, require_kernel_links, turns
+from workbench.bench.frame import Progress, line_of, ratios, require_kernel_links, turns
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.job import Job
@@ -160,7 +160,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
             # The simulated step contains no overhead of either side.
             bound_s = simulate(job.programs().hybrid(planned_of(job).shape), memory=False).makespan_s
             points.append(_point(mbit, bound_s, engines.run(run_rank, [job] * cluster.world_size)))
-        progress(_line(points[-1]))
+        progress(line_of(points[-1]))
     return {
         "name": "runtime",
         "label": "emulated, kernel links",
@@ -223,14 +223,6 @@ def _point(mbit: int, bound_s: float, results: list[dict[str, Any]]) -> dict[str
         "overrun_share": sum(result["late_s"] for result in results) / sum(result["paced_s"] for result in results),
         "loss_gap": gap,
     }
-
-
-def _line(point: dict[str, Any]) -> str:
-    return (
-        f"{point['mbit_per_s']:5d} Mbit/s: ours {point['ours_s'] * 1e3:.1f} ms, torch {point['torch_s'] * 1e3:.1f} ms, "
-        f"ratio {point['ratio']:.3f} ({point['ratio_min']:.3f} to {point['ratio_max']:.3f}), late {point['overrun_share']:.1%}, "
-        f"bound {point['bound_s'] * 1e3:.1f} ms, ours over it {point['ours_over_bound']:.3f}"
-    )
 
 
 def _cluster(mbit_per_s: float) -> Cluster:
