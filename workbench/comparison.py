@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 from workbench.core.serial import shown, to_builtins, write_text
+from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
 
 if TYPE_CHECKING:
@@ -242,13 +243,13 @@ def figures(compared: Sequence[Side]) -> list[Any]:
     all_series = [side.without(axis).name if axis else "" for side in compared]  # each series has the same colour in all figures
     for name in dict.fromkeys(name for side in compared for name in side.results):
         what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
-        found: dict[str, dict[str, tuple[float, float]]] = {series: {} for series in all_series}
+        found: dict[str, dict[str, Spread]] = {series: {} for series in all_series}
         for side in sorted(compared, key=lambda side: side.settings.get(axis, 0) if axis else 0):
             if name in side.results:
                 mean, deviation, _ = side.results[name]
                 x = side.name if axis is None else f"{side.settings[axis]:g}"
                 series = "" if axis is None else side.without(axis).name
-                found[series][x] = (mean * factor, deviation * factor)
+                found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
         drawn.append(compared_bars(found, title=what[0].upper() + what[1:], label=label, x_title=x_title, unit=unit or name, note=note))
     curves = {side.name: losses for side in compared if (losses := _mean_losses(side.files))}

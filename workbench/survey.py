@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.serial import to_builtins
@@ -91,34 +91,23 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
     """
     if cluster.is_real:
         with over_ssh(cluster) as engines:
-            found = engines.run(measure_rank_host, [seconds] * cluster.world_size)
-        return None, tuple(
-            DeviceRates(
-                name=device.name,
-                emulated=False,
-                flops_per_s=own.gemm_flops_per_s,
-                memory_bytes_per_s=own.memory_bytes_per_s,
-                storage_bytes_per_s=own.storage_bytes_per_s,
-                memory_bytes=device.memory_bytes,
-                processors=own.processors,
-            )
-            for device, own in zip(cluster.devices, found, strict=True)
-        )
+            measured = engines.run(measure_rank_host, [seconds] * cluster.world_size)
+        return None, tuple(_rates(device, own, 1.0, own.processors) for device, own in zip(cluster.devices, measured, strict=True))
     host = measure_host(seconds=seconds)
-    rates = []
-    for device in cluster.devices:
-        share = device.host_share
-        rates.append(
-            DeviceRates(
-                name=device.name,
-                emulated=share is not None,
-                flops_per_s=device.flops_per_s if share is None else share * host.gemm_flops_per_s,
-                memory_bytes_per_s=None if share is None else share * host.memory_bytes_per_s,
-                storage_bytes_per_s=device.storage_bytes_per_s if share is None else share * host.storage_bytes_per_s,
-                memory_bytes=device.memory_bytes,
-            )
-        )
-    return host, tuple(rates)
+    return host, tuple(_rates(device, host, device.host_share) for device in cluster.devices)
+
+
+def _rates(device: Device, measured: HostProfile, share: float | None, processors: tuple[ProcessorRate, ...] = ()) -> DeviceRates:
+    """Return a device's rates: its share of a measured machine's, or the catalogue's (share None)."""
+    return DeviceRates(
+        name=device.name,
+        emulated=device.host_share is not None and not device.address,
+        flops_per_s=device.flops_per_s if share is None else share * measured.gemm_flops_per_s,
+        memory_bytes_per_s=None if share is None else share * measured.memory_bytes_per_s,
+        storage_bytes_per_s=device.storage_bytes_per_s if share is None else share * measured.storage_bytes_per_s,
+        memory_bytes=device.memory_bytes,
+        processors=processors,
+    )
 
 
 def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int = 5) -> tuple[str, tuple[LinkRow, ...]]:

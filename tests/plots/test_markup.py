@@ -40,7 +40,7 @@ POINT, SAID = Spread.exactly(1.0), {"title": NAME, "label": NAME, "subtitle": NA
 FIGURES: dict[str, Callable[[], Any]] = {
     "breakdown": lambda: plots.breakdown(REPORT.timelines, note=NAME),
     "cluster": lambda: plots.cluster(REPORT.cluster),
-    "compared_bars": lambda: plots.compared_bars({NAME: {NAME: (1.0, 0.1)}}, title=NAME, label=NAME, x_title=NAME, unit=NAME, note=NAME),
+    "compared_bars": lambda: plots.compared_bars({NAME: {NAME: POINT}}, x_title=NAME, unit=NAME, note=NAME, **SAID),
     "compared_losses": lambda: plots.compared_losses({NAME: [1.0]}, title=NAME, label=NAME),
     "curves": lambda: plots.curves(REPORT),
     "device_samples": lambda: plots.device_samples([[0]], [NAME], [NAME], rule=NAME),

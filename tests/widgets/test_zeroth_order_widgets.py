@@ -33,6 +33,7 @@ from workbench.widgets import (
     epsilon_curve,
     exact_gradient,
     exercises,
+    figure_of,
     frozen_and_trained,
     measure_roofline,
     one_by_one,
@@ -103,7 +104,7 @@ def test_passes_are_counted_and_timed_by_parts(training: QueryTraining) -> None:
     assert (one.parts, two.parts) == (1, 2) and two.flops == pytest.approx(2 * one.flops, rel=0.01) and one.weight_bytes == two.weight_bytes
     tokens, layers = batch.input_ids.shape[1], training.model.backbone.layers
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2 and not p.requires_grad)
-    assert one.flops > 2 * matrices * tokens and one.seconds > 0 and host.ridge == host.flops_per_s / host.bytes_per_s
+    assert one.flops > 2 * matrices * tokens and one.seconds > 0
     assert one_by_one(host.passes)["one after the other"][1] == (2, pytest.approx(2e3 * one.seconds))
     assert host.machine(len(layers)).flops_per_s == host.flops_per_s
     training.model.part_losses(batch)  # nothing stays bound
@@ -143,11 +144,11 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
     assert "4 steps (3 of them from the log)" in again.headline.value and "16 forward passes of 2 samples" in again.headline.value
     assert finished.curve.losses == curve.losses and finished.curve.baselines == curve.baselines
     assert torch.equal(finished.model.trainables.flat, whole.model.trainables.flat)
-    assert again.trained() is finished and list(again.drawn().data[0].y) == [loss for _, loss in curve.losses]
+    assert again.trained() is finished and list(figure_of(finished).data[0].y) == [loss for _, loss in curve.losses]
     kept = again.log_path
     again.controls["loss"].value = "label_words"
     among = again.trained()
-    assert again.log_path != kept and "among the label words" in again.drawn().layout.title.subtitle.text
+    assert again.log_path != kept and "among the label words" in figure_of(among).layout.title.subtitle.text
     # Of two words, beside all tokens.
     assert max(loss for _, loss in among.curve.losses) < 2 < min(loss for _, loss in curve.losses)
     again.controls["learning_rate"].value = -1.0
@@ -218,7 +219,7 @@ def test_the_real_engine_goes_on_beside_pytorch(tmp_path: Path) -> None:
     before = training.model.trainables.flat.clone()
     run = continue_in_engine(training, tmp_path, steps=3)
     assert run.file_bytes == (tmp_path / "training.pte").stat().st_size > 10_000
-    assert [step for step, _ in run.losses] == [step for step, _ in run.eager] == [3, 4, 5]
+    assert [step for step, _ in run.losses] == [3, 4, 5]
     assert run.difference < 1e-4 and run.values < 1e-3 and run.scores[1][1] == run.scores[2][1]
     assert torch.equal(training.model.trainables.flat, before)
 

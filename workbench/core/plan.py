@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from workbench.core.errors import ConfigError, StateError
-from workbench.core.inference import InferencePlan
+from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.core.ranges import Count, require_ranges
 
 
@@ -181,14 +181,7 @@ class Plan:
 
 def proportional_ranges(total: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Split range(total) into consecutive ranges in proportion to integer weights, by largest remainder."""
-    whole = sum(weights)
-    if whole <= 0:
-        raise ConfigError(f"Dividing {total} samples was asked for.", f"The shares are {weights}.", "Give a device at least one sample.")
-    counts = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda index: (-(total * weights[index] % whole), index))
-    for index in by_remainder[: total - sum(counts)]:
-        counts[index] += 1
-    return tuple(pairwise(accumulate(counts, initial=0)))
+    return tuple(pairwise(accumulate(proportional_parts(total, weights), initial=0)))
 
 
 Homes = Mapping[str, Sequence[int]]

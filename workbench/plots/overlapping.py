@@ -15,6 +15,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core.spread import Spread
 from workbench.plots import style
+from workbench.plots.predicted import compared_bars
 
 ALLOWED = 1.10
 """Upper limit of an overlapped block's time divided by the longer of its two parts."""
@@ -236,50 +237,17 @@ def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: 
 
     found: baseline -> Mbit/s -> ratio of its latency to ours.
     """
-    marked = sorted({rate for points in found.values() for rate in points})
-    if not marked:
+    rates = sorted({rate for points in found.values() for rate in points})
+    if not rates:
         return style.empty(title=title, label=label, why="Nothing was compared.", note=note)
-    places = {rate: place for place, rate in enumerate(marked)}
-    width = 0.8 / len(found)
-    figure = go.Figure()
-    for index, (name, points) in enumerate(found.items()):
-        shown = dict(sorted(points.items()))
-        at = [places[rate] + (index - (len(found) - 1) / 2) * width for rate in shown]
-        figure.add_bar(
-            name=name,
-            x=at,
-            y=[spread.median for spread in shown.values()],
-            width=width * 0.94,
-            error_y=style.error_bars(
-                [*shown.values()], color=style.BLACK, visible=any(spread.high > spread.low for spread in shown.values())
-            ),
-            marker={"color": colour_of(name, index)},
-            hovertext=[
-                f"{name} at {rate:,g} Mbit/s: {spread.median:.2f} times ours ({spread.low:.2f}-{spread.high:.2f})"
-                for rate, spread in shown.items()
-            ],
-            hovertemplate="%{hovertext}<extra></extra>",
-        )
-        for x, spread in zip(at, shown.values(), strict=True):
-            figure.add_annotation(
-                x=x,
-                y=spread.high,
-                yshift=9,
-                text=f"{spread.median:.2f}",
-                showarrow=False,
-                bgcolor="rgba(255,255,255,0.85)",
-                borderpad=0,
-                font={"size": 10.5, "color": style.BLACK},
-            )
+    named = {name: {f"{rate:,g}": points[rate] for rate in rates if rate in points} for name, points in found.items()}
+    words = {"subtitle": subtitle, "bars": "bars: the middle half of the rounds"}
+    figure = compared_bars(named, title=title, label=label, x_title="links (Mbit/s)", unit="latency over ours", note=note, **words)
+    for index, bar in enumerate(figure.data):
+        bar.update(marker_color=colour_of(bar.name, index), text=[f"{ratio:.2f}" for ratio in bar.y], textposition="outside")
+    figure.update_xaxes(categoryarray=[f"{rate:,g}" for rate in rates])
     figure.add_hline(y=1.0, line={"color": style.BLACK, "width": 1.5})
-    figure.update_xaxes(
-        title="links (Mbit/s)", tickvals=list(places.values()), ticktext=[f"{rate:,g}" for rate in places], showgrid=False, zeroline=False
-    )
-    figure.update_yaxes(title="latency over ours", rangemode="tozero", zeroline=False)
-    spreads = any(spread.high > spread.low for points in found.values() for spread in points.values())
-    said = "; ".join(filter(None, [subtitle, "bars: the middle half of the rounds" if spreads else ""]))
-    bars = {"barmode": "overlay", "bargap": 0}
-    return style.finish(figure, title=title, label=label, subtitle=said, note=note, height=460, below=105, **bars)
+    return figure
 
 
 def colour_of(name: str, index: int) -> str:

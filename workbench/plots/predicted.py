@@ -11,32 +11,41 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from workbench.core.report import Report, busy_note
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, empty, finish, time_unit
+from workbench.core.spread import Spread
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, empty, error_bars, finish, time_unit
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def compared_bars(
-    found: Mapping[str, Mapping[str, tuple[float, float]]], *, title: str, label: str, x_title: str, unit: str = "", note: str = ""
+    found: Mapping[str, Mapping[str, Spread]],
+    *,
+    title: str,
+    label: str,
+    x_title: str,
+    unit: str = "",
+    subtitle: str = "",
+    bars: str = "mean, with the standard deviation over runs",
+    note: str = "",
 ) -> go.Figure:
-    """Return a group of bars for each x and a colour for each series.  found: series -> x -> (mean, standard deviation), or nothing."""
+    """Return a group of bars for each x and a colour for each series.  found: series -> x -> value.  bars: what the error bars show."""
     figure = go.Figure()
     order = list(dict.fromkeys(x for points in found.values() for x in points))
     for index, (name, points) in enumerate(found.items()):
-        deviations = [deviation for _, deviation in points.values()]
+        spreads = list(points.values())
         figure.add_bar(
             name=name,
             x=list(points),
-            y=[mean for mean, _ in points.values()],
-            error_y={"type": "data", "array": deviations, "visible": any(deviations), "color": BLACK, "thickness": 1.5, "width": 4},
+            y=[spread.median for spread in spreads],
+            error_y=error_bars(spreads, color=BLACK, visible=any(spread.high > spread.low for spread in spreads)),
             marker={"color": CYCLE[index % len(CYCLE)], "pattern": {"shape": ("", "/", "x", ".")[index // len(CYCLE) % 4]}},
             hovertemplate=f"<b>{name}</b>, %{{x}}: %{{y:.4g}} {unit}<extra></extra>",
             showlegend=len(found) > 1 and bool(points),
         )
     figure.update_xaxes(title=x_title, type="category", categoryorder="array", categoryarray=order, showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
-    spreads = any(deviation for points in found.values() for _, deviation in points.values())
-    said = "mean, with the standard deviation over runs" if spreads else ""
+    varies = any(spread.high > spread.low for points in found.values() for spread in points.values())
+    said = "; ".join(filter(None, [subtitle, bars if varies else ""]))
     return finish(figure, title=title, label=label, subtitle=said, note=note, height=430, barmode="group", below=105)
 
 

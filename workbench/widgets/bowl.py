@@ -171,11 +171,6 @@ class BowlLab(Panel):
     def _controls(self) -> list[Any]:
         return [self.queries, self.epsilon, self.learning_rate, self.stretch, self.ripple, self.precision]
 
-    @property
-    def angle(self) -> float:
-        """Return the degrees between the estimate and the exact gradient at the last point; 180 if the estimate is zero."""
-        return degrees_between(mean_of(self.descent.probes), self.descent.bowl.gradient(*self.descent.path[-1]))
-
     def walk(self, steps: int) -> None:
         """Make a number of steps; a descent that leaves the bowl ends there."""
         self.message.clear()
@@ -224,10 +219,8 @@ class BowlLab(Panel):
 
 
 def degrees_between(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the angle between two directions in degrees; 180 if one of them has length zero."""
+    """Return the angle between two directions, not zero, in degrees."""
     lengths = math.hypot(*one) * math.hypot(*other)
-    if not lengths:
-        return 180.0
     return math.degrees(math.acos(max(-1.0, min(1.0, (one[0] * other[0] + one[1] * other[1]) / lengths))))
 
 

@@ -20,13 +20,14 @@ from workbench.models.inference_engine import EngineConfig, EngineTrainer, expor
 from workbench.models.zeroth_order import Prge
 from workbench.reproduce.p_rge.executed_training import QueryTraining
 from workbench.tasks.tokenize import padded_length
+from workbench.widgets.tables import Table
 
 STDERR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """The result.  losses, eager: (step, mean loss) in the engine and in PyTorch.  scores: by where, on the validation split.
+    """The result.  losses: (step, mean loss) in the engine.  scores: by where, on the validation split.
 
     difference: the largest relative difference of a pass's loss.  values: the largest difference of a trained value, as a share of the
     largest one.  why: what was missing, '' if nothing was; if something was, the numbers are 0.
@@ -37,7 +38,6 @@ class EngineRun:
     file_bytes: int = 0
     export_s: float = 0.0
     losses: tuple[tuple[int, float], ...] = ()
-    eager: tuple[tuple[int, float], ...] = ()
     difference: float = 0.0
     values: float = 0.0
     step_s: float = 0.0
@@ -53,8 +53,7 @@ class EngineRun:
     def _repr_html_(self) -> Markup:
         if self.why:
             return Markup("<div role='status' style='border-left:4px solid #B04A00;padding:4px 10px'>{}</div>").format(self.why)
-        row = Markup("<tr><td style='text-align:left'>{}</td><td>{}</td></tr>")
-        return Markup("<table>{}</table>").format(Markup().join(row.format(name, value) for name, value in self._rows()))
+        return Table(("", ""), self._rows())._repr_html_()
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
@@ -119,7 +118,7 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
 def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) -> EngineRun:
     """Make the same steps in the engine and in PyTorch."""
     settings, estimator = training.settings, Prge(training.model, training.settings.zeroth_order)
-    losses, eager, difference, seconds, eager_seconds = [], [], 0.0, [], []
+    losses, difference, seconds, eager_seconds = [], 0.0, [], []
     for at in range(training.curve.steps, training.curve.steps + steps):
         batch = training.batch(at)
         begin = time.perf_counter()
@@ -129,12 +128,9 @@ def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) ->
         seconds.append(middle - begin)
         eager_seconds.append(time.perf_counter() - middle)
         losses.append((at + 1, ours.loss))
-        eager.append((at + 1, result.loss))
         pairs = zip(ours.losses, result.losses.tolist(), strict=True)
         difference = max([difference, *(abs(one - other) / abs(other) for one, other in pairs)])
-    return EngineRun(
-        losses=tuple(losses), eager=tuple(eager), difference=difference, step_s=median(seconds), eager_step_s=median(eager_seconds)
-    )
+    return EngineRun(losses=tuple(losses), difference=difference, step_s=median(seconds), eager_step_s=median(eager_seconds))
 
 
 @contextmanager

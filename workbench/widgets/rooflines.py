@@ -33,11 +33,6 @@ class HostRoofline:
     bytes_per_s: float
     passes: tuple[Pass, ...]
 
-    @property
-    def ridge(self) -> float:
-        """Return the FLOPs for each byte above which arithmetic limits a pass."""
-        return self.flops_per_s / self.bytes_per_s
-
     def machine(self, num_layers: int) -> Machine:
         """Return the rates for the time model.  The smallest pass's time above its roof is taken as a fixed cost of its layers."""
         [first, *_] = self.passes

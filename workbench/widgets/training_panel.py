@@ -95,11 +95,6 @@ class TrainingPanel(Panel):
         settings, steps = self._described()
         return self._train(settings, steps)
 
-    def drawn(self) -> go.Figure:
-        """Return the figure of the curve so far."""
-        assert self._training is not None, "nothing was trained"
-        return figure_of(self._training)
-
     def _described(self) -> tuple[Trial, int]:
         settings = self.settings
         _ = settings.zeroth_order  # refuses invalid settings
