@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import from_builtins, from_json, read_toml, to_json, write_text
 
 Source = Literal["simulated", "executed", "counted"]
 Kind = Literal["fitted", "bounded", "predicted", "computed", "measured"]
@@ -146,6 +146,14 @@ class PaperValue:
 def paper_folder(paper: str) -> Path:
     """Return the folder of a paper's values."""
     return data_folder() / "papers" / paper
+
+
+def read_constants(paper: str, kind: type[T], section: str = "") -> T:
+    """Return a paper's constants.toml, which states the source of each value: all of its sections in one, or one of them."""
+    path = paper_folder(paper) / "constants.toml"
+    tables = read_toml(path)
+    chosen = tables[section] if section else {name: value for table in tables.values() for name, value in table.items()}
+    return from_builtins(chosen, kind, source=f"'{path}'")
 
 
 def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:

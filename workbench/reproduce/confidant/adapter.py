@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 import torch
 
-from workbench.core.serial import read_toml
 from workbench.models.cross_framework import Adapted, from_torch
 from workbench.reproduce.confidant.faults import Phones
 from workbench.reproduce.confidant.testbed import PAPER, description
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Result, Settings, paper_folder
+from workbench.reproduce.result import Result, Settings, read_constants
 
 MODELS, BATCHES, TOKENS = ("BERT-Base", "GPT2-Medium", "Phi-2"), (1, 2, 4, 8), 128
 REPEATS = {"binary": 10, "json": 1}
@@ -61,7 +60,7 @@ def fig7(item: Item, settings: Settings) -> Result:
                     whole[form, batch, model] = sent + received, nbytes
                 if receiver == "torch":
                     series[f"{model}, {form}"] = tuple(points)
-    constants = read_toml(paper_folder(PAPER) / "constants.toml")["table7"]
+    constants = read_constants(PAPER, dict[str, Any], "table7")
     batch, model = batches[-1], models[0]
     phones = Phones(**constants | {"batch": batch, "tokens": TOKENS})
     plan = phones.plan(0, 1, 2)

@@ -7,12 +7,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.serial import read_toml
 from workbench.planners.confidant import StageCosts, plan_asynchronous
 from workbench.profiler.analytic import TechniqueSizes, analytic_profile
 from workbench.reproduce.confidant.testbed import PAPER, description, mini_batches_s
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
+from workbench.reproduce.result import Number, Result, Settings, printed, read_constants
 
 CLUSTER, LORA_RANK, GB = "confidant-llm", 8, 1e9
 WARM_UP, TIMED = 8, 10
@@ -52,7 +51,7 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
 
 def table8(item: Item, settings: Settings) -> Result:
     """Predict times and memory with two constants, each fitted to one cell."""
-    constants, paper = Constants(**read_toml(paper_folder(PAPER) / "constants.toml")["table8"]), printed(PAPER, "table8")
+    constants, paper = read_constants(PAPER, Constants, "table8"), printed(PAPER, "table8")
     found = {(model, batch): trained(model, int(batch), constants) for model, batch, _ in paper}
 
     def ours(model: str, batch: str, quantity: str) -> Number:

@@ -14,12 +14,11 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import Spec
 from workbench.core.plan import Plan, Share, Stage, homes_of, with_backups
 from workbench.core.profile import Profile
-from workbench.core.serial import read_toml
 from workbench.methods.training.backups import Substitution, substitution
 from workbench.profiler.analytic import analytic_profile
 from workbench.reproduce.confidant.testbed import PAPER, description, mini_batches_s
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
+from workbench.reproduce.result import Number, Result, Settings, printed, read_constants
 from workbench.runtime.devices import PING_EVERY_S, SILENCE_S
 from workbench.schedules.moves import moves
 from workbench.simulator import simulate
@@ -68,7 +67,7 @@ class Phones:
 
 def table7(item: Item, settings: Settings) -> Result:
     """Predict every part with two constants, each fitted to one part."""
-    constants, paper = read_toml(paper_folder(PAPER) / "constants.toml")["table7"], printed(PAPER, "table7")
+    constants, paper = read_constants(PAPER, dict[str, Any], "table7"), printed(PAPER, "table7")
     made = partial(Phones, **constants)
     phones = made()
     before, fewer = phones.plan(0, 1, 2), phones.plan(0, 2)
@@ -216,7 +215,7 @@ def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed
 
 def goodput(item: Item, settings: Settings) -> Result:
     """Simulate runs on devices that come and go, by the mean time that they stay."""
-    constants = read_toml(paper_folder(PAPER) / "constants.toml")["table7"]
+    constants = read_constants(PAPER, dict[str, Any], "table7")
     phones = Phones(**constants | {"bytes_per_s": 100 * MBIT, "technique": "lora"})
     before = phones.plan(0, 1, 2)
     price = substitution(phones.cluster, phones.profile, before, before.renumbered({0: 0, QUITTING: IDLE, 2: 2}))

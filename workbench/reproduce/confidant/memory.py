@@ -18,7 +18,7 @@ from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench.reproduce.confidant.testbed import PAPER, Constants, description, load_constants
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import OOM, Number, Result, Settings, paper_folder, printed
+from workbench.reproduce.result import OOM, Number, Result, Settings, printed, read_constants
 
 GB = 1e9
 LENGTHS, MOST_TOKENS = (128, 256, 512), 2048
@@ -136,7 +136,7 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
 
 def table6(item: Item, settings: Settings) -> Result:
     """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to BERT-Base on Redmi K50."""
-    tokens, paper = read_toml(paper_folder(PAPER) / "constants.toml")["table6"]["tokens"], printed(PAPER, "table6")
+    tokens, paper = read_constants(PAPER, dict[str, int], "table6")["tokens"], printed(PAPER, "table6")
     found = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens) for labels in paper}
     comparisons = item.compare(lambda *labels: found[labels[:3]][labels[3] == "blocks"])
     means = [[found[*key, f"Confidant #{count}"][0] for count in (3, 4)] for key in dict.fromkeys(labels[:2] for labels in paper)]

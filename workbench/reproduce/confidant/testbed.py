@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
-from workbench.core.serial import read_toml
 from workbench.core.timeline import Timeline
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.reproduce.result import paper_folder
+from workbench.reproduce.result import read_constants
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
 from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers, one_f_one_b
 from workbench.schedules.plan_costs import StashingCosts
@@ -30,9 +30,7 @@ class Constants:
     batch: int
 
 
-def load_constants() -> Constants:
-    """Return the constants."""
-    return Constants(**read_toml(paper_folder(PAPER) / "constants.toml")["table1"])
+load_constants = partial(read_constants, PAPER, Constants, "table1")
 
 
 def description(model: str) -> ModelDescription:

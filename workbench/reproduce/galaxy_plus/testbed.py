@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
-from workbench.core.serial import read_toml
 from workbench.planners.galaxy_plus import PAPER as EQUATION_8
 from workbench.planners.galaxy_plus import MemoryRule
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.profiler.inference import analytic_from, end_bytes, stack_sizes
-from workbench.reproduce.result import paper_folder
+from workbench.reproduce.result import read_constants
 
 PAPER = "galaxy_plus"
 GB = 1e9  # Table V's: with 2^30 bytes ViT-Huge would have two more layers of scheme 2 in Env. A
@@ -76,11 +75,7 @@ class Constants:
         return self.image_tokens if model.startswith("ViT") else self.tokens
 
 
-@lru_cache(maxsize=1)
-def load_constants() -> Constants:
-    """Return the constants that all simulated tables share."""
-    tables = read_toml(paper_folder(PAPER) / "constants.toml")
-    return Constants(**{key: value for table in tables.values() for key, value in table.items()})
+load_constants = partial(read_constants, PAPER, Constants)
 
 
 @lru_cache(maxsize=512)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal
 
-from workbench.core.serial import read_toml
 from workbench.profiler.zeroth_order import Machine, MemoryRule
 from workbench.reproduce.items import Item, Rows, median_deviation, worst
-from workbench.reproduce.result import Comparison, Number, paper_folder
+from workbench.reproduce.result import Comparison, Number, read_constants
 
 PAPER = "p_rge"
 GIB = 2**30  # the paper's GB: Llama2-7B's 6.74 billion fp16 parameters are 12.55 of these (Table 3: 12.59 with 64 tokens) and 13.48 of 10^9
@@ -112,10 +111,7 @@ class Constants:
         return {"float16": 2.0, "int8": self.int8_bytes, "nf4": self.nf4_bytes}[precision]
 
 
-def load_constants() -> Constants:
-    """Return the constants that all simulated tables share."""
-    tables = read_toml(paper_folder(PAPER) / "constants.toml")
-    return Constants(**{key: value for table in tables.values() for key, value in table.items()})
+load_constants = partial(read_constants, PAPER, Constants)
 
 
 def spread(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from workbench.core.catalogue import MB, load_device
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.core.serial import read_toml
 from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.reproduce.result import paper_folder
+from workbench.reproduce.result import read_constants
 
 PAPER = "pac_plus"
 MODELS = ("T5-Base", "BART-Large", "T5-Large")
@@ -74,15 +73,7 @@ class Constants:
         )
 
 
-def load_constants() -> Constants:
-    """Return the constants that all simulated tables share."""
-    tables = read_toml(paper_folder(PAPER) / "constants.toml")
-    flat = {key: value for name, table in tables.items() if name not in ("devices", "datasets") for key, value in table.items()}
-    return Constants(
-        **flat,
-        cores_and_mhz=tuple((name, cores, mhz) for name, (cores, mhz) in tables["devices"].items()),
-        datasets=tuple((name, samples, epochs) for name, (samples, epochs) in tables["datasets"].items()),
-    )
+load_constants = partial(read_constants, PAPER, Constants)
 
 
 @lru_cache(maxsize=256)

@@ -14,13 +14,12 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
-from workbench.core.serial import read_toml
 from workbench.core.timeline import Timeline
 from workbench.planners.ringada import RingPricer, plan_ring
 from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.reproduce.items import Item, Rows
-from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
+from workbench.reproduce.result import Number, Result, Settings, printed, read_constants
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.ringada import Iteration, RingCosts, ring_round
 from workbench.simulator import simulate
@@ -65,10 +64,7 @@ class Constants:
         )
 
 
-def load_constants() -> Constants:
-    """Return the constants."""
-    tables = read_toml(paper_folder(PAPER) / "constants.toml")
-    return Constants(**{key: value for table in tables.values() for key, value in table.items()})
+load_constants = partial(read_constants, PAPER, Constants)
 
 
 def depth_of(constants: Constants, scheme: str, step: int) -> int:
