@@ -9,8 +9,6 @@ from typing import Any
 
 from workbench.core.serial import read_toml
 from workbench.models.quantization import held_bytes
-from workbench.plots.export import Captioned
-from workbench.reproduce.drawing import draw
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.executed_build import backbone, run_all, task_of
 from workbench.reproduce.pac_plus.executed_runs import (
@@ -220,14 +218,6 @@ def fig14(item: Item, settings: Settings) -> Result:
         score=score_name(task),
         target=target,
     )
-
-
-def draw_fig14(item: Item, result: Result) -> list[Captioned]:
-    """Return the curves; the axis starts a little below the lowest value."""
-    drawn = draw(item.figures, result)
-    lowest = min(value for points in result.series.values() for _, value in points)
-    drawn[0].figure.update_yaxes(rangemode="normal", range=[lowest - 2, None])
-    return drawn
 
 
 def mean_curve(outcomes: Sequence[Outcome]) -> list[tuple[int, float]]:

@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
 
-import plotly.graph_objects as go
-
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.planners import Problem, candidates
 from workbench.planners.fixed import data_parallel
 from workbench.planners.memory import in_flight, plan_needs, rank_need
-from workbench.plots.export import Captioned
-from workbench.plots.style import finish
 from workbench.profiler.analytic import Technique
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.steps import fastest, seconds_per_sample
@@ -204,29 +200,3 @@ def fig17(item: Item, settings: Settings) -> Result:
         trivial=score(trivial, paper),
         small=small,
     )
-
-
-def draw_fig17(item: Item, result: Result) -> list[Captioned]:
-    """Return the figure's table with our groupings, agreeing cells marked."""
-    cells = {one.labels: (one.paper, one.ours) for one in result.comparisons}
-    rows = [[cells[model, str(count)] for count in COUNTS] for model in MODELS]
-    agree = [[float(paper == ours) for paper, ours in row] for row in rows]
-    figure = go.Figure(
-        go.Heatmap(
-            z=agree,
-            x=[f"{count} Nanos" for count in COUNTS],
-            y=list(MODELS),
-            text=[[f"{ours}<br>paper {paper}" for paper, ours in row] for row in rows],
-            texttemplate="%{text}",
-            colorscale=[[0, "#F7D9C4"], [1, "#CDE8F5"]],
-            zmin=0,
-            zmax=1,
-            showscale=False,
-            xgap=3,
-            ygap=3,
-        )
-    )
-    figure.update_yaxes(autorange="reversed")
-    good = sum(map(sum, agree))
-    finish(figure, title=result.title, label=result.source, subtitle=f"{good:.0f} of 12 as in the paper (blue)", height=380)
-    return [Captioned("fig17", "Devices per stage, ours above the paper's.", figure)]
