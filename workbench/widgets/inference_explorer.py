@@ -23,7 +23,8 @@ from workbench.plots.style import byte_unit, evenly_spaced, time_unit
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Html, button, slider
 from workbench.widgets.explorer import Explorer
-from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem, compare_inference
+from workbench.widgets.inference_problem import InferenceProblem, compare_inference
+from workbench.widgets.planning import Comparison
 from workbench.widgets.tables import inference_table
 
 SHOWN = ("Galaxy+", "Algorithm 1", "Megatron-LM", "sequence parallel", "EdgeShard")
@@ -40,7 +41,7 @@ class InferenceExplorer(Explorer):
         self.form = ClusterForm(problem.cluster, choice=False, overview=False, continuous=True)
         self.length = tokens_slider(problem.length, problem.cluster.world_size, 1024)
         self.table = Html()
-        self.compared: tuple[InferenceComparison, ...] = ()
+        self.compared: tuple[Comparison, ...] = ()
         self._first_s = 0.0
         super().__init__(
             [self.form, self.length],

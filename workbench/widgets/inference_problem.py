@@ -20,7 +20,7 @@ from workbench.planners import galaxy_plus
 from workbench.plots import OverlapCell
 from workbench.profiler.inference import analytic_inference
 from workbench.schedules.inference import MESSAGE_S, InferencePrices, choose_tiles
-from workbench.widgets.planning import as_described, asked, costs_on, with_bandwidth
+from workbench.widgets.planning import Comparison, as_described, compared, costs_on, with_bandwidth
 
 FEW, MORE = 3, 7
 """Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last one."""
@@ -142,20 +142,9 @@ PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
 """The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceComparison:
-    """One planner's plan and the simulated seconds of a sequence; if nothing fits, plan is None and `why` gives the reason."""
-
-    planner: str
-    plan: InferencePlan | None
-    seconds: float
-    why: str = ""
-
-
-def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[InferenceComparison, ...]:
+def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
     """Return each planner's result for a problem; a plan that does not fit has a reason."""
-    found = asked(problem, planners, problem.seconds)
-    return tuple(InferenceComparison(planner=name, plan=made, seconds=value, why=why) for name, made, value, why in found)
+    return compared(problem, planners, problem.seconds)
 
 
 def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:

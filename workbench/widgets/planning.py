@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -104,10 +104,6 @@ class PlanningProblem(Problem):
         """Return the simulated seconds of one mini-batch under a plan."""
         return self.simulated(made).makespan_s
 
-    def samples_per_s(self, made: Plan) -> float:
-        """Return the simulated throughput of a plan."""
-        return made.mini_batch_size / self.step_s(made)
-
 
 def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
     """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
@@ -148,28 +144,34 @@ PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One planner's plan and its simulated throughput; if nothing fits, plan is None and `why` gives the reason."""
+    """One planner's plan, of mini-batches or of a sequence, and the simulated seconds of one; if nothing fits, `why` gives the reason."""
 
     planner: str
-    plan: Plan | None
-    samples_per_s: float
+    plan: Any = None
+    seconds: float = 0.0
     why: str = ""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Return the throughput of a plan of mini-batches; 0 if nothing fits."""
+        return 0.0 if self.plan is None else self.plan.mini_batch_size / self.seconds
 
 
 def compare(problem: PlanningProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
-    """Return each planner's result for a problem; a plan that does not fit has 0 samples/s and a reason."""
-    found = asked(problem, planners, problem.samples_per_s)
-    return tuple(Comparison(planner=name, plan=made, samples_per_s=value, why=why) for name, made, value, why in found)
+    """Return each planner's result for a problem; a plan that does not fit has a reason."""
+    return compared(problem, planners, problem.step_s)
 
 
-def asked(problem: Any, planners: Sequence[str], value: Callable[[Any], float]) -> Iterator[tuple[str, Any, float, str]]:
-    """Yield each planner's name, plan, the plan's value and ''; if nothing fits, the name, None, 0 and the reason."""
+def compared(problem: Any, planners: Sequence[str], seconds: Callable[[Any], float]) -> tuple[Comparison, ...]:
+    """Return what some planners make of a problem.  seconds: of a plan."""
+    found = []
     for name in planners:
         try:
             made = problem.planned(name)
-            yield name, made, value(made), ""
+            found.append(Comparison(planner=name, plan=made, seconds=seconds(made)))
         except PlanError as error:
-            yield name, None, 0.0, str(error)
+            found.append(Comparison(planner=name, why=str(error)))
+    return tuple(found)
 
 
 def scaling(model: str, device: Device, counts: Sequence[int], planners: Sequence[str]) -> dict[int, tuple[Comparison, ...]]:

@@ -59,8 +59,7 @@ class PlannerExplorer(Explorer):
             else ""
         )
         where = made.where()
-        step_ms = made.mini_batch_size / found.samples_per_s * 1e3
-        words = f"{where}; a step of {made.mini_batch_size} samples takes {step_ms:.0f} ms (simulated)"
+        words = f"{where}; a step of {made.mini_batch_size} samples takes {found.seconds * 1e3:.0f} ms (simulated)"
         self.headline.value = BIG_FIRST.format(f"{found.samples_per_s:.3g} samples/s{change}", words)
         self.show(
             lambda: gantt(problem.simulated(made)),

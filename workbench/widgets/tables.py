@@ -15,7 +15,7 @@ from workbench.core.timeline import INVALID_MARK
 from workbench.planners import OrderStudy
 from workbench.plots.style import CYCLE, SYMBOLS, byte_unit, finish, time_unit
 from workbench.summary import summary_rows
-from workbench.widgets.inference_problem import InferenceComparison, InferenceProblem
+from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.planning import Comparison
 
 joined = Markup().join
@@ -185,7 +185,7 @@ def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
     return schemes, heads, tokens
 
 
-def inference_table(compared: Sequence[InferenceComparison], problem: InferenceProblem) -> Table:
+def inference_table(compared: Sequence[Comparison], problem: InferenceProblem) -> Table:
     """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what is missing."""
     names = [device.name for device in problem.cluster.devices]
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
