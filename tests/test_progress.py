@@ -141,13 +141,6 @@ def test_time_left_is_the_prediction_corrected_by_what_was_measured(state: RunSt
     assert state.snapshot().remaining_s is None
 
 
-def test_time_left_without_a_prediction_goes_by_the_rate(state: RunState, clock: Clock) -> None:
-    for number in range(3):
-        state.update(step(0, number))
-        clock.now_s += 5
-    assert state.snapshot().remaining_s == pytest.approx(5 * (1 + 4 + 4))
-
-
 def test_a_resumed_run_counts_only_what_is_left(state: RunState, clock: Clock) -> None:
     state.update(predicted(1.0, 0.1))
     state.update(step(2, 0))

@@ -223,11 +223,9 @@ class RunState:
         return replace(row, done=epoch.done, num_steps=epoch.num_steps, loss=loss, seconds=epoch.end_s - epoch.begin_s)
 
     def _remaining_s(self) -> float | None:
-        """Predict the seconds of the remaining steps: the prediction corrected by measurements, or else the rate so far."""
-        if self._outcome or self._at[0] < 0:
+        """Predict the seconds of the remaining steps: the prediction corrected by measurements; None without a prediction."""
+        if self._outcome or self._at[0] < 0 or not self._predicted:
             return None
-        if not self._predicted:
-            return self._remaining_by_rate_s()
         first, later = self._ratio(0), self._ratio(1)
         ratio = {0: first or later or 1.0, 1: later or first or 1.0}
         left = sum(seconds * ratio[min(epoch, 1)] for (epoch, step), seconds in self._predicted.items() if (epoch, step) > self._at)
@@ -242,14 +240,6 @@ class RunState:
                 counted = range(epoch.done - len(epoch.ends) + 1, epoch.done)
                 predicted_s += sum(self._predicted.get((number, step), 0.0) for step in counted)
         return measured_s / predicted_s if measured_s > 0 and predicted_s > 0 else None
-
-    def _remaining_by_rate_s(self) -> float | None:
-        epoch = self._epochs[self._at[0]]
-        if len(epoch.ends) < 2:
-            return None
-        step_s = (epoch.ends[-1][0] - epoch.ends[0][0]) / (len(epoch.ends) - 1)
-        steps = epoch.num_steps - epoch.done + epoch.num_steps * max(0, self._num_epochs - 1 - self._at[0])
-        return steps * step_s
 
 
 def _samples_per_s(epoch: _Epoch) -> float | None:

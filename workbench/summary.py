@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, median
 
-from workbench.core.cluster import Device
+from workbench.core.cluster import Cluster, Device
 from workbench.core.inference import InferencePlan
+from workbench.core.plan import Plan, Stage
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
@@ -74,6 +75,23 @@ def plan_words(chosen: InferencePlan) -> str:
         tiles = f" in tiles of at most {chosen.tile_tokens} tokens" if chosen.tile_tokens else ""
         words.append(f"overlapped{tiles}{', both ways round' if chosen.both_ways else ''}")
     return ", ".join(words)
+
+
+def plan_rows(plan: Plan, cluster: Cluster) -> tuple[tuple[str, str, str], list[tuple[str, str, str]]]:
+    """Return the columns and rows of a plan: the layers of each stage, and each device's samples, or queries."""
+    by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
+
+    def shares(stage: Stage) -> str:
+        return ", ".join(f"{cluster.devices[one.rank].name} {one.queries if by_queries else one.samples}" for one in stage.shares)
+
+    rows = []
+    for first, stages in plan.assignments:
+        for index, stage in enumerate(stages):
+            layers = f"{stage.start}-{stage.stop - 1}" if stage.num_layers > 1 else f"{stage.start}"
+            rows.append((f"stage {index}{f', from step {first + 1} on' if first else ''}", layers, shares(stage)))
+    if plan.cached is not None:
+        rows.append(("cached epochs", "adapters of all", f"{shares(plan.cached)} (of each mini-batch)"))
+    return ("", "layers", "queries of a step" if by_queries else "samples of a micro-batch"), rows
 
 
 def _training_rows(report: Report) -> list[tuple[str, str]]:

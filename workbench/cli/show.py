@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
-from workbench.summary import plan_words, summary_rows
+from workbench.summary import plan_rows, plan_words, summary_rows
 
 
 def show_cluster(cluster: Cluster) -> None:
@@ -42,20 +42,7 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     if plan.inference is not None:
         _show_inference_plan(plan, plan.inference, cluster)
         return
-    by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
-    rows = [
-        (
-            f"{index}" + (f", from step {first + 1} on" if first else ""),
-            f"{stage.start}-{stage.stop - 1}",
-            ", ".join(f"{cluster.devices[s.rank].name}: {s.queries if by_queries else s.samples}" for s in stage.shares),
-        )
-        for first, stages in plan.assignments
-        for index, stage in enumerate(stages)
-    ]
-    if plan.cached is not None:
-        rows.append(("cached", "all", ", ".join(f"{cluster.devices[share.rank].name}: {share.samples}" for share in plan.cached.shares)))
-    head = "queries of each step" if by_queries else "samples of each micro-batch"
-    print_table(f"Plan of {plan.method}: {plan.where()}, {plan.cut}", ("stage", "layers", head), rows)
+    print_table(f"Plan of {plan.method}: {plan.where()}, {plan.cut}", *plan_rows(plan, cluster))
     if plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
         print(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")

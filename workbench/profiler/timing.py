@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,25 +106,13 @@ def monotone(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
 
     The pass over columns does not undo the pass over rows, because it keeps the order of columns that are in order.
     """
-    rows = [_rising(row) for row in cells]
-    columns = [_rising([row[index] for row in rows]) for index in range(len(rows[0]))]
+    from scipy.optimize import isotonic_regression  # slow to import, and only measurements need it
+
+    rows = np.array([isotonic_regression(row).x for row in cells])
+    both = np.array([isotonic_regression(column).x for column in rows.T])
     # Rounding may leave a difference of a few units in the last place.
-    result = [[column[index] for column in columns] for index in range(len(rows))]
-    for i, row in enumerate(result):
-        for j in range(len(row)):
-            row[j] = max(row[j], row[j - 1] if j else 0.0, result[i - 1][j] if i else 0.0)
-    return tuple(tuple(row) for row in result)
-
-
-def _rising(values: Sequence[float]) -> list[float]:
-    """Return the closest rising sequence in least squares (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (high, many), (low, few) = pools[-2:]
-            pools[-2:] = [((high * many + low * few) / (many + few), many + few)]
-    return [mean for mean, count in pools for _ in range(count)]
+    exact = np.maximum.accumulate(np.maximum.accumulate(both, axis=0), axis=1)
+    return tuple(map(tuple, exact.T.tolist()))
 
 
 @contextmanager

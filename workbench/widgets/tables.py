@@ -9,12 +9,12 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan
-from workbench.core.plan import Plan, Stage
+from workbench.core.plan import Plan
 from workbench.core.report import Report, SweepPoint, all_notes
 from workbench.core.timeline import INVALID_MARK
 from workbench.planners import OrderStudy
 from workbench.plots.style import CYCLE, SYMBOLS, byte_unit, finish, time_unit
-from workbench.summary import summary_rows
+from workbench.summary import plan_rows, summary_rows
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.planning import Comparison
 
@@ -54,20 +54,9 @@ def _cell(tag: str, text: str) -> Markup:
 
 def plan_table(plan: Plan, cluster: Cluster) -> Table:
     """Return which device has which layers and computes how many samples of each micro-batch."""
-
-    def samples(stage: Stage) -> str:
-        return ", ".join(f"{cluster.devices[share.rank].name} {share.samples}" for share in stage.shares)
-
-    rows = [
-        (f"stage {index}", f"{stage.start}-{stage.stop - 1}" if stage.num_layers > 1 else f"{stage.start}", samples(stage))
-        for index, stage in enumerate(plan.stages)
-    ]
-    if plan.cached is not None:
-        rows.append(("cached epochs", "adapters of all", samples(plan.cached) + " (of each mini-batch)"))
     idle = [device.name for rank, device in enumerate(cluster.devices) if plan.stage_of(rank) is None]
     return Table(
-        ("", "layers", "samples of a micro-batch"),
-        rows,
+        *plan_rows(plan, cluster),
         title=f"{plan.where().capitalize()}, {plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples",
         note=f"Idle in the first epoch: {', '.join(idle)}." if idle else "",
     )
