@@ -9,11 +9,9 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.tasks import load_task
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches, tokenize
 from workbench.widgets.precision import (
-    LearningCurve,
     block_errors,
     cache_errors,
     cost_figure,
-    learning_curves,
     measure_techniques,
     stored_backbones,
 )
@@ -36,18 +34,6 @@ def test_only_techniques_inside_the_backbone_keep_its_activations(split: Tokeniz
     figure = cost_figure(list(costs.values()))
     assert list(figure.data[0].y) == [one.label for one in costs.values()]
     assert figure.data[1].x[0] == pytest.approx(1e3 * costs["full"].backward_s)
-
-
-def test_curves_begin_at_the_start_and_are_reproducible(split: TokenizedSplit) -> None:
-    ways = ("pruned", "zero", "distilled")
-    first, again = (learning_curves(load_stack(MODEL), CONFIG, split, split, ways=ways, epochs=1, batch_size=8, every=3) for _ in range(2))
-    assert first == again and [one.way for one in first] == list(ways)
-    assert all([step for step, _ in one.scores] == [0, 3, 4] for one in first)
-
-
-def test_steps_to_a_target() -> None:
-    curve = LearningCurve(way="zero", scores=((0, 0.5), (4, 0.7), (8, 0.6), (12, 0.8)))
-    assert (curve.steps_to(0.7), curve.steps_to(0.75), curve.steps_to(0.9)) == (4, 12, None)
 
 
 def test_fewer_bits_hold_less_and_err_more(split: TokenizedSplit) -> None:

@@ -1,8 +1,7 @@
 """Costs and gains of PAC+'s choices, measured on this machine.
 
-Fewer bits: bytes in memory, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig. 8).  Initial
-weights: the same training from different ones, its activations in memory (section IV-C, Fig. 14).  Techniques: both passes of a step,
-the bytes that autograd keeps, the weights trained (section II, Fig. 3, Table I).
+Fewer bits: bytes in memory, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig. 8).  Techniques:
+both passes of a step, the bytes that autograd keeps, the weights trained (section II, Fig. 3, Table I).
 """
 
 from __future__ import annotations
@@ -17,20 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.distillation import Distillation, distill, load_distilled
-from workbench.models.evaluation import ActivationMemory, Predictions, calibrate, predict, set_statistics
-from workbench.models.initialization import initialize
+from workbench.models.evaluation import Predictions, predict
 from workbench.models.loading import load_stack
-from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import STORAGE_TYPES, QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
-from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.timing import saved_by_autograd
 from workbench.runtime.activation_records import RecordLayout
-from workbench.tasks.batching import epoch_batches
-from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
+from workbench.tasks.tokenize import Batch
 from workbench.widgets.progress import bar
 
 BLOCKWISE = ("int8", "int4", "nf4")
@@ -93,69 +87,6 @@ def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple
         off = layout.decode(raw).float() - tap
         found[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
     return found
-
-
-WAYS = ("distilled", "pruned", "fan_in", "gaussian", "zero", "all_zero")
-WARM_UP, LEARNING_RATE, WEIGHT_DECAY = 0.06, 2e-3, 0.01
-MIN_BATCH = 2  # distillation compares the sentences of a batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearningCurve:
-    """One initialisation.  scores: (steps done, share of the validation samples that are right)."""
-
-    way: str
-    scores: tuple[tuple[int, float], ...]
-
-    def steps_to(self, target: float) -> int | None:
-        """Return the number of steps after which the score first reached `target`, None if never."""
-        return next((step for step, score in self.scores if score >= target), None)
-
-
-def learning_curves(
-    stack: LayerStack,
-    config: ParallelAdapterConfig,
-    train: TokenizedSplit,
-    validation: TokenizedSplit,
-    *,
-    ways: Sequence[str] = WAYS,
-    epochs: int,
-    batch_size: int,
-    every: int = 4,
-) -> tuple[LearningCurve, ...]:
-    """Return the validation score every `every` steps for each initialisation; order, dropout and rates are the same for all.
-
-    The backbone runs once for each batch.  'distilled' learns one epoch from the training sentences without their labels.
-    """
-    batches = [
-        collate(train, indices) for epoch in range(epochs) for indices in epoch_batches(train.lengths, batch_size, config.seed, epoch)
-    ]
-    with torch.no_grad():
-        taps = [[tap.clone() for tap in stack(batch.input_ids, batch.attention_mask)[1]] for batch in bar(batches, "backbone")]
-    scored = ActivationMemory(stack, evaluation_batches(validation))
-    steps_per_epoch = len(batches) // epochs
-    statistics = calibrate(stack, batches[:steps_per_epoch])
-    curves = []
-    for way in ways:
-        adapter = ParallelAdapter(config)
-        if way == "distilled":
-            enough: list[Batch] = [batch for batch in batches[:steps_per_epoch] if len(batch.input_ids) >= MIN_BATCH]
-            load_distilled(adapter, distill(stack, config, lambda _, enough=enough: enough, Distillation(epochs=1)))  # type: ignore[misc]
-        else:
-            initialize(adapter, way, stack=stack)  # type: ignore[arg-type]
-        set_statistics(adapter, statistics)
-        optimizer = make_optimizer(adapter, WEIGHT_DECAY)
-        scores = [(0, _share_right(*scored.predict([adapter])))]
-        for step, (batch, tapped) in enumerate(bar(list(zip(batches, taps, strict=True)), f"training from '{way}' weights")):
-            set_learning_rate(optimizer, learning_rate_at(step, len(batches), LEARNING_RATE, WARM_UP))
-            logits = adapter.train().predict(tapped, batch.attention_mask, batch.sample_ids, epoch=step // steps_per_epoch)
-            task_loss(logits, batch.labels, config.kind, label_std=config.label_std).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if (step + 1) % every == 0 or step + 1 == len(batches):
-                scores.append((step + 1, _share_right(*scored.predict([adapter]))))
-        curves.append(LearningCurve(way=way, scores=tuple(scores)))
-    return tuple(curves)
 
 
 def _share_right(predicted: Predictions) -> float:
