@@ -8,15 +8,17 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.report import Report, SweepPoint, all_notes
 from workbench.core.timeline import INVALID_MARK
-from workbench.planners import OrderStudy
+from workbench.planners import candidates
+from workbench.planners.orders import count_orders, device_types
 from workbench.plots.style import CYCLE, SYMBOLS, byte_unit, finish, time_unit
 from workbench.summary import plan_rows, summary_rows
 from workbench.widgets.inference_problem import InferenceProblem
-from workbench.widgets.planning import Comparison
+from workbench.widgets.planning import Comparison, PlanningProblem
 
 joined = Markup().join
 
@@ -115,16 +117,32 @@ def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
     return Table(columns, rows, title="The best plan for each number of stages, in ms")
 
 
-def orders_table(study: OrderStudy) -> Table:
-    """Return the best orders of a study and the order in which the cluster lists its devices."""
-    rows = [(" - ".join(row.names), row.plan.partition(), row.plan.grouping(), f"{row.step_s * 1e3:.0f}") for row in study.rows[:6]]
-    fixed = study.fixed
-    listed = "nothing fits" if fixed is None else f"{fixed.step_s * 1e3:.0f} ms, {fixed.ratio - 1:.0%} more than the best"
+def orders_table(problem: PlanningProblem) -> Table:
+    """Return Algorithm 1's best plans in the device orders that it searches, and what the order in which the cluster lists them loses.
+
+    Without Eq. 5's error: by Price.bottleneck_s, and then by simulation.
+    """
+    devices = problem.cluster.devices
+    steps: dict[tuple[int, ...], tuple[float, Plan]] = {}
+    for plan in candidates(problem, order="all", objective="bottleneck"):
+        order, step_s = tuple(rank for stage in plan.stages for rank in stage.ranks), problem.step_s(plan)
+        if order not in steps or step_s < steps[order][0]:
+            steps[order] = step_s, plan
+    try:
+        listed_s = min(map(problem.step_s, candidates(problem, order=range(len(devices)), objective="bottleneck")))
+        best_s = min(listed_s, *(step_s for step_s, _ in steps.values()))
+        listed = f"{listed_s * 1e3:.0f} ms, {listed_s / best_s - 1:.0%} more than the best"
+    except PlanError:
+        listed = "nothing fits"
+    rows = [
+        (" - ".join(devices[rank].name for rank in order), plan.partition(), plan.grouping(), f"{step_s * 1e3:.0f}")
+        for order, (step_s, plan) in sorted(steps.items(), key=lambda one: one[1][0])[:6]
+    ]
     return Table(
         ("order", "layers", "device groups", "step, ms"),
         rows,
-        title=f"The best of {study.num_orders} orders",
-        note=f"In the order that the cluster lists: {listed}. In {study.refused} orders nothing fits.",
+        title=f"The best of {count_orders(device_types(problem.profile, problem.cluster))} orders",
+        note=f"In the order that the cluster lists: {listed}.",
     )
 
 
