@@ -246,7 +246,6 @@ lora_dropout=-1
 bottleneck=0
 bottleneck=1000000000000
 bottleneck=65000 -> 65,000
-train_norms=maybe
 dropout=2
 rank=4 -> lora_rank
 """,

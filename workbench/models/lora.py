@@ -82,10 +82,10 @@ def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
     return found
 
 
-def inject_adapters(stage: BackboneStage, width: int, *, train_norms: bool) -> nn.ModuleDict:
+def inject_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
     """Insert adapters after each layer's projections and return them by layer and role.  The stage must not have any yet.
 
-    train_norms: train the layers' norms too, as Houlsby et al. do.  Raises ConfigError for a family whose table names no projections.
+    The layers' norms are trained too, as Houlsby et al. do.  Raises ConfigError for a family whose table names no projections.
     """
     found = nn.ModuleDict()
     for index, paths in projections(stage, ADAPTER_ROLES, technique="Adapters", all_of_them=True).items():
@@ -93,7 +93,7 @@ def inject_adapters(stage: BackboneStage, width: int, *, train_norms: bool) -> n
         found[index] = nn.ModuleDict({role: Bottleneck(stage.hidden_size, width) for role in ADAPTER_ROLES})
         for role, adapter in found[index].items():
             layer.get_submodule(paths[role]).register_forward_hook(lambda module, inputs, output, adapter=adapter: adapter(output))
-        for module in layer.modules() if train_norms else ():
+        for module in layer.modules():
             if "Norm" in type(module).__name__:
                 module.requires_grad_(True)
     return found

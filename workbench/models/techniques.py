@@ -32,7 +32,7 @@ class TechniqueConfig:
     hidden_size, num_layers: the backbone's d and L.
     lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: before A; each device draws its own masks, so that
     with a value above 0 a distributed run differs from one process.
-    bottleneck: width of an adapter.  train_norms: also train the layers' norms, as Houlsby et al. do.
+    bottleneck: width of an adapter.
     dropout: rate for the pooled features.  seed: for the initial weights and that dropout.
     label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
     """
@@ -46,7 +46,6 @@ class TechniqueConfig:
     lora_alpha: Positive = 16.0
     lora_dropout: Dropout = 0.0
     bottleneck: Count = 64
-    train_norms: bool = True
     dropout: Dropout = 0.1
     seed: int = 0
     label_mean: float = 0.0
@@ -135,7 +134,7 @@ class TechniqueStage(nn.Module):
         elif config.technique == "serial":
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         else:
-            self.adapters = inject_adapters(backbone, config.bottleneck, train_norms=config.train_norms)
+            self.adapters = inject_adapters(backbone, config.bottleneck)
         # Registered first, so that a parameter shared by several stages has the same name in all of them.
         self.shared = nn.ParameterDict(backbone.shared_parameters() if config.technique == "full" else {})
         self.backbone = backbone

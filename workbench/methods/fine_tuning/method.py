@@ -176,7 +176,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Return the technique's sizes (see TrainingMethod)."""
         config = prepared.config
         sizes = TechniqueSizes(
-            lora_rank=config.lora_rank, lora_dropout=config.lora_dropout > 0, bottleneck=config.bottleneck, adapter_norms=config.train_norms
+            lora_rank=config.lora_rank, lora_dropout=config.lora_dropout > 0, bottleneck=config.bottleneck, adapter_norms=True
         )
         if config.technique == "serial":
             return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False))

@@ -37,7 +37,6 @@ class FineTuningOptions(PipelineOptions):
     lora_alpha: Positive = 16.0
     lora_dropout: Dropout = 0.0
     bottleneck: Width = 64
-    train_norms: bool = True
     dropout: Dropout = 0.1
     window: Tokens = 32
     drain_every: Tokens = 0
@@ -128,7 +127,6 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
         bottleneck=options.bottleneck,
-        train_norms=options.train_norms,
         dropout=options.dropout,
         seed=job.seed,
         **label_scale(task, samples["train"]),
