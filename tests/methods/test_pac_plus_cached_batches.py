@@ -1,6 +1,8 @@
 """The taps of an epoch's steps, read ahead."""
 
 import gc
+import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -59,3 +61,33 @@ def test_buffers_go_with_the_epoch(cache: ActivationCache) -> None:
         assert len(held) == 3 and not any(buffer() is not None for buffer in held)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_it_reads_ahead_but_not_further_than_its_buffers(depth: int, cache: ActivationCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a step's taps are in use, `depth` more may be read: a buffer is never filled before its reader asks for the next."""
+    read: list[list[int]] = []
+    monkeypatch.setattr(ActivationCache, "batch", lambda self, samples, *_: read.append(list(samples)) or [])
+    announced = [([sample], 1) for sample in range(10)]
+    with CachedBatches(cache, announced, depth=depth) as batches:
+        for sample in range(10):
+            batches.batch([sample], 1)
+            expected = [[other] for other in range(min(sample + depth + 1, 10))]
+            deadline = time.monotonic() + 5
+            while len(read) < len(expected) and time.monotonic() < deadline:
+                time.sleep(1e-3)
+            time.sleep(5e-3)
+            assert read == expected
+    assert not reading()
+
+
+def test_an_interrupt_in_the_middle_leaves_no_thread(cache: ActivationCache) -> None:
+    with pytest.raises(KeyboardInterrupt), CachedBatches(cache, STEPS) as batches:
+        batches.batch(*STEPS[0])
+        raise KeyboardInterrupt
+    with CachedBatches(cache, []):
+        assert not reading()
+
+
+def reading() -> bool:
+    return any(thread.name.startswith("read-ahead") for thread in threading.enumerate())

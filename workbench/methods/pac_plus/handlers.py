@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,8 +126,9 @@ READ_AHEAD = 2
 
 
 class CachedBatches:
-    """Returns each step's taps on request; use it as a context manager.
+    """Returns each step's taps on request, read from the cache in a thread ahead of the requests; use it as a context manager.
 
+    It hides disk latency, and copies if a core is free.  An emulated device prefetches nothing: its one core has its own pace.
     steps: (samples, padded length) of every step that loads, in order.  The taps of a step stay valid until the next request.
     depth: number of steps to prefetch, 0 to read on request.  packs: without padding, (tokens, width) each, as FastSide reads them.
     """
@@ -135,72 +136,42 @@ class CachedBatches:
     def __init__(
         self, cache: ActivationCache, steps: Sequence[tuple[Sequence[int], int]], *, depth: int = READ_AHEAD, packs: bool = False
     ) -> None:
-        self._cache, self._steps, self._taken, self._packs = cache, steps, 0, packs
-        self._ahead = ReadAhead(self._load, len(steps), depth=depth)
+        self._cache, self._steps, self._depth, self._packs = cache, steps, depth, packs
+        self._taken, self._ahead = 0, iter(range(len(steps)))
+        self._pool = ThreadPoolExecutor(1, "read-ahead") if depth > 0 and steps else None
+        self._waiting: deque[Future[list[Tensor]]] = deque()
         size = max((cache.batch_bytes(len(samples), length) for samples, length in steps), default=0)
         # Allocated once: in every step, new pages for megabytes would cost as much as filling them.
-        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(self._ahead.num_buffers)]
+        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(depth + 1)]  # of the waiting steps, and of the one taken
 
     def __enter__(self) -> CachedBatches:
-        self._ahead.__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._ahead.__exit__(*exc)
-        self._buffers.clear()  # now, not when the garbage collector finds the reference cycle through self._load
-
-    def batch(self, samples: Sequence[int], padded_length: int) -> list[Tensor]:
-        """Return the taps of the next step, which must be this one."""
-        expected, length = self._steps[self._taken]
-        assert list(samples) == list(expected) and padded_length == length, "steps must ask in the order that was announced"
-        self._taken += 1
-        return self._ahead.take()
-
-    def _load(self, step: int) -> list[Tensor]:
-        samples, padded_length = self._steps[step]
-        return self._cache.batch(samples, None if self._packs else padded_length, self._buffers[step % len(self._buffers)])
-
-
-T = TypeVar("T")
-
-
-class ReadAhead(Generic[T]):
-    """Calls load(0), load(1), ... in a thread up to `depth` steps ahead of `take`; use it as a context manager.
-
-    It hides disk latency, and copies if a core is free.  An emulated device prefetches nothing: its one core has its own pace.
-    depth: maximum number of waiting results; 0 loads on request, without a thread.  Result s may reuse the buffer of result
-    s - num_buffers: a caller that takes a result must be finished with the one before.
-    """
-
-    def __init__(self, load: Callable[[int], T], count: int, *, depth: int = 2) -> None:
-        self._load, self._count, self._steps = load, count, iter(range(count))
-        self.num_buffers = depth + 1  # of live results: the waiting ones, and the one taken
-        self._pool = ThreadPoolExecutor(1, "read-ahead") if depth > 0 and count > 0 else None
-        self._waiting: deque[Future[T]] = deque()
-
-    def __enter__(self) -> ReadAhead[T]:
-        for _ in range(self.num_buffers - 1):
+        for _ in range(self._depth):
             self._submit()
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._buffers.clear()  # now: who reads the steps keeps this object
 
-    def take(self) -> T:
-        """Return the next result; wait for it if necessary.  Raises the exception that `load` raised for it."""
+    def batch(self, samples: Sequence[int], padded_length: int) -> list[Tensor]:
+        """Return the taps of the next step, which must be this one; wait for them if necessary.  Raises what reading them raised."""
+        step = self._taken
+        expected, length = self._steps[step]
+        assert list(samples) == list(expected) and padded_length == length, "steps must ask in the order that was announced"
+        self._taken += 1
         if self._pool is None:
-            step = next(self._steps, None)
-            if step is not None:
-                return self._load(step)
-        elif self._waiting:
-            self._submit()
-            return self._waiting.popleft().result()
-        raise IndexError(f"all {self._count} results were taken")
+            return self._load(step)
+        self._submit()
+        return self._waiting.popleft().result()
 
     def _submit(self) -> None:
-        if self._pool is not None and (step := next(self._steps, None)) is not None:
+        if self._pool is not None and (step := next(self._ahead, None)) is not None:
             self._waiting.append(self._pool.submit(self._load, step))
+
+    def _load(self, step: int) -> list[Tensor]:
+        samples, padded_length = self._steps[step]
+        return self._cache.batch(samples, None if self._packs else padded_length, self._buffers[step % len(self._buffers)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
