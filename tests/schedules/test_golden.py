@@ -7,7 +7,6 @@ from inference_algebra import shape
 from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, workers_of
 
 from workbench.core.inference import InferencePlan
-from workbench.core.plan import Share
 from workbench.core.schedule import Schedule
 from workbench.schedules import (
     asynchronous_1f1b,
@@ -17,7 +16,6 @@ from workbench.schedules import (
     hybrid_1f1b,
     insert_transfers,
     one_f_one_b,
-    query_step,
     ring_allgather_gemm,
     ring_gemm_reducescatter,
     split_heads,
@@ -61,8 +59,8 @@ SCHEDULES = {
     "megatron_lm": lambda: inference_schedule(inference_layout("tensor")),
     "sequence_parallel": lambda: inference_schedule(inference_layout("sequence")),
     "edgeshard": lambda: inference_schedule(inference_layout("pipeline")),
-    "p_rge_one_device": lambda: query_step((Share(rank=0, queries=2),)),
-    "p_rge_two_devices": lambda: insert_transfers(query_step((Share(rank=0, queries=2), Share(rank=1, queries=1)))),
+    "p_rge_one_device": lambda: build_published("query_step", {"ranks": 1, "queries": 2}),
+    "p_rge_two_devices": lambda: build_published("query_step", {"ranks": 2, "queries": 3}),
 }
 
 

@@ -13,7 +13,7 @@ from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import cached_step, gpipe, hybrid_1f1b, one_f_one_b
-from workbench.schedules.queries import query_groups, query_step, staged_query_step
+from workbench.schedules.queries import query_groups, query_step
 from workbench.schedules.ringada import Iteration, ring_round
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter, split_heads
 
@@ -114,12 +114,13 @@ def _ring(sizes: Sizes) -> Schedule:
 def _query_chain(sizes: Sizes) -> Schedule:
     queries = sizes["queries"]
     stages = tuple(Stage(start=number, stop=number + 1, shares=(Share(rank=number, queries=queries),)) for number in range(sizes["ranks"]))
-    return staged_query_step(stages, query_groups(0, queries, sizes["queries_per_group"]))
+    return query_step(stages, query_groups(0, queries, sizes["queries_per_group"]))
 
 
 def _queries(sizes: Sizes) -> Schedule:
     counts = proportional_parts(sizes["queries"], (1,) * sizes["ranks"])
-    return query_step([Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count])
+    shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
+    return query_step((Stage(start=0, stop=1, shares=shares),), [(part,) for part in range(2 * sizes["queries"])])
 
 
 def _cached(sizes: Sizes) -> Schedule:

@@ -14,22 +14,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from workbench.core.errors import ScheduleError
-from workbench.core.plan import Share, Stage
+from workbench.core.plan import Stage
 from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
 from workbench.schedules.pieces import enclosing_world
-
-
-def query_step(shares: Sequence[Share], *, world_size: int | None = None) -> Schedule:
-    """Return one step of sum(share.queries) queries divided among the shares' ranks, without its transfers.
-
-    A rank gets consecutive queries, with both parts of each.  Raises ScheduleError if there is no query.
-    """
-    num_queries = sum(share.queries for share in shares)
-    if num_queries == 0:
-        raise ScheduleError("A step of queries was asked for.", "The shares have none.", "Give a rank at least one query.")
-    stage = Stage(start=0, stop=1, shares=tuple(shares))
-    return staged_query_step((stage,), [(part,) for part in range(2 * num_queries)], world_size=world_size)
-
 
 Group = tuple[int, ...]
 
@@ -40,11 +27,11 @@ def query_groups(first: int, queries: int, group_queries: int) -> tuple[Group, .
     return tuple(tuple(range(2 * start, 2 * stop)) for start, stop in pairwise(cuts))
 
 
-def staged_query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: int | None = None) -> Schedule:
+def query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: int | None = None) -> Schedule:
     """Return one step whose parts pass through the stages in groups, without its transfers.
 
     groups: disjoint, covering all parts.  Each lies within one share of every stage; a stage's shares have consecutive queries.
-    With one stage and groups of one part this is `query_step`.  Raises ScheduleError for groups that do not fit the shares.
+    Raises ScheduleError for groups that do not fit the shares, and if there is no query.
     """
     world_size = enclosing_world((rank for stage in stages for rank in stage.ranks), world_size)
     ops: list[list[Op]] = [[] for _ in range(world_size)]
@@ -77,7 +64,9 @@ def _owners(stage: Stage, groups: Sequence[Group]) -> list[int]:
     rank_of: list[int] = []
     for share in stage.shares:
         rank_of += [share.rank] * (2 * share.queries)
-    if not rank_of or sorted(part for group in groups for part in group) != list(range(len(rank_of))):
+    if not rank_of:
+        raise ScheduleError("A step of queries was asked for.", "The shares have none.", "Give a rank at least one query.")
+    if sorted(part for group in groups for part in group) != list(range(len(rank_of))):
         raise ScheduleError(
             f"A step of {len(rank_of)} parts was asked for.", f"Its groups are {list(groups)}.", "Let the groups hold every part once."
         )

@@ -16,7 +16,7 @@ from workbench.core.schedule import SEND, STEP, Op, Schedule, Value
 from workbench.methods.common.scaling import layers_seconds
 from workbench.planners.adaptive import Setting
 from workbench.planners.query_costs import Passing
-from workbench.schedules import insert_transfers, query_groups, staged_query_step
+from workbench.schedules import insert_transfers, query_groups, query_step
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.queries import Group
 from workbench.tasks.prompts import EncodedPrompts, step_indices
@@ -85,7 +85,7 @@ class QueryStep:
         for share in plan.stages[-1].shares:
             groups += query_groups(first, share.queries, passings[share.rank].queries)
             first += share.queries
-        schedule = insert_transfers(staged_query_step(plan.stages, groups, world_size=world_size))
+        schedule = insert_transfers(query_step(plan.stages, groups, world_size=world_size))
         return cls(plan=plan, passings=passings, groups=tuple(groups), schedule=schedule)
 
     def queries(self, part: int) -> range:
