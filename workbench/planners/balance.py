@@ -87,8 +87,6 @@ def _stages(
     return tuple(stages)
 
 
-ROUNDING = 1e-9
-"""If adding a sample lowers a cost by less than this share, the cost is constant except for rounding."""
 COLUMNS_AT_ONCE = 4096
 """The number of layer ranges joined at a time, so that the tables fit into the processor's cache."""
 
@@ -153,9 +151,6 @@ class StageTimes:
                 seconds = _seconds(profile, rank, size, problem.sequence_length)[:, starts, stops]
                 cost = np.where(samples > most[rank][live, at], np.inf, seconds[:, at])
             self._costs.append(cost)
-        self._rising = all(_raise_to_monotone(cost) for cost in self._costs)
-        if self._rising:
-            self._costs = [_padded(cost) for cost in self._costs]
         self._slowest: dict[frozenset[int], np.ndarray] = {}
         self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
 
@@ -177,7 +172,7 @@ class StageTimes:
         key = (start, stop, tuple(ranks), in_flight)
         if key not in self._shares:
             column = self._columns[in_flight - 1, start, stop - 1]
-            costs = [[0.0, *self._costs[rank][: self.micro_batch_size, column].tolist()] for rank in ranks]
+            costs = [[0.0, *self._costs[rank][:, column].tolist()] for rank in ranks]
             self._shares[key] = dispatch(costs, self.micro_batch_size)[1]
         return self._shares[key]
 
@@ -191,13 +186,12 @@ class StageTimes:
         """Return (ranks, columns + 1): H(B, first n of ranks) for n = 1, 2, ..."""
         width = self._costs[0].shape[1]
         rows = np.full((len(ranks), width + 1), np.inf)
-        join = _merge if self._rising else _extend
         for first in range(0, width, COLUMNS_AT_ONCE):
             block = slice(first, min(width, first + COLUMNS_AT_ONCE))
             table = self._costs[ranks[0]][:, block]
             rows[0, block] = table[self.micro_batch_size - 1]
             for number, rank in enumerate(ranks[1:], start=1):
-                table = join(table, self._costs[rank][:, block])
+                table = _extend(table, self._costs[rank][:, block])
                 rows[number, block] = table[self.micro_batch_size - 1]
         return rows
 
@@ -214,40 +208,8 @@ def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np
     return summed
 
 
-def _raise_to_monotone(cost: np.ndarray) -> bool:
-    """Make costs monotone where they fall by rounding alone; return whether more samples then never cost less."""
-    highest = np.maximum.accumulate(cost, axis=0)
-    rises = bool(np.all(highest <= cost * (1 + ROUNDING)))
-    if rises:
-        cost[:] = highest
-    return rises
-
-
-def _padded(cost: np.ndarray) -> np.ndarray:
-    """Pad the rows with infinity to a power of two."""
-    rows = 1 << (len(cost) - 1).bit_length()
-    return np.concatenate([cost, np.full((rows - len(cost), cost.shape[1]), np.inf)])
-
-
-def _merge(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Return Eq. 4's next table if costs rise with samples; H(b) is then the b-th smallest of all the devices' costs.
-
-    Both tables have 2^k rows in rising order.  The smallest half of the two is the element-wise minimum of one and the other reversed,
-    which rises and then falls; a bitonic merge (Batcher, 1968) sorts it in k passes.
-    """
-    merged = np.minimum(table, cost[::-1])
-    rows, columns = merged.shape
-    while rows > 1:
-        rows //= 2
-        halves = merged.reshape(-1, 2, rows, columns)
-        lower = np.minimum(halves[:, 0], halves[:, 1])
-        np.maximum(halves[:, 0], halves[:, 1], out=halves[:, 1])
-        halves[:, 0] = lower
-    return merged
-
-
 def _extend(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Return Eq. 4's next table for any costs: of b samples, b - i go to the previous group and i to the added device."""
+    """Return Eq. 4's next table: of b samples, b - i go to the previous group and i to the added device."""
     result = np.minimum(table, cost)  # i = 0 and i = b
     scratch = np.empty_like(table)
     for i in range(1, len(table)):

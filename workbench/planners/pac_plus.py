@@ -1,30 +1,29 @@
 """Plan hybrid data and pipeline parallelism for heterogeneous devices (PAC+, section V-A, Algorithm 1, Eq. 3-7).
 
 Cached epochs: section V-B.  Eq. 3-4 and their reading are in balance.py, Eq. 5-6 in pricing.py.
-The paper uses one device order; order_study measures the loss by that: Algorithm 1 on other orders of the same devices.
+The paper uses one device order; order="all" shows the loss by that: Algorithm 1 on other orders of the same devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Literal, get_args
-
-import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
-from workbench.planners.balance import Balanced, StageTimes, balance, dispatch
+from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.memory import cached_need, readable
-from workbench.planners.orders import OTHER_ORDER, Order, checked_order, device_types, search_orders, sorted_orders
+from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
 from workbench.planners.pricing import Price, Pricer, Problem, allreduce_s, stage_trainable_bytes
+from workbench.planners.queries import SAVES, device_sets, smallest_maximum
 
 SAMPLE_KINDS = ("LOAD", "SF", "SB")
-MAX_DEVICES_IN_EVERY_SUBSET = 10
 
 
 def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stage:
@@ -40,18 +39,19 @@ def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stag
     costs = {rank: _costs(problem, rank) for rank in usable}
     steps = {rank: _step_s(profile, rank, problem.sequence_length) for rank in usable}
     nbytes = sum(layer.trainable_bytes for layer in profile.layers[0])
-    best: tuple[float, tuple[int, ...]] = (math.inf, ())
-    for members, slowest in _subsets([costs[rank] for rank in usable], batch_size):
-        chosen = tuple(usable[member] for member in members)
-        seconds = slowest + allreduce_s(cluster, chosen, nbytes) + max(steps[rank] for rank in chosen)
-        # One more device must save time; rounding errors must not decide between equally good subsets.
-        if seconds < best[0] * (1 - 1e-9):
-            best = (seconds, chosen)
-    if not best[1]:
+    even = max(1, batch_size // len(usable))
+    best_s, best = math.inf, tuple[Share, ...]()
+    for members in device_sets({rank: costs[rank][even] for rank in usable}):
+        counts = smallest_maximum([costs[rank] for rank in members], batch_size)
+        if counts is None or 0 in counts:
+            continue
+        slowest = max(costs[rank][samples] for rank, samples in zip(members, counts, strict=True))
+        seconds = slowest + allreduce_s(cluster, members, nbytes) + max(steps[rank] for rank in members)
+        if seconds < best_s * SAVES:
+            best_s, best = seconds, tuple(Share(rank=rank, samples=samples) for rank, samples in zip(members, counts, strict=True))
+    if not best:
         raise _cached_refusal(problem, usable)
-    _, samples = dispatch([[math.inf, *costs[rank][1:].tolist()] for rank in best[1]], batch_size)
-    shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(best[1], samples, strict=True))
-    return Stage(start=0, stop=profile.num_layers, shares=shares)
+    return Stage(start=0, stop=profile.num_layers, shares=best)
 
 
 def cached_step_s(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_length: int) -> float:
@@ -71,49 +71,14 @@ def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
     return sum(layer.seconds("STEP", 1, sequence_length) for layer in profile.layers[rank])
 
 
-def _costs(problem: Problem, rank: int) -> np.ndarray:
-    """Return (batch_size + 1,) seconds, infinite where the device runs out of memory."""
+def _costs(problem: Problem, rank: int) -> list[float]:
+    """Return the seconds of 0 to batch_size samples, infinite where the device runs out of memory; a decrease is noise."""
     budget = problem.cluster.devices[rank].memory_bytes
     seconds = [0.0]
     for samples in range(1, problem.batch_size + 1):
         need = cached_need(problem.profile, rank, samples=samples, sequence_length=problem.longest)
         seconds.append(math.inf if need.total_bytes > budget else _sample_s(problem.profile, rank, samples, problem.sequence_length))
-    return np.array(seconds)
-
-
-def _subsets(costs: Sequence[np.ndarray], batch_size: int) -> list[tuple[tuple[int, ...], float]]:
-    """Return (indices, the slowest device's seconds) for every subset in which each device has at least one sample."""
-    count = len(costs)
-    if count > MAX_DEVICES_IN_EVERY_SUBSET:
-        middle = max(1, batch_size // count)
-        fastest = sorted(range(count), key=lambda rank: (costs[rank][middle], rank))
-        masks = [sum(1 << rank for rank in fastest[:size]) for size in range(1, count + 1)]
-    else:
-        masks = sorted(range(1, 1 << count), key=lambda mask: (mask.bit_count(), mask))
-    tables: dict[int, np.ndarray] = {}
-
-    def table(mask: int) -> np.ndarray:
-        if mask not in tables:
-            top = mask.bit_length() - 1
-            rest = mask & ~(1 << top)
-            own = costs[top].copy()
-            own[0] = math.inf
-            tables[mask] = own if not rest else _join(table(rest), own)
-        return tables[mask]
-
-    found = []
-    for mask in masks:
-        if mask.bit_count() <= batch_size and math.isfinite(slowest := float(table(mask)[batch_size])):
-            found.append((tuple(rank for rank in range(count) if mask >> rank & 1), slowest))
-    return found
-
-
-def _join(table: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """Return Eq. 4's next table for one more device."""
-    result = np.full_like(table, math.inf)
-    for i in range(1, len(table)):
-        np.minimum(result[i:], np.maximum(table[: len(table) - i], cost[i]), out=result[i:])
-    return result
+    return list(accumulate(seconds, max))
 
 
 def _cached_refusal(problem: Problem, usable: Sequence[int]) -> PlanError:
@@ -250,91 +215,3 @@ def _refusal(problem: Problem, nearest: Balanced, *, is_fixed: bool) -> PlanErro
     where = "No plan in this order of the devices" if is_fixed else "No plan"
     why = f" {where} comes nearer ({made.partition()} on {made.grouping()})."
     return memory.too_small(cluster, rank, index, made.stages[index], needs[rank], why=why)
-
-
-MAX_ORDERS = 5040
-"""Up to this many orders are all tried; with more, a search evaluates at most this many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderRow:
-    """One order: its ranks, their devices' names, its best plan, the predicted seconds of a step, and those as a multiple of the best."""
-
-    ranks: Order
-    names: tuple[str, ...]
-    plan: Plan
-    step_s: float
-    ratio: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderStudy:
-    """rows: the orders that were kept, best first.  fixed: the order in which the cluster lists its devices, None if nothing fits in it.
-
-    num_orders: distinct orders of device types.  looked_at: those that were evaluated (all of them if exhaustive).
-    refused: those of them in which no plan fits.
-    """
-
-    rows: tuple[OrderRow, ...]
-    fixed: OrderRow | None
-    exhaustive: bool
-    num_orders: int
-    looked_at: int
-    refused: int
-
-
-def order_study(
-    problem: Problem,
-    *,
-    price: Callable[[Plan], float] | None = None,
-    keep: int = 20,
-    max_orders: int = MAX_ORDERS,
-) -> OrderStudy:
-    """Return Algorithm 1's result for every distinct order of the devices, or along a local search if there are more than max_orders.
-
-    price: seconds of a step under a plan, for example by simulation.  It is called for the plans of the `keep` best orders and of the fixed
-    order, and ranks them; without it Price.bottleneck_s counts.  Raises PlanError if no plan fits in any order.
-    """
-    profile, cluster, count = problem.profile, problem.cluster, problem.micro_batches
-    times, pricer = StageTimes(problem), Pricer(profile, cluster, sequence_length=problem.sequence_length)
-
-    def look(ranks: Order) -> float:
-        found = balance(times, profile.num_layers, ranks, count)
-        return min((pricer(balanced.stages, count).bottleneck_s for balanced in found), default=math.inf)
-
-    types, fixed = device_types(profile, cluster), tuple(range(cluster.world_size))
-    starts = [fixed, *sorted_orders(profile, cluster, problem.sequence_length)]
-    search = search_orders(types, look, starts, max_orders=max_orders)
-    fitting = sorted((value, order) for order, value in search.value.items() if math.isfinite(value))
-    kept = dict.fromkeys(order for _, order in fitting[:keep])
-    # The fixed order may be equal by types to another one in the list.
-    kinds = tuple(types)
-    same = next((order for order in search.value if tuple(types[rank] for rank in order) == kinds), fixed)
-    if not fitting or math.isfinite(search.value.get(same, math.inf)):
-        kept |= {same: None}
-
-    def planned(order: Order) -> tuple[float, Plan]:
-        made = candidates(problem, order=order if fitting else "all", objective="bottleneck")
-        if price is None:
-            return search.value[order], made[0]
-        return min(((price(plan), plan) for plan in made), key=lambda pair: pair[0])
-
-    found = sorted(((*planned(order), order) for order in kept), key=lambda row: (row[0], row[2]))
-    rows = {
-        order: OrderRow(
-            ranks=order,
-            names=tuple(cluster.devices[rank].name for rank in order),
-            plan=plan,
-            step_s=step_s,
-            ratio=step_s / found[0][0],
-        )
-        for step_s, plan, order in found
-    }
-    return OrderStudy(
-        rows=tuple(rows.values()),
-        fixed=rows.get(same),
-        exhaustive=search.exhaustive,
-        num_orders=search.num_orders,
-        looked_at=len(search.value),
-        refused=len(search.value) - len(fitting),
-    )

@@ -10,7 +10,8 @@ stages and links, plus G - 1 times the slowest of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations, permutations
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from workbench.planners.query_costs import LOSS_BYTES, METHOD, Passing, RankCost
 
 ALL_SETS_UP_TO = 10
 """Up to this many devices are tried in every combination; with more, the k fastest for every k."""
+SAVES = 1 - 1e-9
+"""One more device must save time: rounding errors must not decide between equally good sets."""
 
 
 def chosen_passings(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> dict[int, Passing]:
@@ -82,14 +85,8 @@ def plan_queries(profile: Profile, cluster: Cluster, size: StepSize) -> Plan:
 def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
     costs, queries = whole(profile, cluster, size), size.queries
     able = [rank for rank in range(cluster.world_size) if costs[rank].best(1)[1] is not None]
-    alone = {rank: costs[rank].best(1)[0] for rank in able}
-    if len(able) <= ALL_SETS_UP_TO:
-        sets = [ranks for count in range(1, len(able) + 1) for ranks in combinations(able, count)]
-    else:
-        fastest = sorted(able, key=lambda rank: (alone[rank], rank))
-        sets = [tuple(sorted(fastest[:count])) for count in range(1, len(able) + 1)]
     best_s, best = math.inf, None
-    for ranks in sets:
+    for ranks in device_sets({rank: costs[rank].best(1)[0] for rank in able}):
         if len(ranks) > queries:
             continue
         tables = {rank: _rising(costs[rank], ranks, queries) for rank in ranks}
@@ -98,7 +95,7 @@ def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
             continue
         slowest = max(tables[rank][count] for rank, count in zip(ranks, counts, strict=True) if count)
         seconds = slowest + max(costs[rank].noise_s(queries) for rank in ranks)
-        if seconds < best_s * (1 - 1e-9):  # fewer devices come first, and are kept if more save no time
+        if seconds < best_s * SAVES:
             shares = tuple(Share(rank=rank, queries=count) for rank, count in zip(ranks, counts, strict=True) if count)
             best_s, best = seconds, shares
     if best is None:
@@ -118,10 +115,17 @@ def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]
     return list(accumulate((_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)), max))
 
 
+def device_sets(seconds: Mapping[int, float]) -> Iterator[tuple[int, ...]]:
+    """Yield sets of ranks, smaller ones first.  seconds: of each rank alone."""
+    fastest = sorted(seconds, key=lambda rank: (seconds[rank], rank))
+    for count in range(1, len(fastest) + 1):
+        yield from combinations(sorted(fastest), count) if len(fastest) <= ALL_SETS_UP_TO else [tuple(sorted(fastest[:count]))]
+
+
 def smallest_maximum(tables: Sequence[Sequence[float]], total: int) -> list[int] | None:
     """Divide `total` equal items so that the largest tables[i][count_i] is as small as possible; return None if they do not all fit.
 
-    tables[i][n]: the seconds of taker i with n items, not falling in n; infinity if it cannot.
+    tables[i][n]: the seconds of taker i with n items, 0 for none and not falling in n; infinity if it cannot.
     """
     levels = sorted({seconds for table in tables for seconds in table if math.isfinite(seconds)})
     low, high = 0, len(levels) - 1
@@ -141,7 +145,7 @@ def smallest_maximum(tables: Sequence[Sequence[float]], total: int) -> list[int]
 
 
 def _most(table: Sequence[float], limit_s: float) -> int:
-    return max(count for count, seconds in enumerate(table) if seconds <= limit_s or count == 0)
+    return bisect_right(table, limit_s) - 1
 
 
 ALL_ORDERS_UP_TO = 4
