@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
-
 from workbench.core.plan import Plan, Share, Stage
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
@@ -98,9 +96,7 @@ def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int,
     idle = sorted(set(range(world_size)).difference(*(stage.ranks for stage in current)))
     lives = [memory.in_flight(index, count, plan.num_micro_batches) for index in range(count)]
     old = {(stage.start, stage.stop, frozenset(stage.ranks), live): stage for stage, live in zip(current, lives, strict=True)}
-    regrouped = [*_device_moves(shape, idle), *_stage_moves(shape)]
-    recut = [_recut(moved, index, times, plan.num_micro_batches) for moved in regrouped for index in _changed_pair(shape, moved)]
-    for moved in (*_layer_moves(shape), *regrouped, *recut):
+    for moved in (*_layer_moves(shape), *_device_moves(shape, idle), *_stage_moves(shape)):
         if len(moved) > num_layers:
             continue
         stages: list[Stage] = []
@@ -168,26 +164,6 @@ def _stage_moves(shape: Shape) -> Iterator[Shape]:
         for cut in range(1, len(group)):
             if layers > 1:
                 yield (*shape[:index], (layers // 2, group[:cut]), (layers - layers // 2, group[cut:]), *shape[index + 1 :])
-
-
-def _changed_pair(shape: Shape, moved: Shape) -> list[int]:
-    """Return the first of two neighbouring stages whose devices were exchanged, or into which a stage was cut."""
-    if len(moved) == len(shape) + 1:
-        return [next(index for index, (_, group) in enumerate(moved) if index == len(shape) or group != shape[index][1])]
-    changed = [index for index in range(len(shape)) if len(moved) == len(shape) and moved[index][1] != shape[index][1]]
-    return changed[:1] if len(changed) == 2 and changed[1] == changed[0] + 1 else []
-
-
-def _recut(shape: Shape, index: int, times: StageTimes, micro_batches: int) -> Shape:
-    """Return the stages with the cut after stage `index` placed so that the slower of its two sides is as fast as possible."""
-    start = sum(layers for layers, _ in shape[:index])
-    (left, first), (right, second) = shape[index : index + 2]
-    stop = start + left + right
-    lives = [memory.in_flight(place, len(shape), micro_batches) for place in (index, index + 1)]
-    in_front = times.stage(first, lives[0])[start, start : stop - 1]
-    behind = times.stage(second, lives[1])[start + 1 : stop, stop - 1]
-    left = int(np.maximum(in_front, behind).argmin()) + 1
-    return (*shape[:index], (left, first), (stop - start - left, second), *shape[index + 2 :])
 
 
 def _with_groups(shape: Shape, groups: dict[int, tuple[int, ...]]) -> Shape:
