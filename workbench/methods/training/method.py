@@ -288,6 +288,7 @@ class TrainingMethod(LayerMethod[P]):
             num_epochs = policy.epochs
             if len(policy.generations) > 1:
                 cluster, prediction = message.cluster, predict(message)
+            expected = [policy.expected(step) for step in former.steps(prediction.steps)]
         else:
             while True:
                 message = replace(message, timeout_s=REAL_TIMEOUT_S, **former.begins)
@@ -295,10 +296,11 @@ class TrainingMethod(LayerMethod[P]):
                 if message.until == math.inf:
                     break
                 former, message = take_up(message), message.going_on(message)
+            expected = list(former.steps(prediction.steps))
 
         for result in results:
             result.resumed_at = (former.epochs, former.step)
-        steps = records.measured_steps([*former.results, *results], former.steps(prediction.steps))
+        steps = records.measured_steps([*former.results, *results], expected)
         epochs = list(records.epoch_records(steps))
         trained = self.trained(prepared, stack, message)
         notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))

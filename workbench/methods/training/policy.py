@@ -13,7 +13,7 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.plan import Homes, held_by, whole_steps
-from workbench.core.report import Recovery
+from workbench.core.report import Recovery, StepRecord
 from workbench.methods.base import Event, Notify
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
@@ -45,11 +45,13 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A generation that has begun: its devices, its job, and the results of those before it."""
+    """A generation that has begun: its devices, its job, the results of those before it, and its steps from number `start` on."""
 
     members: tuple[int, ...]
     job: RankJob
     former: Interrupted
+    timetable: Timetable
+    start: int
 
 
 class ToldPolicy(Policy):
@@ -186,7 +188,15 @@ class TrainingPolicy(StepPolicy):
     @property
     def last(self) -> Begun:
         """Return the last generation; if all was done before the first, a generation of the first plan."""
-        return self.generations[-1] if self.generations else Begun(members=self._everyone, job=self._first, former=self._former)
+        if self.generations:
+            return self.generations[-1]
+        return Begun(members=self._everyone, job=self._first, former=self._former, timetable=self._timetable, start=self._step)
+
+    def expected(self, step: StepRecord) -> StepRecord:
+        """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this run."""
+        number = self._timetable.number(step.epoch, step.step)
+        begun = next((one for one in reversed(self.generations) if one.start <= number), None)
+        return step if begun is None or step.predicted_s is not None else replace(step, predicted_s=begun.timetable.seconds(number))
 
     def begun(self, generation: Generation) -> Generation:
         """Let it continue after the last step whose state is in the folder (see Policy)."""
@@ -196,7 +206,7 @@ class TrainingPolicy(StepPolicy):
         self._step = self._timetable.number(former.epochs, former.step)
         if self.generations and self.last.members == generation.members and self._step == done and not self._some_lost:
             job = job.going_on(self.last.job)
-        self.generations.append(Begun(members=generation.members, job=job, former=former))
+        self.generations.append(Begun(members=generation.members, job=job, former=former, timetable=self._timetable, start=self._step))
         self._next.now = generation.members, job
         self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
