@@ -135,7 +135,7 @@ def test_embedded_models_that_were_not_fetched(tmp_path, monkeypatch):
 
 
 def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch):
-    base, device, sent = tmp_path / "base", tmp_path / "device", []
+    base, device, sent, asked = tmp_path / "base", tmp_path / "device", [], []
     load_model("tiny-bert-2").save_pretrained(base)
     save_tokenizer("bert", base)
     device.mkdir()
@@ -144,11 +144,13 @@ def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch)
     whole = (base / "model.safetensors").read_bytes()
     (device / "model.safetensors.header").write_bytes(whole[: header_bytes(base / "model.safetensors")])
 
-    def fetch(path):
-        sent.append(path)
-        path.parent.mkdir(exist_ok=True)
-        begin, end = map(int, path.name.split("-")) if "-" in path.name else (0, len(whole))
-        path.write_bytes(whole[begin:end])
+    def fetch(paths):
+        asked.append(len(paths))
+        for path in paths:
+            sent.append(path)
+            path.parent.mkdir(exist_ok=True)
+            begin, end = map(int, path.name.split("-")) if "-" in path.name else (0, len(whole))
+            path.write_bytes(whole[begin:end])
 
     monkeypatch.setattr(LACKING, "fetch", fetch)
     with made_up_weights():
@@ -158,7 +160,7 @@ def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch)
     for _ in range(2):
         found = load_stage(str(device), 1, 2).state_dict()
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert len(sent) == len(list(load_stage(str(base), 1, 2).parameters()))
+    assert asked == [len(sent)] == [len(list(load_stage(str(base), 1, 2).parameters()))]  # all at once
     found, expected = (load_stack(str(folder)).state_dict() for folder in (device, base))
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert sent[-1].name == "model.safetensors"

@@ -4,6 +4,7 @@ Left out are torch's compiler, the splitting of tensors by torch.distributed.ten
 """
 
 import importlib
+from pathlib import Path
 
 import transformers
 from transformers.utils import import_utils
@@ -16,12 +17,16 @@ _LEFT_OUT = [
     for name in ("is_torch_distributed_available", "is_scipy_available")
 ]
 
+_structure_of = import_utils.create_import_structure_from_path
 postpone_compiler()
 try:
+    # All models' files were read when transformers was imported, under their folder's name.
+    import_utils.create_import_structure_from_path = lambda path: _structure_of(Path(path).parent if str(path).endswith(".py") else path)
     for module, name, _ in _LEFT_OUT:
         setattr(module, name, lambda: False)
     for name in ("masking_utils", "modeling_utils"):
         importlib.import_module(f"transformers.{name}")
 finally:
+    import_utils.create_import_structure_from_path = _structure_of
     for module, name, is_available in _LEFT_OUT:
         setattr(module, name, is_available)

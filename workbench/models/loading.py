@@ -144,7 +144,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
 def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
     config = model_config(name)
-    with torch.device("meta"):
+    with torch.device("meta"), parameters_on_meta():
         return facts_of(name, model_from_config(config, name))
 
 
@@ -255,7 +255,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
     place = locate(name)
     headers = place.glob(f"*{HEADER}") if isinstance(place, Path) else ()
-    if not all([LACKING.has(path.with_name(path.name.removesuffix(HEADER))) for path in headers]):
+    if not LACKING.has(*(path.with_name(path.name.removesuffix(HEADER)) for path in headers)):
         return maker.from_config(config, dtype=dtype, attn_implementation="sdpa", **options).eval()
 
     def load(local_only: bool) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,20 +38,19 @@ HEADER, TENSORS = ".header", ".tensors"
 class Lacking:
     """What a real device does about weights that it does not have.
 
-    fetch: has a missing file sent; set by the device's engine, None elsewhere.  makes_up: takes random numbers instead.
+    fetch: has missing files sent; set by the device's engine, None elsewhere.  makes_up: takes random numbers instead.
     """
 
     def __init__(self) -> None:
-        self.fetch: Callable[[Path], None] | None = None
+        self.fetch: Callable[[Sequence[Path]], None] | None = None
         self.makes_up = False
 
-    def has(self, path: Path) -> bool:
-        """Return whether a file is present, after it has been sent if possible."""
-        if self.fetch is None or path.exists():
-            return True
-        if not self.makes_up:
-            self.fetch(path)
-        return not self.makes_up
+    def has(self, *paths: Path) -> bool:
+        """Return whether files are present, after those that are missing have been sent if possible, all at once."""
+        missing = [] if self.fetch is None else [path for path in paths if not path.exists()]
+        if missing and self.fetch is not None and not self.makes_up:
+            self.fetch(missing)
+        return not (missing and self.makes_up)
 
 
 LACKING = Lacking()
@@ -202,12 +201,17 @@ def _decoded(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Creates large uninitialised tensors (weights) without memory: loaders that free them one by one would fragment the heap."""
+    """Creates large uninitialised tensors (weights) without memory: loaders that free them one by one would fragment the heap.
+
+    They get no values either: for tensors without memory torch computes their shape in Python, and imports sympy for it.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
         if func is torch.empty and given.get("device") is None and math.prod(torch.Size(_sizes(args, given))) >= _LARGE:
             given = {**given, "device": "meta"}
+        if func is nn.init.normal_ and (args or tuple(given.values()))[0].is_meta:
+            return args[0] if args else given["tensor"]
         return func(*args, **given)
 
 
@@ -253,6 +257,12 @@ def read_stage(
     under = stored_under(model, stack.family)
     names = {(id(module), own): f"{path}.{own}".lstrip(".") for path, module in model.named_modules() for own in module._parameters}
     stage = stack.stage(start, stop)
+
+    def stored_as(module: nn.Module, own: str) -> StoredTensor | None:
+        return next((tensors[name] for name in under[names[id(module), own]] if name in tensors), None)
+
+    missing = [(module, own) for module in stage.modules() for own, one in module.named_parameters(recurse=False) if one.is_meta]
+    LACKING.has(*{stored.path: None for key in missing if (stored := stored_as(*key)) is not None})
     # Before anything is quantized, because the quantized form of a layer may be a buffer.
     for module in stage.modules():
         cast_buffers(module, dtype)
@@ -261,7 +271,7 @@ def read_stage(
             for own, parameter in list(module.named_parameters(recurse=False)):
                 if not parameter.is_meta:
                     continue
-                stored = next((tensors[name] for name in under[names[id(module), own]] if name in tensors), None)
+                stored = stored_as(module, own)
                 if stored is None or tuple(parameter.shape) != stored.shape:
                     return None
                 module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -81,7 +81,7 @@ class Messages:
 class Asked(NamedTuple):
     """What is asked of the store on the laptop.  operation: 'set', 'wait', 'get' or 'check'.
 
-    Of the laptop itself: 'fetch' sends the file of weights that the key names; the reply is an error, b'' for none.
+    Of the laptop itself: 'fetch' sends the files of weights that the keys name; the reply is an error, b'' for none.
     """
 
     operation: str
@@ -271,13 +271,13 @@ class _Engine:
         finally:
             self._replies.pop(number, None)
 
-    def fetch(self, path: Path) -> None:
-        """Have the laptop send a file of the cache folder: weights of a model that are read now.  Raises MissingDataError."""
+    def fetch(self, paths: Sequence[Path]) -> None:
+        """Have the laptop send files of the cache folder: weights of a model that are read now.  Raises MissingDataError."""
         with self._fetching:
-            place = path.relative_to(cache_folder()).as_posix()
-            found = b"" if path.exists() else self.ask(Asked("fetch", (place,)), None)
+            places = tuple(path.relative_to(cache_folder()).as_posix() for path in paths if not path.exists())
+            found = self.ask(Asked("fetch", places), None)
         if found:
-            raise MissingDataError(f"Weights of a model ('{place}') were to be sent to this device.", found.decode(), "Run again.")
+            raise MissingDataError(f"Weights of a model ('{places[0]}') were to be sent to this device.", found.decode(), "Run again.")
 
     def read(self) -> None:
         """Take messages until stdin ends; then end this process with all that it has started."""

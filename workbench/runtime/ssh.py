@@ -208,22 +208,29 @@ class Connection:
 
     def lacks(self, path: Path, place: str, span: Span | None = None) -> int | None:
         """Return None if the device has a file, else how many of its bytes.  span: the bytes of it that are meant, all by default."""
-        begin, end = span or (0, path.stat().st_size)
-        digest = digest_of(path, (begin, end))
-        begun: int | None = self.ask("has", timeout_s=600.0, path=place, size=end - begin, sha256=digest)
+        begun: int | None = self._has(path, place, span or (0, path.stat().st_size)).result(600.0)
         return begun
 
     def bring(self, path: Path, place: str, span: Span | None = None) -> bool:
         """Send a file, or what a broken transfer left of it, unless the device has it; return whether.  Raises RuntimeSetupError."""
-        begin, end = span or (0, path.stat().st_size)
-        begun = self.lacks(path, place, (begin, end))
-        if begun is None:
-            return False
-        file = open(path, "rb")  # noqa: SIM115 (closed by whoever sends it)
-        file.seek(begin + begun)
-        frames, digest = _frames_of(file, end - begin - begun), digest_of(path, (begin, end))
-        self.post("file", frames, path=place, size=end - begin, sha256=digest, offset=begun).result()
-        return True
+        return self.bring_all([(path, place, span)]) == 1
+
+    def bring_all(self, files: Sequence[tuple[Path, str, Span | None]]) -> int:
+        """Send files (see bring) without waiting for one before the next; return how many were sent.  Raises RuntimeSetupError."""
+        whole = [(path, place, span or (0, path.stat().st_size)) for path, place, span in files]
+        asked = [self._has(*file) for file in whole]
+        sent = []
+        for (path, place, (begin, end)), answer in zip(whole, asked, strict=True):
+            begun = answer.result(600.0)
+            if begun is not None:
+                frames, digest = _frames_from(path, begin + begun, end), digest_of(path, (begin, end))
+                sent.append(self.post("file", frames, path=place, size=end - begin, sha256=digest, offset=begun))
+        for future in sent:
+            future.result()
+        return len(sent)
+
+    def _has(self, path: Path, place: str, span: Span) -> Future[Any]:
+        return self.post("has", path=place, size=span[1] - span[0], sha256=digest_of(path, span))
 
     def to_engine(self, data: bytes) -> None:
         """Send bytes to the engine."""
@@ -366,6 +373,13 @@ def _frames_of(file: Any, size: int) -> Iterator[bytes]:
             data = file.read(min(CHUNK, size)) or bytes(min(CHUNK, size))  # one that was cut meanwhile has another digest
             size -= len(data)
             yield _frame(DATA, data)
+
+
+def _frames_from(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    """Yield a span of a file as frames; it is open only meanwhile."""
+    with open(path, "rb") as file:
+        file.seek(begin)
+        yield from _frames_of(file, end - begin)
 
 
 def _skip_to_magic(read: Callable[[int], bytes]) -> None:

@@ -27,7 +27,7 @@ from workbench.runtime.jobs import Outcome, error_of, root_cause
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, decode_told, encode, encode_told
 from workbench.runtime.relays import Relays, make_certificate
-from workbench.runtime.ssh import Connection, agent_command, digest_of
+from workbench.runtime.ssh import Connection, Span, agent_command, digest_of
 from workbench.runtime.ssh_agent import CERTIFICATE
 from workbench.runtime.ssh_seat import KeyStore, Seat
 
@@ -123,24 +123,30 @@ class SshEngines:
                 if not is_known:
                     link.ask("empty", path=kept)
                     link.bring(Path(mark.name), f"{kept}/digests.txt")
-            for file, path in files.items():
-                if file in self._weights[own]:
-                    link.bring(path, f"{kept}/{file}{HEADER}", (0, header_bytes(path)))
-                else:
-                    link.bring(path, f"{kept}/{file}")
+            weights = self._weights[own]
+            link.bring_all(
+                [
+                    (path, f"{kept}/{file}{HEADER}", (0, header_bytes(path))) if file in weights else (path, f"{kept}/{file}", None)
+                    for file, path in files.items()
+                ]
+            )
 
         self._together(bring)
 
-    def bring_weights(self, connection: Connection, place: str) -> None:
-        """Bring a file of weights to a device that reads it, or one tensor.  place: in its cache folder, as partial_loading names it.
+    def bring_weights(self, connection: Connection, places: Sequence[str]) -> None:
+        """Bring files of weights to a device, or single tensors.  places: in its cache folder, as partial_loading names them.
 
         Raises RuntimeSetupError, also for any other file.
         """
-        found = re.fullmatch(rf"(brought/\w+)/([^/]+?)(?:{TENSORS}/(\d+)-(\d+))?", place)
-        path = self._weights.get(found[1], {}).get(found[2]) if found else None
-        if found is None or path is None:
-            raise RuntimeSetupError(f"Device '{connection.name}' asked for '{shown(place)}'.", "No model of this run has it.", "Run again.")
-        connection.bring(path, f"kit/cache/{place}", (int(found[3]), int(found[4])) if found[3] else None)
+        files: list[tuple[Path, str, Span | None]] = []
+        for place in places:
+            found = re.fullmatch(rf"(brought/\w+)/([^/]+?)(?:{TENSORS}/(\d+)-(\d+))?", place)
+            path = self._weights.get(found[1], {}).get(found[2]) if found else None
+            if found is None or path is None:
+                asked = f"Device '{connection.name}' asked for '{shown(place)}'."
+                raise RuntimeSetupError(asked, "No model of this run has it.", "Run again.")
+            files.append((path, f"kit/cache/{place}", (int(found[3]), int(found[4])) if found[3] else None))
+        connection.bring_all(files)
 
     def _together(self, work: Callable[[Seat], None]) -> None:
         """Do something on all devices at once.  Raises the first one's error."""

@@ -118,9 +118,9 @@ class Seat:
         for path in wanted:
             self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}").add_done_callback(self._brought)
 
-    def _fetched(self, place: str, reply: Callable[[bytes], None]) -> None:
+    def _fetched(self, places: Sequence[str], reply: Callable[[bytes], None]) -> None:
         try:
-            self._engines.bring_weights(self.link, place)
+            self._engines.bring_weights(self.link, places)
         except (WorkbenchError, OSError) as error:
             reply(str(error).encode())
         else:
@@ -181,7 +181,7 @@ class Seat:
     def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
         """Ask the store for this device, or send it weights."""
         if asked.operation == "fetch":  # it takes time, and this thread hears the device's answers
-            threading.Thread(target=self._fetched, args=(asked.keys[0], reply), daemon=True).start()
+            threading.Thread(target=self._fetched, args=(asked.keys, reply), daemon=True).start()
             return
         relays, connection = self._engines.relays, self.connection
         if relays is not None and connection is not None:
