@@ -178,6 +178,20 @@ def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, w
     assert losses(report) == pytest.approx(losses(whole), rel=1e-6)
 
 
+def test_adapters_of_ringada_survive_a_loss(job: Job, tmp_path: Path) -> None:
+    """Executed: of three equal devices two train, one of them is killed, and the losses are those of an undisturbed run."""
+
+    def kill(event: Event) -> None:
+        if event.faults is not None:
+            event.faults.add(Fault(kind="kill", rank=1, start=2, unit="step"))
+
+    job = replace(job, options=job.options | {"technique": "serial", "devices": 2}, backup_every=1)
+    whole = run(replace(job, backup_every=0), tmp_path / "whole")
+    report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path / "lost", fidelity="paced", progress=kill)
+    assert "beta is lost" in " ".join(report.notes)
+    assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("idle", "chosen"), [({"battery": 0.5}, "delta"), ({"host_share": 0.2}, "delta"), ({}, "gamma"), ({"memory_bytes": 300_000}, "delta")]
 )

@@ -29,7 +29,9 @@ def reproduce(
     names: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")] = None,
     png: Png = "auto",
-    data: Annotated[Path | None, typer.Option(help="A local folder with the GLUE tasks or SQuAD's files, for those that execute.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with GLUE's tasks, SQuAD's files or tagged words, for those that execute.")
+    ] = None,
     kept: Annotated[
         Path | None, typer.Option(help="Folder where trainings are kept and found again, for those that execute.", show_default="the cache")
     ] = None,

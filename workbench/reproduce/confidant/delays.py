@@ -198,14 +198,20 @@ def delays(item: Item, settings: Settings) -> Result:
 WAYS: Mapping[str, str] = {"Traditional": SYNCHRONOUS, "Confidant": STASHING}
 THREE = Training(technique="full", learning_rate=2e-4, epochs=3, batch_size=8, cuts=(2, 4, 6))
 """Table 5's three stages and three epochs."""
+FOLDERS = "conll2003", "squad"
+"""Of the folder of data, if it is not one of them itself."""
 
 
 def table5(item: Item, settings: Settings) -> Result:
     """Train a small model on the table's kinds of tasks, by the paper's two ways; what is not executed stays empty."""
     tasks = {"GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(320, 64, 300))}
-    if settings.data is not None:
-        named = replace(THREE, task="token_classification", data=settings.data, limits=(400, 64, 400))
-        tasks = {"BERT-Base, Conll2003": named} | tasks
+    data = settings.data or Path()
+    for folder in () if settings.data is None else [one for name in FOLDERS if (one := data / name).is_dir()] or [data]:
+        if any(folder.glob("*.json")):
+            tasks["GPT2-Medium, SQuAD2.0"] = replace(THREE, task="question_answering", data=folder, limits=(320, 64, 300))
+        else:
+            named = replace(THREE, task="token_classification", data=folder, limits=(400, 64, 400))
+            tasks = {"BERT-Base, Conll2003": named} | tasks
     found = {name: trained_by(tuple(WAYS.values()), own, settings, own.task) for name, own in tasks.items()}
 
     def values(task: str, metric: str, way: str) -> list[float]:
