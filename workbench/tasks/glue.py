@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks.published import hub_dataset, read_text, saved_dataset
-from workbench.tasks.task import Kind, Split, Task, fixed_order, numbered
+from workbench.tasks.task import Kind, Split, Task, fixed_order, numbered, task_table
 
 VALIDATION_FROM_TRAIN = 1000
 """Maximum size of the validation split drawn from the training samples if the test labels are secret (see also validation_share)."""
@@ -20,7 +20,7 @@ class GlueTask:
     """The file format of a task.
 
     folder: the official folder's name.  first, second, label: column names, in every spelling that occurs.
-    positions: of (first, second or None, label) in files without a header, by the number of columns.
+    positions: of first, second (if there is one) and label in files of num_columns columns without a header.
     validation_share: maximum share of the training samples for the validation split if the test labels are secret.
     has_broken_rows: whether lines of the official file lack columns; the benchmark's own reader skips such lines.
     """
@@ -32,41 +32,13 @@ class GlueTask:
     second: tuple[str, ...] = ()
     label: tuple[str, ...] = ("label",)
     classes: Mapping[str, int] = field(default_factory=dict)
-    positions: Mapping[int, tuple[int, int | None, int]] = field(default_factory=dict)
+    num_columns: int
+    positions: tuple[int, ...]
     validation_share: float = 0.1
     has_broken_rows: bool = False
 
 
-GLUE: dict[str, GlueTask] = {
-    "mrpc": GlueTask(
-        folder="MRPC", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
-        first=("#1 String", "sentence1"), second=("#2 String", "sentence2"), label=("Quality", "label"), positions={5: (3, 4, 0)},
-    ),
-    "stsb": GlueTask(
-        folder="STS-B", kind="regression", metrics=("pearson", "spearman"),
-        first=("sentence1",), second=("sentence2",), label=("score", "label"), positions={10: (7, 8, 9)},
-    ),
-    "sst2": GlueTask(
-        folder="SST-2", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
-        first=("sentence",), positions={2: (0, None, 1)},
-    ),
-    "qnli": GlueTask(
-        folder="QNLI", kind="classification", metrics=("accuracy", "f1"), classes={"entailment": 0, "not_entailment": 1, "0": 0, "1": 1},
-        first=("question",), second=("sentence",), positions={4: (1, 2, 3)},
-    ),
-    "rte": GlueTask(
-        folder="RTE", kind="classification", metrics=("accuracy", "f1"), classes={"entailment": 0, "not_entailment": 1, "0": 0, "1": 1},
-        first=("sentence1",), second=("sentence2",), positions={4: (1, 2, 3)}, validation_share=0.2,
-    ),
-    "qqp": GlueTask(
-        folder="QQP", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
-        first=("question1",), second=("question2",), label=("is_duplicate", "label"), positions={6: (3, 4, 5)}, has_broken_rows=True,
-    ),
-    "wnli": GlueTask(
-        folder="WNLI", kind="classification", metrics=("accuracy", "f1"), classes={"0": 0, "1": 1},
-        first=("sentence1",), second=("sentence2",), positions={4: (1, 2, 3)}, validation_share=0.2,
-    ),
-}  # fmt: skip
+GLUE = task_table("glue", GlueTask)
 
 Rows = list[tuple[str, str | None, int | float | None]]
 
@@ -130,8 +102,9 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
     first, second, label = (next((header.index(name) for name in names if name in header), None) for names in columns)
     if first is not None and (second is not None or not glue.second):
         cells = cells[1:]
-    elif first is None and len(header) in glue.positions:
-        first, second, label = glue.positions[len(header)]
+    elif first is None and len(header) == glue.num_columns:
+        first, *seconds, label = glue.positions
+        second = seconds[0] if seconds else None
     else:
         raise ConfigError(
             f"'{path}' was to be read as {glue.folder}.", f"Line 1 has {len(header)} unknown columns.", "Use the official files."

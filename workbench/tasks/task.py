@@ -6,9 +6,13 @@ import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError
+from workbench.core.serial import from_builtins, read_toml
+
+T = TypeVar("T")
 
 Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification"]
 
@@ -142,18 +146,13 @@ class Wording:
     highest: float = 0.0
 
 
-# GLUE as in T5's training, except for wnli, which T5 left out.
-WORDINGS: Mapping[str, Wording] = {
-    "sentiment": Wording(prefix="sst2", words=("negative", "positive")),
-    "sentiment-rating": Wording(prefix="sentiment", lowest=-4.0, highest=4.0),
-    "mrpc": Wording(prefix="mrpc", names=("sentence1", "sentence2"), words=("not_equivalent", "equivalent")),
-    "stsb": Wording(prefix="stsb", names=("sentence1", "sentence2"), highest=5.0),
-    "sst2": Wording(prefix="sst2", words=("negative", "positive")),
-    "qnli": Wording(prefix="qnli", names=("question", "sentence"), words=("entailment", "not_entailment")),
-    "rte": Wording(prefix="rte", names=("sentence1", "sentence2"), words=("entailment", "not_entailment")),
-    "qqp": Wording(prefix="qqp", names=("question1", "question2"), words=("not_duplicate", "duplicate")),
-    "wnli": Wording(prefix="wnli", names=("sentence1", "sentence2"), words=("not_entailment", "entailment")),
-}
+def task_table(name: str, kind: type[T]) -> dict[str, T]:
+    """Return a table of data/tasks.toml by task."""
+    path = data_folder() / "tasks.toml"
+    return {task: from_builtins(text, kind, source=f"'{name}.{task}' of '{path}'") for task, text in read_toml(path)[name].items()}
+
+
+WORDINGS = task_table("wordings", Wording)
 
 
 def as_text_to_text(task: Task) -> Task:
@@ -168,7 +167,7 @@ def as_text_to_text(task: Task) -> Task:
         raise ConfigError(
             f"The task '{task.name}' was asked for as text to text.",
             f"Words are known for {', '.join(WORDINGS)}.",
-            "Choose one of them, or add an entry to workbench/tasks/task.py.",
+            "Choose one of them, or add an entry to data/tasks.toml.",
         )
     wording = WORDINGS[task.name]
     count = round((wording.highest - wording.lowest) / STEP) + 1

@@ -13,7 +13,7 @@ from string import Formatter
 from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
-from workbench.tasks.task import fixed_order
+from workbench.tasks.task import fixed_order, task_table
 
 PromptKind = Literal["classification", "multiple_choice", "question_answering"]
 
@@ -27,9 +27,9 @@ class Prompt:
     kept: fields that are not content, and remain when the content is removed (see scoring.py).
     """
 
-    kind: PromptKind
     text: str
     shortened: str
+    kind: PromptKind = "classification"
     words: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
     answer: str = ""
@@ -61,61 +61,7 @@ def own_prompt(fields: tuple[str, ...], class_names: tuple[str, ...]) -> Prompt:
     return Prompt(kind="classification", text=f"{text}\nLabel:", shortened=fields[0], words=tuple(f" {name}" for name in class_names))
 
 
-_YES_NO, _NO_YES = ("Yes", "No"), ("No", "Yes")
-_SST2 = Prompt(kind="classification", text="{sentence} It was", shortened="sentence", words=(" terrible", " great"))
-
-PROMPTS: Mapping[str, Prompt] = {
-    "sentiment": _SST2,
-    "sst2": _SST2,
-    "rte": Prompt(
-        kind="classification", shortened="premise", words=_YES_NO,
-        text='{premise} Does this mean that "{hypothesis}" is true? Yes or No?\n',
-    ),
-    "mrpc": Prompt(
-        kind="classification", shortened="sentence1", words=_NO_YES,
-        text="Do the following two sentences mean the same thing? Yes or No?\nSentence 1: {sentence1}\nSentence 2: {sentence2}\n",
-    ),
-    "qqp": Prompt(
-        kind="classification", shortened="question1", words=_NO_YES,
-        text="Are these two questions asking the same thing? Yes or No?\nQuestion 1: {question1}\nQuestion 2: {question2}\n",
-    ),
-    "qnli": Prompt(
-        kind="classification", shortened="sentence2", words=_YES_NO,
-        text="Does this sentence answer the question? Yes or No?\nSentence 1: {sentence1}\nSentence 2: {sentence2}\n",
-    ),
-    "wnli": Prompt(
-        kind="classification", shortened="sentence1", words=_NO_YES,
-        text="Given the first sentence, is the second sentence true? Yes or No?\nSentence 1: {sentence1}\nSentence 2: {sentence2}\n",
-    ),
-    "boolq": Prompt(kind="classification", shortened="passage", words=_NO_YES, text="{passage} {question}?\n"),
-    "wsc": Prompt(
-        kind="classification", shortened="text", words=_NO_YES,
-        text='{text} In the previous sentence, does the pronoun "{span2}" refer to {span1}?\n',
-    ),
-    "wic": Prompt(
-        kind="classification", shortened="sent1", words=_NO_YES,
-        text='Does the word "{word}" have the same meaning in these two sentences?\n{sent1} {sent2}\nYes, No?\n',
-    ),
-    "multirc": Prompt(
-        kind="classification", shortened="paragraph", words=_NO_YES,
-        text='{paragraph} Question: {question}\nI found this answer "{answer}". Is that correct?\nYes or No?\n',
-    ),
-    "copa": Prompt(
-        kind="multiple_choice", shortened="premise", kept=("conjunction",), text="{premise} {conjunction}",
-        candidates=(" {candidate1}", " {candidate2}"),
-    ),
-    # The option (subject) and its continuation (object) are scored together, because the option alone does not depend on the continuation.
-    "winogrande": Prompt(
-        kind="multiple_choice", shortened="context", text="{context}",
-        candidates=("{space}{subject1}{object}", "{space}{subject2}{object}"),
-    ),
-    "squad": Prompt(
-        kind="question_answering", shortened="context", answer=" {answer}\n",
-        text="Title: {title}\nContext: {context}\nQuestion: {question}\nAnswer:",
-    ),
-}  # fmt: skip
-
-
+PROMPTS = task_table("prompts", Prompt)
 PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
 """Number of samples per split in the paper (appendix D.2, after MeZO)."""
 
