@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from statistics import fmean
 from typing import Any
 
@@ -16,8 +17,8 @@ from workbench.reproduce.items import Chart, matches
 from workbench.reproduce.result import Comparison, Result
 
 PAPER_COLOUR, OUR_COLOUR = GREY, BLUE
+Panels = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
 NAMES = {"lora": "LoRA", "parallel_adapters_cached": "parallel adapters from the cache"}
-Lines = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
@@ -25,78 +26,55 @@ def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
     said = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
     drawn = []
     for chart in charts:
-        figure = _draw(replace(chart, title=chart.title.format(**said), subtitle=chart.subtitle.format(**said)), result)
+        chart = replace(chart, title=chart.title.format(**said), subtitle=chart.subtitle.format(**said))
+        if chart.kind == "lines":
+            figure = lines(result, _lines(chart, result), chart)
+        else:
+            figure = (paired_bars if chart.kind == "bars" else stacked)(result, _cells(chart, result), chart)
         figure.update_xaxes(**chart.x_axis)
         figure.update_yaxes(**chart.y_axis)
-        figure.update_layout(**chart.layout)
         drawn.append(Captioned(chart.name, chart.caption.format(**said), figure))
     return drawn
 
 
-def _draw(chart: Chart, result: Result) -> go.Figure:
-    if chart.kind == "bars":
-        return paired_bars(result, _cells(chart, result), chart)
-    if chart.kind == "stacked":
-        bars: dict[str, dict[str, float]] = {}
-        for row in result.tables[0].rows:
-            parts = {part: value for part, column in chart.parts.items() if isinstance(value := row[column], float)}
-            if parts:
-                bars[f"{row[0]}, {row[1]}"] = parts
-        return stacked(result, bars, chart)
-    if chart.x:
-        panels = _points(chart, result)
-    else:
-        panels = {}
-        for name, line_points in result.series.items():
-            labels = name.split(", ")
-            if matches(chart.only[0] if chart.only else (), labels):
-                shown = panels.setdefault(chart.panel.format(*labels), {})
-                line = chart.line.format(*labels) if chart.line else ", ".join(chart.rename.get(label, label) for label in labels)
-                if line_points:
-                    shown[line] = list(line_points)
-    return line_panels(result, panels, chart) if chart.kind == "panels" else lines(result, panels[""], chart)
+def _chosen(chart: Chart, cells: Sequence[Comparison]) -> list[Comparison]:
+    return [one for pattern in chart.only for one in cells if matches(pattern, one.labels)] if chart.only else list(cells)
 
 
 def _cells(chart: Chart, result: Result) -> list[Comparison]:
-    """Return the cells to draw as bars: comparisons, or a column of the first table."""
-    if chart.column is not None:
-        cells = [Comparison(labels=tuple(map(str, row)), paper=None, ours=row[chart.column]) for row in result.tables[0].rows]
-    else:
-        cells = list(result.comparisons)
-    chosen = [one for pattern in chart.only for one in cells if matches(pattern, one.labels)] if chart.only else cells
+    """Return the cells to draw as bars: comparisons, or the parts of the first table's rows, labelled by the part and the row's values."""
+    cells: Sequence[Comparison] = result.comparisons
+    if chart.parts:
+        rows, parts = result.tables[0].rows, chart.parts.items()
+        cells = [Comparison(labels=(part, *map(str, row)), paper=None, ours=row[column]) for row in rows for part, column in parts]
     if not chart.labels:
-        return chosen
-    templates = chart.labels
-    return [replace(one, labels=tuple(text.format(*one.labels).removeprefix(chart.prefix) for text in templates)) for one in chosen]
+        return _chosen(chart, cells)
+    return [replace(one, labels=tuple(text.format(*one.labels) for text in chart.labels)) for one in _chosen(chart, cells)]
 
 
-def _points(chart: Chart, result: Result) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return lines by panel through the comparisons, over the product of the labels that `x` names; the paper's end in ', paper'."""
-    sides: list[tuple[str, ...]] = (
-        [("ours", "paper")] if chart.paper == "beside" else [("ours",), ("paper",)] if chart.paper else [("ours",)]
-    )
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    cells = [one for one in result.comparisons if not chart.only or any(matches(pattern, one.labels) for pattern in chart.only)]
-    for together in sides:
-        for one in cells:
-            x = 1.0
-            for index in chart.x:
-                x *= float(one.labels[index])
-            name = chart.line.format(*one.labels)
-            for side in together:
-                value: Any = getattr(one, side)
-                if isinstance(value, int | float):
-                    line = name if side == "ours" else f"{name.split(', ')[0]}, paper"
-                    found.setdefault(chart.panel.format(*one.labels), {}).setdefault(line, []).append((x, float(value)))
-    for shown in found.values():
-        for line, points in shown.items():
-            at: dict[float, list[float]] = {}
-            for x, y in points:
-                at.setdefault(x, []).append(y)
-            if chart.at_same_x != "each":
-                points = [(x, fmean(ys) if chart.at_same_x == "mean" else ys[-1]) for x, ys in at.items()]
-            shown[line] = sorted(points)
-    return found
+def _lines(chart: Chart, result: Result) -> Panels:
+    """Return lines by panel: the result's series, or the comparisons over the product of the labels that `x` names.
+
+    The paper's comparisons end in ', paper'.  Values at the same x are averaged.
+    """
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    if not chart.x:
+        for name, points in result.series.items():
+            labels = name.split(", ")
+            if points and matches(chart.only[0] if chart.only else (), labels):
+                panels.setdefault(chart.panel.format(*labels), {})[chart.line.format(*labels) if chart.line else name] = list(points)
+        return panels
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for one in _chosen(chart, result.comparisons):
+        name = chart.line.format(*one.labels)
+        sides = {name: one.ours} | ({f"{name.split(', ')[0]}, paper": one.paper} if chart.paper else {})
+        for line, value in sides.items():
+            if isinstance(value, int | float):
+                x = prod(float(one.labels[index]) for index in chart.x)
+                found.setdefault((chart.panel.format(*one.labels), line), {}).setdefault(x, []).append(float(value))
+    for (panel, line), at in found.items():
+        panels.setdefault(panel, {})[line] = sorted((x, fmean(ys)) for x, ys in at.items())
+    return panels
 
 
 def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart) -> go.Figure:
@@ -145,7 +123,7 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
         figure,
         result,
         chart,
-        height=190 + chart.width * max(map(len, panels.values())),
+        height=190 + 46 * max(map(len, panels.values())),
         margin={"t": 110},
         below=90,
         barmode="group",
@@ -153,68 +131,57 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
     )
 
 
-def lines(result: Result, series: Lines, chart: Chart) -> go.Figure:
-    """Return one line with markers for each series; with colour_by_group, names that are equal up to the first comma share a colour."""
-    figure = go.Figure()
-    groups = list(dict.fromkeys(name.split(", ")[0] if chart.colour_by_group else name for name in series))
-    for name, points in series.items():
-        number = groups.index(name.split(", ")[0] if chart.colour_by_group else name)
-        figure.add_trace(_line(name, points, number, chart))
-    figure.update_xaxes(title=chart.x_title, type="log" if chart.logarithmic else "linear")
-    figure.update_yaxes(title=chart.y_title, rangemode="tozero")
-    return _finish(figure, result, chart, height=460)
-
-
-def line_panels(result: Result, panels: Mapping[str, Lines], chart: Chart) -> go.Figure:
-    """Return a panel of lines for each name of `panels`, with equal axes; a line of one name has the same colour in every panel.
-
-    chart.at: where the x axis is labelled.  chart.logarithmic: both axes.
-    """
-    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels), shared_yaxes=True, horizontal_spacing=0.03)
-    names = list(dict.fromkeys(name for shown in panels.values() for name in shown))
-    seen: set[str] = set()
+def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
+    """Return a panel of lines with markers for each name of `panels`; equal names have one colour, with colour_by_group up to a comma."""
+    titles = list(panels) if any(panels) else None
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
+    names = dict.fromkeys(name for shown in panels.values() for name in shown)
+    groups = {name: name.split(", ")[0] if chart.colour_by_group else name for name in names}
+    order = list(dict.fromkeys(groups.values()))
     for column, shown in enumerate(panels.values(), start=1):
         for name, points in shown.items():
-            line = _line(name, points, names.index(name), chart).update(legendgroup=name, showlegend=name not in seen)
+            line = go.Scatter(
+                x=[x for x, _ in points],
+                y=[y for _, y in points],
+                name=words(name),
+                mode="lines+markers",
+                line={
+                    "color": CYCLE[order.index(groups[name]) % len(CYCLE)],
+                    "dash": next((dash for part, dash in chart.dashes.items() if part in name), "solid"),
+                },
+                legendgroup=name,
+                showlegend=name in names,
+            )
             figure.add_trace(line, row=1, col=column)
-            seen.add(name)
-    kind, at = "log" if chart.logarithmic else "linear", list(chart.at)
-    figure.update_xaxes(title=chart.x_title, type=kind, tickmode="array" if at else "auto", tickvals=at or None)
-    figure.update_yaxes(type=kind, rangemode="tozero", tickmode="array" if at and chart.logarithmic else "auto")
-    if at and chart.logarithmic:
-        figure.update_yaxes(tickvals=at)
+            names.pop(name, None)
+    figure.update_xaxes(title=chart.x_title, type="log" if chart.logarithmic else "linear")
+    figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title=chart.y_title, col=1)
     figure.update_annotations(font={"size": 13, "color": BLACK})
-    return _finish(figure, result, chart, height=480, margin={"t": 110}, below=110)
+    below = {"margin": {"t": 110}, "below": 110} if titles else {}
+    return _finish(figure, result, chart, height=480, **below)
 
 
-def _line(name: str, points: Sequence[tuple[float, float]], number: int, chart: Chart) -> go.Scatter:
-    dash = next((dash for part, dash in chart.dashes.items() if part in name), "solid")
-    return go.Scatter(
-        x=[x for x, _ in points],
-        y=[y for _, y in points],
-        name=words(name),
-        mode="lines+markers",
-        line={"color": CYCLE[number % len(CYCLE)], "dash": dash},
-    )
-
-
-def stacked(result: Result, bars: Mapping[str, Mapping[str, float]], chart: Chart, marks: Mapping[str, float] | None = None) -> go.Figure:
-    """Return a horizontal bar for each name, divided into its parts.  marks: a value of the paper to mark at a bar."""
+def stacked(result: Result, cells: Sequence[Comparison], chart: Chart) -> go.Figure:
+    """Return a horizontal bar for each first label, divided by the second; the paper's value is marked where it is the 'total'."""
     figure = go.Figure()
-    for number, part in enumerate(dict.fromkeys(part for cut in bars.values() for part in cut)):
+    cells = [one for one in cells if isinstance(one.ours, float)]
+    names = list(dict.fromkeys(one.labels[0] for one in cells))
+    totals = [one for one in cells if one.labels[1] == "total"]
+    for number, part in enumerate(dict.fromkeys(one.labels[1] for one in cells if one not in totals)):
+        values = {one.labels[0]: one.ours for one in cells if one.labels[1] == part}
         figure.add_bar(
             orientation="h",
-            y=[words(name) for name in bars],
-            x=[cut.get(part, 0.0) for cut in bars.values()],
+            y=[words(name) for name in names],
+            x=[values.get(name, 0.0) for name in names],
             name=part,
             marker={"color": CYCLE[number % len(CYCLE)]},
             hovertemplate=f"%{{y}}: {part} %{{x:.3g}} {chart.unit}<extra></extra>",
         )
-    if marks:
+    if totals:
         figure.add_scatter(
-            x=list(marks.values()),
-            y=[words(name) for name in marks],
+            x=[one.paper for one in totals],
+            y=[words(one.labels[0]) for one in totals],
             mode="markers",
             name="the paper's",
             marker={"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}},
@@ -222,7 +189,7 @@ def stacked(result: Result, bars: Mapping[str, Mapping[str, float]], chart: Char
     figure.update_xaxes(title=chart.unit)
     figure.update_yaxes(autorange="reversed")
     order = {"traceorder": "normal"}
-    return _finish(figure, result, chart, height=200 + 30 * len(bars), below=100, barmode="stack", bargap=0.3, legend=order)
+    return _finish(figure, result, chart, height=200 + 30 * len(names), below=100, barmode="stack", bargap=0.3, legend=order)
 
 
 def _finish(figure: go.Figure, result: Result, chart: Chart, **given: Any) -> go.Figure:

@@ -44,37 +44,30 @@ class Chart:
     """A figure of a result; drawing.py documents each field.
 
     only: patterns of labels, whose cells are drawn in this order.  labels, line: templates of a cell's labels, such as '{1} tokens'.
-    column, parts: of the result's first table.  x_axis, y_axis, layout: plotly's own settings.
+    parts: columns of the result's first table, by name.  x_axis, y_axis: plotly's own settings.
     """
 
     name: str
     caption: str
-    kind: Literal["bars", "lines", "panels", "stacked"]
+    kind: Literal["bars", "lines", "stacked"]
     title: str = "{title}"
     subtitle: str = ""
     unit: str = ""
     only: Rules = ()
     labels: tuple[str, ...] = ()
-    prefix: str = ""
     facet: int | None = None
-    width: int = 46
-    column: int | None = None
     parts: dict[str, int] = field(default_factory=dict)
     panel: str = ""
     line: str = ""
     x: tuple[int, ...] = ()
-    at_same_x: Literal["each", "mean", "last"] = "each"
-    paper: Literal["", "beside", "after"] = ""
+    paper: bool = False
     x_title: str = ""
     y_title: str = ""
-    rename: dict[str, str] = field(default_factory=dict)
     dashes: dict[str, str] = field(default_factory=dict)
-    at: tuple[Any, ...] = ()
     logarithmic: bool = False
     colour_by_group: bool = False
     x_axis: dict[str, Any] = field(default_factory=dict)
     y_axis: dict[str, Any] = field(default_factory=dict)
-    layout: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

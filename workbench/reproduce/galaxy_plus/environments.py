@@ -7,12 +7,10 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
-from workbench.plots.export import Captioned
-from workbench.reproduce.drawing import paired_bars
 from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, Run, run_system
 from workbench.reproduce.galaxy_plus.testbed import ENVIRONMENTS, GB, MODELS, PAPER, TABLE_V, Constants, cluster, load_constants
 from workbench.reproduce.items import Item, Rows
-from workbench.reproduce.result import OOM, Comparison, Number, Result, Settings, printed
+from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 
 MBITS = (125, 250, 500, 750, 1000)
 OTHERS = (MEGATRON, SEQUENCE, EDGESHARD)
@@ -160,11 +158,6 @@ def fig13(item: Item, settings: Settings) -> Result:
             "cards": not {"OPT-L", "OPT-XL"} & {model for model, _ in behind[CARDS]},
             "gain": largest[CARDS][0] > largest[NANOS][0],
         },
-        series={
-            f"{environment}, {system}, {model}": ((0.0, value),)
-            for environment, each in found.items()
-            for (system, model), value in each.items()
-        },
         behind_nanos=words[NANOS],
         behind_cards=words[CARDS],
         largest=", ".join(f"{environment}: {value:.2f}" for environment, (value, _, _) in largest.items()),
@@ -181,15 +174,3 @@ def _nano_speeds(constants: Constants) -> Rows:
         largest, model, system = most(runs(replace(constants, nano_speed_factor=factor * constants.nano_speed_factor)), NANOS)
         rows.append((factor * gflops, largest, f"{model} over {system}"))
     return rows
-
-
-def draw_fig13(item: Item, result: Result) -> list[Captioned]:
-    """Return the speed-ups, a figure for each environment and a panel for each baseline."""
-    drawn = []
-    for environment, chart in zip((NANOS, CARDS), item.figures, strict=True):
-        chosen = []
-        for system, model in product(BASELINES, MODELS):
-            points = result.series.get(f"{environment}, {system}, {model}")
-            chosen.append(Comparison(labels=(system, model), paper=None, ours=points[0][1] if points else OOM))
-        drawn.append(Captioned(chart.name, chart.caption, paired_bars(result, chosen, chart)))
-    return drawn

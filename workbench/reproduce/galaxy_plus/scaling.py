@@ -14,9 +14,7 @@ from typing import Any
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.methods.galaxy_plus.planning import prices_of
 from workbench.planners.galaxy_plus import stack_lengths
-from workbench.plots.export import Captioned
 from workbench.profiler.inference import stack_sizes
-from workbench.reproduce.drawing import line_panels
 from workbench.reproduce.galaxy_plus.systems import BASELINES, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
 from workbench.reproduce.galaxy_plus.testbed import (
     ENVIRONMENTS,
@@ -33,7 +31,6 @@ from workbench.reproduce.items import Item, Rows
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 
 SCALED = ("GPT2-L", "OPT-L")
-FOUR = (1, 2, 3, 4)
 EVEN = (2, 4)
 """The paper's numbers of devices that divide the heads evenly: with 3, one device has one more head, which does not affect SP."""
 MANY = (1, 2, 3, 4, 8, 16, 32, 64)
@@ -120,8 +117,10 @@ def _result(item: Item, found: Found, ours: Callable[[float], float], trivial: f
             )
         },
         columns={name: [str(count) for count in MANY] for name in tables},
-        series={
-            f"{model}, {system}": tuple((float(count), value) for count, value in made.items()) for (model, system), made in found.items()
+        series={f"{model}, linear": ((1.0, 1.0), (64.0, 64.0)) for model in SCALED}
+        | {
+            f"{model}, {system.replace(',', '')}": tuple((float(count), value) for count, value in made.items())
+            for (model, system), made in found.items()
         },
         **given,
     )
@@ -165,26 +164,6 @@ def fig15(item: Item, settings: Settings) -> Result:
         fastest=", ".join(f"{model} by {system}: {count}" for (model, system), count in best.items()),
         factors=", ".join(f"{model} {value:.2f}" for model, value in four.items()),
     )
-
-
-def draw_fig14(item: Item, result: Result) -> list[Captioned]:
-    """Return a figure for the paper's numbers of devices and one for many, each with the straight line."""
-    drawn = []
-    for suffix, counts in (("", FOUR), ("-64", MANY)):
-        most = counts[-1]
-        linear = {"linear": ((1.0, 1.0), (float(most), float(most)))}
-        panels = {
-            model: linear
-            | {system: tuple(point for point in result.series[f"{model}, {system}"] if point[0] <= most) for system in SYSTEMS}
-            for model in SCALED
-        }
-        title = f"{result.title}, to {most} devices"
-        chart = replace(item.figures[0], title=title, at=counts, logarithmic=most > FOUR[-1])
-        drawn.append(Captioned(f"{item.name}{suffix}", f"{title}.", line_panels(result, panels, chart)))
-    return drawn
-
-
-draw_fig15 = draw_fig14
 
 
 def plans(constants: Constants) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from workbench.core.catalogue import load_cluster
@@ -15,8 +14,6 @@ from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpi
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1, stack_lengths
-from workbench.plots.export import Captioned
-from workbench.reproduce.drawing import line_panels, lines
 from workbench.reproduce.galaxy_plus.testbed import CLUSTERS, FIG_16, PAPER, Constants, cluster, load_constants, profile
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, printed
@@ -115,37 +112,16 @@ def fig16(item: Item, settings: Settings) -> Result:
 
 def _series(reports: dict[str, ServingReport], begins_s: float, step_s: float, per_s: float) -> dict[str, tuple[tuple[float, float], ...]]:
     """Return throughput over `per_s` seconds and each device's utilisation in per cent over time, in steps of `step_s`."""
-    series: dict[str, tuple[tuple[float, float], ...]] = {"load begins": ((begins_s, 0.0),)}
-    for name, report in reports.items():
-        series[f"{name}, throughput"] = tuple((at, per_s * value) for at, value in report.throughput(step_s))
+    rates = {name: [(at, per_s * value) for at, value in report.throughput(step_s)] for name, report in reports.items()}
+    most = max(value for points in rates.values() for _, value in points)
+    series = {f"throughput, {name}": tuple(points) for name, points in rates.items()}
+    series["throughput, load begins"] = ((begins_s, 0.0), (begins_s, most))
     for name in (WITHOUT, WITH):
         for rank, device in enumerate(reports[name].cluster.devices):
             shares = reports[name].utilisation(rank, step_s)
-            series[f"{name}, {device.name}"] = tuple((at, 100 * share) for at, share in shares)
+            series[f"utilisation, {name}, {device.name}"] = tuple((at, 100 * share) for at, share in shares)
+        series[f"utilisation, {name}, load begins"] = ((begins_s, 0.0), (begins_s, 100.0))
     return series
-
-
-def draw_fig16(item: Item, result: Result) -> list[Captioned]:
-    """Return throughput and utilisation over time from series named 'REACTION, throughput' and 'REACTION, DEVICE'."""
-    rate = {name.removesuffix(", throughput"): points for name, points in result.series.items() if name.endswith(", throughput")}
-    last, begins = rate[WITH][-1][0], result.series["load begins"][0][0]
-
-    def until_last(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-        return tuple(point for point in points if point[0] <= last)
-
-    devices = [name.removeprefix(f"{WITH}, ") for name in result.series if name.startswith(f"{WITH}, ") and "throughput" not in name]
-    used = {name: {device: until_last(result.series[f"{name}, {device}"]) for device in devices} for name in (WITHOUT, WITH)}
-    charts = [replace(chart, title=chart.title.format(title=result.title)) for chart in item.figures]
-    figures = (
-        lines(result, {name: until_last(points) for name, points in rate.items()}, charts[0]),
-        line_panels(result, used, charts[1]),
-    )
-    for figure in figures:
-        figure.add_vline(x=begins, line={"dash": "dot", "width": 1})
-    return [Captioned(chart.name, chart.caption, figure) for chart, figure in zip(charts, figures, strict=True)]
-
-
-draw_fig16_executed = draw_fig16
 
 
 def devices() -> Cluster:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import Any
 
-from workbench.plots.export import Captioned
 from workbench.profiler.analytic import LayerCost, Technique, layer_costs
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
-from workbench.reproduce.drawing import stacked
 from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus.testbed import GIB, MODELS, PAPER, Constants, description, load_constants, technique_sizes
 from workbench.reproduce.result import Number, Result, Settings, printed
@@ -129,17 +126,6 @@ def table1(item: Item, settings: Settings) -> Result:
         where=", ".join(largest.labels),
         largest=largest.deviation,
     )
-
-
-def draw_table1(item: Item, result: Result) -> list[Captioned]:
-    """Return the breakdown with the paper's totals."""
-    by_technique: dict[str, dict[str, Any]] = {}
-    for one in result.comparisons:
-        if one.unit == "GB" and one.labels[1] != "total":
-            by_technique.setdefault(one.labels[0], {})[one.labels[1]] = one.ours
-    marks: dict[str, Any] = {one.labels[0]: one.paper for one in result.comparisons if one.labels[1] == "total" and one.paper}
-    [chart] = item.figures
-    return [Captioned(chart.name, chart.caption, stacked(result, by_technique, replace(chart, title=result.title), marks))]
 
 
 def memory(constants: Constants, model: ModelDescription) -> dict[str, float]:

@@ -126,9 +126,9 @@ def fig16(item: Item, settings: Settings) -> Result:
         tables={"throughput": rows, "sensitivity": item.sensitivity(constants, score, (ideal[2], ideal[8], ideal[8]))},
         holds={"memory": runs_out == {"T5-Base": False, "BART-Large": True, "T5-Large": True}, "faster": least >= 0},
         series={
-            f"{model}, {paradigm}": tuple((count, cell[1]) for count in COUNTS if (cell := cells[paradigm, model, count]) is not None)
+            f"{model}, {name}": tuple((count, cell[1]) for count in COUNTS if (cell := cells[paradigm, model, count]) is not None)
             for model in MODELS
-            for paradigm in (DATA, PIPELINE, HYBRID)
+            for paradigm, name in ((DATA, DATA), (PIPELINE, PIPELINE), (HYBRID, "PAC+"))
         },
         verdicts=", ".join(f"{model}: {'OOM' if out else 'fits'}" for model, out in runs_out.items()),
         least=least,
