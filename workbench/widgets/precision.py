@@ -20,9 +20,9 @@ from workbench.models.evaluation import Predictions, predict
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import STORAGE_TYPES, QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.timing import saved_by_autograd
+from workbench.reproduce.training import technique_stage
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks.tokenize import Batch
 from workbench.widgets.progress import bar
@@ -159,15 +159,7 @@ def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfi
     """Return the trained parameters, and a function that runs a forward pass up to the loss."""
     stack = load_stack(model)
     if technique in ("full", "lora", "adapters"):
-        chosen = TechniqueConfig(
-            technique=technique,  # type: ignore[arg-type]
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            kind=config.kind,
-            num_outputs=config.num_outputs,
-            seed=config.seed,
-        )
-        stage = TechniqueStage(stack.stage(0, stack.num_layers), chosen)
+        stage = technique_stage(stack, config, technique=technique, seed=config.seed)
 
         def through_all() -> Tensor:
             _, last = stage(batch.input_ids, batch.attention_mask)

@@ -9,20 +9,17 @@ paper describes.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, proportional_parts
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners import galaxy_plus
 from workbench.reproduce.galaxy_plus.testbed import Constants, cluster, handling, profile
 from workbench.reproduce.result import OOM
-
-Piece = Callable[[StackCosts, int, int], float]
-"""Seconds of a product: (costs, tokens, units or columns)."""
 
 
 def printed_s(

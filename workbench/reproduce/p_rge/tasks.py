@@ -30,7 +30,6 @@ METHODS: dict[str, tuple[int, Execution]] = {
 }
 FITTED_ON = ("MeZO (LoRA-FA), inner", "P-RGE (q=4), both", "P-RGE (q=16), both")
 """The cells to which a task's mean padded length at E = 16, 4 and 1 is fitted."""
-LONGEST = 4096.0
 TOKENIZER = "SmolLM2-135M"
 BATCHES = (1, 2, 4, 8, 16)
 TITLES = {"sst2": "SST-2", "rte": "RTE", "mrpc": "MRPC", "qqp": "QQP", "qnli": "QNLI", "wnli": "WNLI", "boolq": "BoolQ", "wsc": "WSC",

@@ -19,12 +19,10 @@ from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.torch_pruning import copy_torch_pruned
 from workbench.reproduce.pac_plus.executed_runs import Outcome, Training
 from workbench.reproduce.pac_plus.executed_training import (
     TappedSplit,
-    TokenizedTask,
     Trainee,
     adapter_trainee,
     backbone_trainee,
@@ -32,14 +30,13 @@ from workbench.reproduce.pac_plus.executed_training import (
     train,
 )
 from workbench.reproduce.result import kept_or_made
-from workbench.tasks import load_task
+from workbench.reproduce.training import SPLITS, TokenizedTask, limited_task, technique_stage
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
-from workbench.tasks.tokenize import text_batches, tokenize
+from workbench.tasks.tokenize import text_batches
 
 DISTILLATION_SHARE = 4
 """If a comparison uses fewer training samples, this many times as many unlabelled texts are used for distillation."""
-_SPLITS = ("train", "validation", "test")
 
 
 def run_all(
@@ -60,15 +57,12 @@ def run_all(
 
 def task_of(training: Training, data: Path | None) -> Task:
     """Return a training's task, with its test labels.  data: see run_all."""
-    samples: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), training.samples, strict=True))
-    return load_task(training.task, data=None if training.task.startswith("sentiment") else data, **samples)
+    return limited_task(training.task, None if training.task.startswith("sentiment") else data, training.samples)
 
 
 def tokenized_task(training: Training, data: Path | None) -> TokenizedTask:
     """Return a training's task, tokenized."""
-    task, tokenizer = task_of(training, data), load_tokenizer(training.model)
-    splits = {name: tokenize(getattr(task, name), tokenizer, max_length=training.max_length) for name in _SPLITS}
-    return TokenizedTask(task=task, **splits)
+    return TokenizedTask.of(task_of(training, data), training.model, training.max_length)
 
 
 def _grouping(training: Training) -> tuple[Any, ...]:
@@ -104,16 +98,8 @@ class _Bench:
         if training.technique == "parallel_adapters":
             return self._adapter_trainee(training)
         data, stack = self.task(training), load_stack(training.model)
-        config = TechniqueConfig(
-            technique=training.technique,  # type: ignore[arg-type]
-            hidden_size=stack.hidden_size,
-            num_layers=stack.num_layers,
-            kind=data.task.kind,
-            num_outputs=data.task.num_outputs,
-            dropout=training.dropout,
-            seed=training.seed,
-        )
-        return backbone_trainee(TechniqueStage(stack.stage(0, stack.num_layers), config), data)
+        stage = technique_stage(stack, data.task, technique=training.technique, dropout=training.dropout, seed=training.seed)
+        return backbone_trainee(stage, data)
 
     def _adapter_trainee(self, training: Training) -> Trainee:
         data = self.task(training)
@@ -121,7 +107,7 @@ class _Bench:
 
         def tap() -> tuple[LayerStack, dict[str, TappedSplit], TapStatistics]:
             stack = backbone(training.model, training.backbone)
-            splits = {name: TappedSplit(stack, getattr(data, name)) for name in _SPLITS}
+            splits = {name: TappedSplit(stack, getattr(data, name)) for name in SPLITS}
             return stack, splits, statistics_of(stack, data.train)
 
         stack, splits, statistics = self._once("taps", key, tap)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,8 +17,8 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueStage
 from workbench.reproduce.pac_plus.executed_runs import Outcome, Training, score
+from workbench.reproduce.training import TokenizedTask
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
 
 _CALIBRATION_BATCHES = 16
@@ -64,23 +63,6 @@ def statistics_of(stack: LayerStack, split: TokenizedSplit) -> TapStatistics:
     size = 64
     starts = range(0, min(len(split), size * _CALIBRATION_BATCHES), size)
     return calibrate(stack, (collate(split, range(at, min(at + size, len(split)))) for at in starts))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizedTask:
-    """A task with its splits as token ids."""
-
-    task: Task
-    train: TokenizedSplit
-    validation: TokenizedSplit
-    test: TokenizedSplit
-
-    def targets(self, labels: Tensor) -> Tensor:
-        """Return the training targets: classes unchanged, numbers standardised (which does not change correlations)."""
-        if self.task.kind == "classification":
-            return labels
-        known = torch.tensor(self.train.labels)
-        return (labels - known.mean()) / known.std().clamp(min=1e-6)
 
 
 class Trainee(NamedTuple):
@@ -170,9 +152,11 @@ def _train(training: Training, data: TokenizedTask, trainee: Trainee, progress: 
 
 
 def task_loss(data: TokenizedTask, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean loss of logits (n, outputs) against labels (n,)."""
-    targets = data.targets(labels)
-    return F.mse_loss(logits.squeeze(1), targets) if data.task.kind == "regression" else F.cross_entropy(logits, targets)
+    """Return the mean loss of logits (n, outputs) against labels (n,): classes, or numbers, which are standardised."""
+    if data.task.kind == "classification":
+        return F.cross_entropy(logits, labels)
+    known = torch.tensor(data.train.labels)
+    return F.mse_loss(logits.squeeze(1), (labels - known.mean()) / known.std().clamp(min=1e-6))
 
 
 def _score(data: TokenizedTask, trainee: Trainee, name: str) -> tuple[float, tuple[tuple[float, ...], ...]]:

@@ -9,22 +9,21 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import torch
 
-from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
-from workbench.models.techniques import TechniqueConfig, TechniqueStage, predict
+from workbench.models.techniques import TechniqueStage, predict
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, kept_or_made, printed, read_kept
 from workbench.reproduce.ringada.training import FEDERATED, PAPER, PIPE, RING, SINGLE, depth_of, load_constants, seconds_after
-from workbench.tasks import load_task
+from workbench.reproduce.training import TokenizedTask, limited_task, technique_stage
 from workbench.tasks.batching import epoch_batches, split_samples
 from workbench.tasks.spans import score
 from workbench.tasks.task import Split
-from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, tokenize
+from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,23 +183,11 @@ def train_in_turn(
     is_federated: each device trains a copy, with its part of the mini-batches between two points; then all take the average.
     """
     steps, points = training.steps, training.points
-    limits: Any = dict(zip(("train_samples", "validation_samples", "test_samples"), training.limits, strict=True))
-    task = load_task(training.task, data=training.data, **limits)
-    tokenizer, stack = load_tokenizer(training.model), load_stack(training.model)
-    train, validation, test = (
-        tokenize(part, tokenizer, max_length=training.max_length) for part in (task.train, task.validation, task.test)
-    )
-    config = TechniqueConfig(
-        technique="serial",
-        hidden_size=stack.hidden_size,
-        num_layers=stack.num_layers,
-        kind=task.kind,
-        num_outputs=task.num_outputs,
-        seed=seed,
-    )
-    lengths = train.lengths
+    task, stack = limited_task(training.task, training.data, training.limits), load_stack(training.model)
+    data = TokenizedTask.of(task, training.model, training.max_length)
+    lengths = data.train.lengths
     copies, local = (devices, steps // points // devices) if is_federated else (1, 1)
-    models = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config) for _ in range(copies)]
+    models = [technique_stage(copy.deepcopy(stack), task, technique="serial", seed=seed) for _ in range(copies)]
     optimizers = [make_optimizer(model, training.weight_decay) for model in models]
 
     def scored(split: Split, tokenized: TokenizedSplit) -> dict[str, float]:
@@ -223,9 +210,9 @@ def train_in_turn(
         for layer, adapter in model.adapters.items():
             adapter.requires_grad_(int(layer) >= stack.num_layers - depth)
         epoch, indices = next(sources[owner])
-        batch = collate(train, indices)
+        batch = collate(data.train, indices)
         logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
-        loss = task_loss(logits, batch.labels, config.kind)
+        loss = task_loss(logits, batch.labels, task.kind)
         loss.backward()
         set_learning_rate(optimizers[place], learning_rate_at(step, steps, training.learning_rate, training.warmup))
         optimizers[place].step()
@@ -234,8 +221,8 @@ def train_in_turn(
         if step + 1 == steps * (len(scores) + 1) // points:
             _average(models, optimizers)
             losses.append(fmean(history[steps * len(scores) // points :]))
-            scores.append(scored(task.validation, validation)[task.metrics[0]])
-    return Curve(losses=tuple(losses), scores=tuple(scores), test=scored(task.test, test))
+            scores.append(scored(task.validation, data.validation)[task.metrics[0]])
+    return Curve(losses=tuple(losses), scores=tuple(scores), test=scored(task.test, data.test))
 
 
 @torch.no_grad()
