@@ -1,15 +1,20 @@
-"""`workbench bench confidant`: processors that share layers, a pipeline without a drain, the partition, JAX; emulated, interleaved.
+"""`workbench bench confidant`: processors that share layers, a pipeline without a drain, the partition; emulated, interleaved.
 
 Each side is a whole run as a user starts it: LoRA on one epoch of mini-batches.  Only the synchronous side drains its pipeline between
-mini-batches.
+mini-batches.  The frameworks compare PyTorch with JAX on one core at full speed, because emulated devices take the planned time with both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from workbench.bench.frame import Progress, ratios
 from workbench.bench.ringada import cluster_of, measure
@@ -19,6 +24,12 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.experiment import run
+from workbench.methods.fine_tuning.handlers import StageCompute, StageContext
+from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
+from workbench.models.loading import load_stack
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.profiler.processors import Place, pinned, places
+from workbench.profiler.timing import Call, time_calls
 
 ROUNDS, MINI_BATCHES = 3, 16
 JOB = Job(
@@ -31,6 +42,8 @@ JOB = Job(
     validation_samples=32,
     test_samples=32,
 )
+FRAMEWORKS, STAGE_SIZES = "frameworks", ((8, 32), (32, 64))
+"""STAGE_SIZES: samples and tokens of the mini-batches with which PyTorch and JAX are compared."""
 LORA = {"technique": "lora", "drain_every": 0}
 
 
@@ -39,22 +52,12 @@ class Point:
     """sides: jobs by name; the first is the reference.  keeps_plan: all sides have the stages of the last one.
 
     bound: of the speedup, the sum of all speeds over the first side's; None: only the compute of the busiest device counts.
-    jax: the side of which every second device computes with JAX.
     """
 
     cluster: Cluster
     sides: Mapping[str, Job]
     keeps_plan: bool = False
     bound: float | None = None
-    jax: str = ""
-
-    def placed(self) -> dict[str, tuple[Job, Cluster]]:
-        """Return each side's job and devices."""
-        mixed = [replace(device, framework="jax") if rank % 2 else device for rank, device in enumerate(self.cluster.devices)]
-        return {
-            side: (job, replace(self.cluster, devices=tuple(mixed)) if side == self.jax else self.cluster)
-            for side, job in self.sides.items()
-        }
 
 
 def _confidant(**options: Any) -> Job:
@@ -97,11 +100,6 @@ def points() -> dict[str, Point]:
             },
             bound=sum(shares) / max(shares),
         ),
-        "frameworks": Point(
-            cluster=cluster_of("equal,1000"),
-            sides={side: _confidant(partition="even") for side in ("PyTorch", "JAX on two devices")},
-            jax="JAX on two devices",
-        ),
     }
 
 
@@ -112,13 +110,14 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     word.
     """
     chosen = {name: point for name, point in points().items() if not only or name.split()[0] in only}
-    unknown = sorted(set(only).difference(name.split()[0] for name in points()))
+    words = [*dict.fromkeys(name.split()[0] for name in points()), FRAMEWORKS]
+    unknown = sorted(set(only).difference(words))
     if unknown:
-        known = ", ".join(dict.fromkeys(name.split()[0] for name in points()))
+        known = ", ".join(words)
         raise ConfigError(f"Only '{unknown[0]}' of the benchmark was asked for.", f"There are {known}.", "Name one of these.")
     rows = []
     for name, point in chosen.items():
-        rows += table(name, measure(name, point.placed(), rounds, progress, kept_plans(point)), point.bound)
+        rows += table(name, measure(name, point.sides, point.cluster, rounds, progress, kept_plans(point)), point.bound)
     return {
         "name": "confidant",
         "label": "emulated; bounds simulated",
@@ -126,7 +125,41 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         "model": JOB.model,
         "rounds": rounds,
         "points": rows,
+        FRAMEWORKS: frameworks() if not only or FRAMEWORKS in only else [],
     }
+
+
+def frameworks() -> list[dict[str, Any]]:
+    """Return the milliseconds of two layers with LoRA on one core, forward and back, by PyTorch and by JAX, timed in turn."""
+    core = next(iter(places().values())).cores[0]
+    with pinned(Place(torch.device("cpu"), (core,))):
+        stack = load_stack(JOB.model)
+        config = TechniqueConfig(technique="lora", hidden_size=stack.hidden_size, num_layers=stack.num_layers, lora_dropout=0.0)
+        model = TechniqueStage(stack.stage(1, 3), config)
+        heads = model.backbone.config.num_attention_heads
+        sides = {
+            "PyTorch": StageCompute(model),
+            "JAX": JaxStageCompute(model, activation=activation_of(JOB.model), heads=heads, sizes=STAGE_SIZES),
+        }
+        calls: dict[tuple[str, str, tuple[int, int]], Call] = {}
+        for (side, compute), size in product(sides.items(), STAGE_SIZES):
+            hidden, mask = torch.randn(*size, stack.hidden_size), torch.ones(size, dtype=torch.int64)
+
+            def forward(compute: StageCompute = compute, hidden: Tensor = hidden, mask: Tensor = mask) -> StageContext:
+                return compute.forward(hidden.clone().requires_grad_(), mask, None)
+
+            calls[side, "forward", size] = forward
+            calls[side, "back", size] = (
+                forward,
+                partial(lambda compute, ones, context: compute.backward(context, ones), compute, torch.ones_like(hidden)),
+            )
+        found = {key: 1e3 * seconds for key, seconds in time_calls(calls).items()}
+    return [
+        {"samples": size[0], "tokens": size[1], "pass": way}
+        | {f"{side}_ms": found[side, way, size] for side in sides}
+        | {"JAX_over_PyTorch": found["JAX", way, size] / found["PyTorch", way, size]}
+        for size, way in product(STAGE_SIZES, ("forward", "back"))
+    ]
 
 
 def table(name: str, sides: Mapping[str, Side], bound: float | None) -> list[dict[str, Any]]:

@@ -113,8 +113,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
                 folder = Path(stack.enter_context(scratch_folder()))
                 save_model(SIZES["BERT-base"], folder)
                 jobs = small_jobs(str(folder))
-            cluster = cluster_of(name)
-            sides = measure(f"{name} Mbit/s", {side: (job, cluster) for side, job in jobs.items()}, rounds, progress)
+            sides = measure(f"{name} Mbit/s", jobs, cluster_of(name), rounds, progress)
         points += side_table(name, sides)
         depths += depth_table(name, sides)
         losses += loss_table(name, sides, curves) if name in POINTS[:3] else []
@@ -141,20 +140,20 @@ def small_jobs(model: str) -> dict[str, Job]:
 
 
 def measure(
-    name: str, sides: Mapping[str, tuple[Job, Cluster]], rounds: int, progress: Progress, plans: Mapping[str, Plan] | None = None
+    name: str, jobs: Mapping[str, Job], cluster: Cluster, rounds: int, progress: Progress, plans: Mapping[str, Plan] | None = None
 ) -> dict[str, Side]:
     """Run the sides of a point in turn.  plans: of the sides that do not plan themselves."""
-    reports: dict[str, list[Report]] = {side: [] for side in sides}
-    watched: dict[str, list[list[int]]] = {side: [] for side in sides}
-    for turn, side in turns(sides, range(rounds)):
+    reports: dict[str, list[Report]] = {side: [] for side in jobs}
+    watched: dict[str, list[list[int]]] = {side: [] for side in jobs}
+    for turn, side in turns(jobs, range(rounds)):
         watch = Watch()
         with scratch_folder() as folder:
-            report = run(*sides[side], workdir=Path(folder) / "run", chosen_plan=(plans or {}).get(side), progress=watch)
+            report = run(jobs[side], cluster, workdir=Path(folder) / "run", chosen_plan=(plans or {}).get(side), progress=watch)
         reports[side].append(report)
         watched[side].append(watch.peak_bytes)
         progress(f"{name}, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
     found = {}
-    for side, (job, cluster) in sides.items():
+    for side, job in jobs.items():
         busiest_s, peaks = bounds(job, cluster, reports[side][0].plan)
         found[side] = Side(reports=reports[side], watched=watched[side], busiest_s=busiest_s, peaks=peaks)
     return found
