@@ -47,9 +47,7 @@ def test_equations_5_to_7_and_10_by_hand():
     assert 1 / capacity(profile, 1, lengths) == pytest.approx(2 * (80 + 40 + 320 + 60))
     found = price_plan(hybrid((2, 1, 1)), profile, cluster)
     mha, tensor, sequence, con, ring = 90.0, 240.0, 256.0, 48.0, 2 * 0.6
-    assert found.scheme_1_s == pytest.approx(2 * (mha + tensor + con + 2 * ring))
-    assert found.scheme_2_s == pytest.approx(mha + sequence + con + ring)
-    assert found.layers_s == pytest.approx(found.scheme_1_s + found.scheme_2_s)
+    assert found.layers_s == pytest.approx(2 * (mha + tensor + con + 2 * ring) + mha + sequence + con + ring)  # Eq. 6 + Eq. 7
     assert found.ends_s == pytest.approx(2 * 0.4)
 
 

@@ -2,9 +2,8 @@
 
 Each returns a plan, or raises PlanError if it does not fit.
 
-EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer, its device and the previous layer's
-device.  A device's memory depends on the layers already on it.  So with up to MOST_EXACT devices the set of used devices is part of the
-state here, which makes it exact.  With more devices each state stores the path to it, as published.
+EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer and its device, and stores the path to it:
+used devices and their memory follow from that.  It is exact where memory does not force a detour.
 """
 
 from __future__ import annotations
@@ -92,19 +91,17 @@ def sequence_parallel(problem: SequenceProblem) -> InferencePlan:
 galaxy: InferencePlanner = partial(algorithm_1, substitute=False, method="galaxy")
 """The conference version: Algorithm 1, scheme 1 in every layer, overlapped (Galaxy)."""
 
-MOST_EXACT = 8
 Path = tuple[tuple[int, int], ...]
 """A sequence of (rank, layers)."""
 
 
 def edgeshard(problem: SequenceProblem) -> InferencePlan:
-    """Return the sequential pipeline with the least latency; devices that do not help are left out.
+    """Return the sequential pipeline of EdgeShard's dynamic programme, for the least latency; devices that do not help are left out.
 
     Embedding and head are on the first device, and the result is sent back to it.
     Raises PlanError with the missing memory if no pipeline fits.
     """
-    paths = _Paths(problem)
-    path = paths.exact() if len(paths.ranks) <= MOST_EXACT else paths.published()
+    path = _Paths(problem).best()
     if path is None:
         raise problem.least_missing()
     ranks, layers = zip(*path, strict=True)
@@ -137,40 +134,8 @@ class _Paths:
             rooms = {first: budget - memory.ends_bytes(profile, 1 - first) for first in (True, False)}
             self.cost.append({first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()})
 
-    def exact(self) -> Path | None:
-        """Return the best path over all sets and orders of devices."""
-        n, best, best_path = len(self.ranks), math.inf, None
-        for first in range(n):
-            state = {(1 << first, first): self.cost[first][True][0] + self.ends[first]}
-            paths: dict[tuple[int, int], list[Path | None]] = {(1 << first, first): [((first, i),) for i in range(self.layers + 1)]}
-            for size in range(1, n + 1):
-                for (used, last), seconds in [item for item in state.items() if item[0][0].bit_count() == size]:
-                    back = 0.0 if last == first else float(self.hop[last, first][-1])
-                    if seconds[-1] + back < best:
-                        best, best_path = float(seconds[-1] + back), paths[used, last][-1]
-                    if not (seconds[:-1] < best).any():
-                        continue
-                    for d in range(n):
-                        if used >> d & 1:
-                            continue
-                        found = (seconds + self.hop[last, d])[:, None] + self.cost[d][False]
-                        at = found.argmin(axis=0)
-                        value = found[at, np.arange(self.layers + 1)]
-                        key = (used | 1 << d, d)
-                        old = state.get(key)
-                        better = value < (np.full_like(value, np.inf) if old is None else old)
-                        if not better.any():
-                            continue
-                        state[key] = value if old is None else np.minimum(old, value)
-                        kept = paths.setdefault(key, [None] * (self.layers + 1))
-                        for j in np.flatnonzero(better):
-                            before = paths[used, last][at[j]]
-                            assert before is not None
-                            kept[j] = (*before, (d, int(j - at[j])))
-        return None if best_path is None else tuple((self.ranks[d], count) for d, count in best_path)
-
-    def published(self) -> Path | None:
-        """Return EdgeShard's path: state (finished layers, device); memory and used devices follow the path stored for each state."""
+    def best(self) -> Path | None:
+        """Return the fastest path found, None if none fits."""
         n, best, best_path = len(self.ranks), math.inf, None
         states: list[dict[int, tuple[float, Path]]] = [{} for _ in range(self.layers + 1)]
         for d in range(n):

@@ -96,9 +96,7 @@ def candidates(search: Search, effort: int) -> list[InferencePlan]:
     firsts = sorted({cut.ranks: cut for cut in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
     refined = [search.climbed(cut, 0.5**5) for cut in firsts[: 3 + effort]]
     if refined:
-        best = min(refined, key=search.seconds)
-        again = sorted(starts(search, best.ranks, near(search, best.second)), key=search.seconds)
-        refined += [search.climbed(cut, 0.5**9) for cut in (best, *again[: 1 + effort])]
+        refined.append(search.climbed(min(refined, key=search.seconds), 0.5**9))
     printed = _algorithm_1(search)
     if printed is not None:
         refined += [printed, search.climbed(printed, 0.5**9)]
@@ -109,21 +107,8 @@ def candidates(search: Search, effort: int) -> list[InferencePlan]:
     forced = [cut for cut in (printed, min(alone, key=search.seconds, default=None)) if cut is not None]
     of_sizes = {len(cut.ranks): cut for cut in reversed(firsts)}
     pool = [*refined[:1], *forced, *sorted(of_sizes.values(), key=search.seconds)[:4]]
-    pool += _variety(search, refined[0]) if refined else []
     made = list(dict.fromkeys([*pool, *refined, *looked]))[:MOST_CANDIDATES]
     return [search.plan(cut) for cut in sorted(made, key=search.seconds)]
-
-
-def _variety(search: Search, best: Cut) -> list[Cut]:
-    """Return cuts on the same ring with different schemes and token cuts, for a price other than Eq. 9 to choose from."""
-    same = list(starts(search, best.ranks, numbers(search, 2)))
-    found = []
-    for cut in dict.fromkeys((best, *same[:1], *same[-1:])):
-        for part in (1.0, 0.5, 0.0):
-            equal = part * sum(cut.shares) / sum(share > 0 for share in cut.shares)
-            shares = tuple((1 - part) * share + equal if share else 0.0 for share in cut.shares)
-            found.append(cut._replace(shares=proportional_parts(search.lengths[0], shares)))
-    return found
 
 
 def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: int) -> InferencePlan:
@@ -190,17 +175,6 @@ def numbers(search: Search, most: int) -> list[tuple[int, ...]]:
         return [tuple(0 if search.schemes == 1 else count for count in search.layers)]
     each = max(2, round(most ** (1 / len(search.layers)))) - 1
     axes = (sorted({round(count * step / each) for step in range(each + 1)}) for count in search.layers)
-    return list(itertools.product(*axes))
-
-
-def near(search: Search, second: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return these numbers of scheme-2 layers, and some slightly larger or smaller ones."""
-    if search.schemes is not None:
-        return [second]
-    axes = [
-        {q + change * max(1, layers // 16) for change in range(-2, 3)} & set(range(layers + 1))
-        for q, layers in zip(second, search.layers, strict=True)
-    ]
     return list(itertools.product(*axes))
 
 

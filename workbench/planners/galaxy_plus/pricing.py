@@ -34,7 +34,6 @@ Ranks = tuple[int, ...]
 class InferencePrice:
     """Seconds of one sequence without overlap; each part is summed over all layers.
 
-    scheme_1_s, scheme_2_s: T_scheme-1 and T_scheme-2 of Eq. 6-7, which contain the parts above them ('hybrid' only).
     ends_s: embedding, head, and the transfer of tokens to their devices and back, which Eq. 6-7 leave out.
     """
 
@@ -46,8 +45,6 @@ class InferencePrice:
     all_reduce_s: float = 0.0
     transfer_s: float = 0.0
     ends_s: float = 0.0
-    scheme_1_s: float = 0.0
-    scheme_2_s: float = 0.0
 
     @property
     def compute_s(self) -> float:
@@ -188,8 +185,6 @@ def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, le
             con_s=total.con_s + (p + q) * con,
             all_gather_s=total.all_gather_s + rings * gather,
             reduce_scatter_s=total.reduce_scatter_s + rings * scatter,
-            scheme_1_s=total.scheme_1_s + p * (mha + tensor + con + blocks * (gather + scatter)),
-            scheme_2_s=total.scheme_2_s + q * (mha + sequence + con + (blocks - 1) * (gather + scatter)),
         )
     return total
 

@@ -158,17 +158,11 @@ def hybrid_plan(method: str, profile: InferenceProfile, cut: Cut) -> InferencePl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimum:
-    """The best plan, its seconds by Eq. 9, and a proven lower bound of them.
-
-    solved: the number of solved programmes (or, by brute force, of plans).  pruned: programmes skipped because their relaxation is no
-    better.
-    """
+    """The best plan, its seconds by Eq. 9, and a proven lower bound of them."""
 
     plan: InferencePlan
     value_s: float
     bound_s: float
-    solved: int
-    pruned: int = 0
 
 
 GAP = 1e-4
@@ -196,14 +190,14 @@ def oracle(problem: SequenceProblem, *, below_s: float = math.inf) -> Optimum | 
     relaxed = [(programme.solve(q), q) for q in numbers]
     waiting = sorted((found.fun, q) for found, q in relaxed if found.x is not None)
     best: tuple[float, InferencePlan] | None = None
-    bound, solved, unsolved = math.inf, 0, 0
+    bound, unsolved = math.inf, 0
     for lower, q in waiting:
         # Only a plan better than the best by more than the gap is needed: HiGHS proves most other programmes infeasible at once.
         cutoff = below_s if best is None else best[0] * (1 - GAP)
         if lower >= cutoff:
+            bound = min(bound, lower)
             break
         found = programme.solve(q, integer=True, cutoff=cutoff)
-        solved += 1
         if found.status == 2:
             bound = min(bound, cutoff)
             continue
@@ -224,6 +218,5 @@ def oracle(problem: SequenceProblem, *, below_s: float = math.inf) -> Optimum | 
         )
     if best is None:
         return None
-    rest = waiting[solved][0] if solved < len(waiting) else math.inf
     problem.check(best[1])
-    return Optimum(plan=best[1], value_s=best[0], bound_s=min(best[0], bound, rest), solved=solved, pruned=len(waiting) - solved)
+    return Optimum(plan=best[1], value_s=best[0], bound_s=min(best[0], bound))

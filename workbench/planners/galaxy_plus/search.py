@@ -22,7 +22,7 @@ MOST_POSITIONS = 10
 """Larger rings are not given to the linear programme, whose size is quadratic, and only few of their neighbours are tried."""
 FIRST_STEP = 0.125
 NEAR = 1.03
-"""A plan with other devices or another order is not rated by another price if its seconds by Eq. 9 are higher by this factor."""
+"""A plan with another order is not rated by another price if its seconds by Eq. 9 are higher by this factor."""
 GAIN = 1e-4
 """The minimum relative gain of a step by a price other than Eq. 9."""
 
@@ -129,11 +129,10 @@ class Search:
         """Climb with coarse moves before fine ones.  judge: default Eq. 9.  gain: the minimum relative gain of a step."""
         now_s = self.seconds(cut)
         best_s, seen, step = judge(cut) if judge else now_s, {cut}, FIRST_STEP
-        guided = (self._left, self._exchanged, self._swapped)
         while step >= last_step and most > 0:
             improved = False
             for kind in self._neighbours(step, judge is None):
-                limit_s = now_s if judge is None else NEAR * now_s if kind in guided else math.inf
+                limit_s = now_s if judge is None else NEAR * now_s if kind == self._swapped else math.inf
                 for moved in kind(cut, step):
                     if moved in seen:
                         continue
@@ -154,12 +153,12 @@ class Search:
         return cut, best_s
 
     def _neighbours(self, step: float, is_closed_form: bool) -> list[Move]:
-        """Return the kinds of moves: devices that join or leave, schemes, order of the ring, tokens, columns, units."""
+        """Return the kinds of moves: devices that join, schemes, order of the ring, tokens, columns, units."""
         kinds: list[Move] = [self._tokens, self._leveled if is_closed_form else _columns, self._units]
         if self.schemes is None:
             kinds.insert(0, self._schemes)
         if not self.is_ring and step >= FIRST_STEP:
-            kinds = [self._joined, *kinds[:-3], self._swapped, *kinds[-3:], self._left, self._exchanged]
+            kinds = [self._joined, *kinds[:-3], self._swapped, *kinds[-3:]]
         return kinds
 
     def _joined(self, cut: Cut, step: float) -> Iterator[Cut]:
@@ -179,25 +178,6 @@ class Search:
                 for at in places if count < MOST_POSITIONS else places[-1:]:
                     pairs = zip((rank, 0, *own), (cut.ranks, cut.units, columns, shares), strict=True)
                     yield Cut._make([*((*parts[:at], one, *parts[at:]) for one, parts in pairs), cut.second])
-
-    def _left(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the ring without one of its devices; the others take its parts."""
-        count = len(cut.ranks)
-        for at in range(0 if self.portal is None else 1, count if count > 1 else 0):
-            ranks = (*cut.ranks[:at], *cut.ranks[at + 1 :])
-            speed = [self.speed[rank] for rank in ranks]
-            parts = []
-            for own in cut[1:4]:
-                more = proportional_parts(int(own[at]), speed) if own[at] else (0,) * len(ranks)
-                parts.append(tuple(one + other for one, other in zip((*own[:at], *own[at + 1 :]), more, strict=True)))
-            yield Cut._make([ranks, *parts, cut.second])
-
-    def _exchanged(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the ring with one of its devices replaced by another, which takes its work."""
-        for at in range(0 if self.portal is None else 1, len(cut.ranks)):
-            for rank in self._left_out(cut):
-                if self.kind[rank] != self.kind[cut.ranks[at]]:
-                    yield cut._replace(ranks=(*cut.ranks[:at], rank, *cut.ranks[at + 1 :]))
 
     def _swapped(self, cut: Cut, step: float) -> Iterator[Cut]:
         """Yield the cut with two devices swapped in the ring, with or without their tokens; in a large ring only neighbours."""
