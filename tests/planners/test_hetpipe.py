@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import PlanError
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.virtual_workers import VirtualWorkers
@@ -86,13 +86,12 @@ def test_every_pipeline_is_balanced_and_uses_its_devices():
         assert (plan.micro_batch_size, plan.num_micro_batches) == (2, made.in_flight)
 
 
-@pytest.mark.parametrize("clock_distance", [0, 1])
-def test_a_predicted_wave_is_near_the_simulated_one(clock_distance):
+def test_a_predicted_wave_is_near_the_simulated_one():
     """In the long run, within a quarter: it leaves out how transfers and computing wait for each other."""
     ratios = []
     for seed in range(12):
         profile, cluster = full(*unequal(seed, num_layers=8, world_size=3 + seed % 3, tight=False))
-        made = hetpipe(Problem(profile, cluster, **JOB), clock_distance=clock_distance)
+        made = hetpipe(Problem(profile, cluster, **JOB))
         assert made.predicted_s == wave_seconds(profile, cluster, made, sequence_length=SEQUENCE_LENGTH)
         ratios.append(wave_s(profile, cluster, made) / predicted_wave_s(made))
     assert sorted(ratios)[len(ratios) // 2] == pytest.approx(1, abs=0.15)
@@ -107,7 +106,7 @@ def test_simulated_memory_stays_within_what_was_planned_for():
         profile, cluster = full(*unequal(seed, num_layers=6, world_size=4, tight=True))
         cluster = replace(cluster, devices=tuple(replace(one, memory_bytes=2 * one.memory_bytes) for one in cluster.devices))
         try:
-            made = hetpipe(Problem(profile, cluster, **JOB), clock_distance=seed % 3)
+            made = hetpipe(Problem(profile, cluster, **JOB))
         except PlanError:
             continue
         for rank, need in needs(profile, made, sequence_length=SEQUENCE_LENGTH).items():
@@ -130,10 +129,3 @@ def test_slow_links_make_synchronization_dear():
     profile, cluster = env_b()
     slow = replace(cluster, devices=tuple(replace(one, link=replace(one.link, bytes_per_s=10.0)) for one in cluster.devices))
     assert hetpipe(Problem(profile, slow, **JOB)).predicted_s["synchronization"] > 10
-    lazy = hetpipe(Problem(profile, slow, **JOB), clock_distance=3)
-    assert lazy.predicted_s["synchronization"] < hetpipe(Problem(profile, slow, **JOB)).predicted_s["synchronization"]
-
-
-def test_what_cannot_be_meant_is_refused():
-    with pytest.raises(ConfigError, match="clock distance"):
-        hetpipe(Problem(*equal(4, 2), **JOB), clock_distance=-1)

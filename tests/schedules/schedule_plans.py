@@ -35,7 +35,7 @@ def equal_plan(num_stages: int, samples: int = 1) -> Plan:
     return plan_of(*[(samples,)] * num_stages)
 
 
-def workers_of(*layers: Sequence[int], in_flight: int = 2, clock_distance: int = 0) -> VirtualWorkers:
+def workers_of(*layers: Sequence[int], in_flight: int = 2) -> VirtualWorkers:
     """Return one virtual worker for each list of its stages' layers; ranks are numbered on."""
     pipelines, rank = [], 0
     for counts in layers:
@@ -44,7 +44,7 @@ def workers_of(*layers: Sequence[int], in_flight: int = 2, clock_distance: int =
             stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=2),)))
             at, rank = at + count, rank + 1
         pipelines.append(Plan(method="test", stages=tuple(stages), micro_batch_size=2, num_micro_batches=in_flight))
-    return VirtualWorkers(pipelines=tuple(pipelines), in_flight=in_flight, clock_distance=clock_distance)
+    return VirtualWorkers(pipelines=tuple(pipelines), in_flight=in_flight)
 
 
 def timed(schedule: Schedule, nbytes: dict[str, int] | None = None, **seconds: float | Callable[[int, Op], float]) -> Timeline:

@@ -42,7 +42,6 @@ SCHEDULES = {
     "pac_plus_hybrid_2_2": lambda: insert_transfers(hybrid_1f1b(plan_of((1, 3), (2, 2)), (4, 4))),
     "pac_plus_cached_step": lambda: cached_step(plan_of((4, 2, 1)).stages[0], (4, 0, 2)),
     "hetpipe_two_virtual_workers": lambda: insert_transfers(hetpipe(workers_of((3, 1), (2, 2)), 2)),
-    "hetpipe_clock_distance_1": lambda: insert_transfers(hetpipe(workers_of((1, 1), (2,), clock_distance=1), 3)),
     "hetpipe_one_virtual_worker": lambda: insert_transfers(hetpipe(workers_of((1, 1)), 2)),
     "confidant_asynchronous_1f1b": lambda: insert_transfers(asynchronous_1f1b(equal_plan(3), 5)),
     "confidant_split_heads": lambda: split_heads((8, 4), num_layers=2),

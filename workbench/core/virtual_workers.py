@@ -28,19 +28,18 @@ class VirtualWorkers:
     """pipelines[v]: the plan of virtual worker v; its stages have one rank each, and its micro-batches are the worker's mini-batches.
 
     in_flight: N_m, the mini-batches of a wave and the most that a virtual worker has in its pipeline; it pushes once per wave.
-    clock_distance: D, the most waves that the fastest worker may be ahead of the slowest.
+    HetPipe's clock distance D, the most waves that the fastest worker may be ahead of the slowest, is 0.
     predicted_s: named parts of the predicted seconds of a wave of all virtual workers.
     """
 
     pipelines: tuple[Plan, ...]
     in_flight: int
-    clock_distance: int = 0
     predicted_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         asked = f"{len(self.pipelines)} virtual workers with {self.in_flight} mini-batches in flight were asked for."
-        if not self.pipelines or self.in_flight < 1 or self.clock_distance < 0:
-            raise ConfigError(asked, f"The clock distance is {self.clock_distance}.", "Give one worker, one mini-batch, and 0 or more.")
+        if not self.pipelines or self.in_flight < 1:
+            raise ConfigError(asked, "There must be at least one of each.", "Raise them.")
         if len({plan.num_layers for plan in self.pipelines}) > 1:
             found = f"Their models have {[plan.num_layers for plan in self.pipelines]} layers."
             raise ConfigError(asked, found, "Let each hold the whole model.")
@@ -64,8 +63,8 @@ class VirtualWorkers:
 
     @property
     def global_staleness(self) -> int:
-        """Return s_global = (D + 1) N_m + N_m - 2: the most mini-batches of another virtual worker that a worker may not have seen yet."""
-        return (self.clock_distance + 2) * self.in_flight - 2
+        """Return s_global = 2 N_m - 2: the most mini-batches of another virtual worker that a worker may not have seen yet."""
+        return 2 * self.in_flight - 2
 
     def waves_needed(self, mini_batch: int) -> int:
         """Return how many waves of every virtual worker must be in the weights with which a worker's mini-batch (from 0) begins.

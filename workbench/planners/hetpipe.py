@@ -29,7 +29,7 @@ MOST_IN_EVERY_ORDER = 4
 """A virtual worker with at most this many devices is planned in every order, a larger one by speed and by memory."""
 
 
-def hetpipe(problem: Problem, *, clock_distance: int = 0) -> VirtualWorkers:
+def hetpipe(problem: Problem) -> VirtualWorkers:
     """Return the virtual workers that train the most samples per second, as `wave_seconds` predicts; several workers if they fit.
 
     problem: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers with devices of
@@ -43,7 +43,7 @@ def hetpipe(problem: Problem, *, clock_distance: int = 0) -> VirtualWorkers:
         several = len(groups) > 1
         if several not in times:
             depth = range(min(cluster.world_size, profile.num_layers))
-            times[several] = StageTimes(problem, copies=[live + (_copies_under_way(clock_distance) if several else 0) for live in depth])
+            times[several] = StageTimes(problem, copies=[live + several for live in depth])
         for mini_batches in range(1, max(map(len, groups)) + 1):
             pipelines = [_pipeline(problem, times[several], group, mini_batches) for group in groups]
             plans = tuple(
@@ -53,7 +53,7 @@ def hetpipe(problem: Problem, *, clock_distance: int = 0) -> VirtualWorkers:
             )
             if len(plans) < len(groups):
                 break  # more in flight needs more memory
-            workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches, clock_distance=clock_distance)
+            workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches)
             held = needs(profile, workers, sequence_length=problem.longest)
             if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in held.items()):
                 break
@@ -72,12 +72,11 @@ def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) ->
     """Return the predicted peak of every rank: an upper bound of the schedule's memory (schedules/hetpipe.py).
 
     Each further mini-batch in flight adds one copy of the weights, because its backward pass uses the version of its forward pass.  With
-    several virtual workers, at D = 0, memory also has a push being sent or the result of a pull, and for each shard that the rank serves
-    the global weights and the others' pushes.  For each additional wave that D allows, slow links may delay a push, the pushes to the
-    served shards and a version of them.
+    several virtual workers, memory also has a push being sent or the result of a pull, and for each shard that the rank serves
+    the global weights and the others' pushes.
     """
     found = {}
-    count, distance = len(workers.pipelines), workers.clock_distance
+    count = len(workers.pipelines)
     shards = workers.shards()
     for plan in workers.pipelines:
         for index, stage in enumerate(plan.stages):
@@ -92,7 +91,7 @@ def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) ->
                 samples=samples,
                 sequence_length=sequence_length,
                 in_flight=live,
-                copies=live - 1 + (_copies_under_way(distance) if count > 1 else 0),
+                copies=live - 1 + (count > 1),
             )
             served = sum(
                 layer.trainable_bytes
@@ -100,19 +99,15 @@ def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) ->
                 if count > 1 and shard.server == rank
                 for layer in profile.layers[rank][shard.start : shard.stop]
             )
-            found[rank] = replace(need, weights_bytes=need.weights_bytes + (count * (distance + 1) + distance) * served)
+            found[rank] = replace(need, weights_bytes=need.weights_bytes + count * served)
     return found
-
-
-def _copies_under_way(clock_distance: int) -> int:
-    return 1 if clock_distance == 0 else clock_distance + 2
 
 
 def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> dict[str, float]:
     """Return the predicted seconds of a wave in steady state, by part.
 
     pipeline: of the slowest virtual worker, N_m times the longer of two times: its slowest stage (with STEP), or a mini-batch's way through
-    the pipeline and back, divided by the mini-batches in flight.  synchronization: push and pull, minus the D waves that they may overlap.
+    the pipeline and back, divided by the mini-batches in flight.  synchronization: push and pull.
     """
     pricer = Pricer(profile, cluster, sequence_length=sequence_length)
     pipeline_s = 0.0
@@ -125,8 +120,7 @@ def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *,
             update_s = sum(layer.seconds("STEP", 1, 1) for layer in profile.layers[rank][start:stop])
             turn_s = max(turn_s, profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s)
         pipeline_s = max(pipeline_s, workers.in_flight * turn_s)
-    exposed_s = max(0.0, _synchronization_s(profile, cluster, workers) - workers.clock_distance * pipeline_s)
-    return {"pipeline": pipeline_s, "synchronization": exposed_s}
+    return {"pipeline": pipeline_s, "synchronization": _synchronization_s(profile, cluster, workers)}
 
 
 def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorkers) -> float:

@@ -5,7 +5,7 @@ backward pass there is finished (STEP).  Its backward pass uses the same weights
 Wave synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its layers' shards, which
 add the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank may replace its weights by the global
 weights plus those of its own updates that the global weights lack (PULL).  It does so if its last PULL lacks more than s_global
-mini-batches (VirtualWorkers.waves_needed).  So a faster virtual worker is at most D + 1 waves ahead, and nobody waits until then.
+mini-batches (VirtualWorkers.waves_needed).  So a faster virtual worker is at most one wave ahead, and nobody waits until then.
 After the last wave every rank pulls.
 
 Stages are numbered through all virtual workers (the second worker's begin where the first's end), mini-batches through the data: number p

@@ -22,7 +22,7 @@ Sizes = Mapping[str, int]
 MOST, MOST_CELLS = 4096, 200_000
 """The maximum of an option, and of ranks times micro_batches."""
 
-MAY_BE_0 = ("clock_distance", "overlapped")
+MAY_BE_0 = ("overlapped",)
 
 SECONDS: Mapping[str, float] = {
     "F": 1.0, "P": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "SF": 0.25, "SB": 0.25, "LOAD": 0.1, "GEMM": 1.0,
@@ -95,7 +95,7 @@ def _hybrid(sizes: Sizes) -> Schedule:
 def _hetpipe(sizes: Sizes) -> Schedule:
     count = _groups(sizes, "ranks_per_worker")
     pipelines = tuple(_pipeline(sizes["ranks_per_worker"], first_rank=worker * sizes["ranks_per_worker"]) for worker in range(count))
-    workers = VirtualWorkers(pipelines=pipelines, in_flight=sizes["in_flight"], clock_distance=sizes["clock_distance"])
+    workers = VirtualWorkers(pipelines=pipelines, in_flight=sizes["in_flight"])
     return hetpipe(workers, sizes["waves"])
 
 
@@ -164,7 +164,7 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "hetpipe": Published(
         paper="HetPipe: virtual workers and a parameter server (Park et al., 2020)",
-        sizes={"ranks": 4, "ranks_per_worker": 2, "in_flight": 2, "waves": 3, "clock_distance": 0},
+        sizes={"ranks": 4, "ranks_per_worker": 2, "in_flight": 2, "waves": 3},
         build=_hetpipe,
     ),
     "query_step": Published(
