@@ -15,7 +15,7 @@ from workbench.core.job import Fidelity, Job
 from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.prepare import prepare
-from workbench.methods.galaxy_plus.profiles import host_profile
+from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
 from workbench.methods.galaxy_plus.serving.serve import calibrate, planner_of, serve, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.plots import request_latencies, serving
@@ -126,7 +126,7 @@ def serve_here(
 
     job: gives the model, and the settings for which it was profiled.
     """
-    host = host_profile(prepare(job), ignore)
+    host = host_profile(HostQuestion.of(prepare(job)), ignore)
     engines = default_pool().acquire(cluster, fidelity)
     calibrate(job.model, cluster, engines, host, stream=stream, first_plan=plan)
     return serve(job.model, cluster, engines, host, stream=stream, rescheduling=rescheduling, faults=faults, first_plan=plan)

@@ -22,7 +22,7 @@ from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outco
 from workbench.methods.common.records import device_event, measured_timeline, overrun_share
 from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_memory, check_plan, inference_of, plan_job, predict, shown_request
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, local_hidden, local_texts, prepare, require_known
-from workbench.methods.galaxy_plus.profiles import HostQuestion, answer_of_host, as_profile, catalogue_profile, host_profile, of_devices
+from workbench.methods.galaxy_plus.profiles import HostQuestion, as_profile, catalogue_profile, host_profile, of_devices
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.methods.training.method import ProfiledMethod
@@ -37,7 +37,7 @@ SHORTEST_TIMEOUT_S = 20.0
 def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:
     """Return the costs on this device's core.  asked: the HostQuestion, and whether to measure again."""
     question, refresh = asked
-    return answer_of_host(question, ignore, refresh=refresh)
+    return host_profile(question, ignore, refresh=refresh)
 
 
 class GalaxyPlus(ProfiledMethod[PreparedJob]):
@@ -59,7 +59,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
 
     def scaled(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
-        return as_profile(scaled_to(host_profile(prepared, notify, refresh=refresh), cluster), cluster)
+        return as_profile(scaled_to(host_profile(self.asked(prepared), notify, refresh=refresh), cluster), cluster)
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
@@ -108,7 +108,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         # A peer counts as silent when it takes far longer than a request should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
         timeout_s = REAL_TIMEOUT_S if is_real else max(SHORTEST_TIMEOUT_S, SILENT_AFTER_REQUESTS * slowest_s)
-        host = None if is_real else host_profile(prepared, ignore)
+        host = None if is_real else host_profile(self.asked(prepared), ignore)
         message = rank_job(prepared, cluster, plan, host, timeout_s=timeout_s)
         notify(
             Event(

@@ -14,7 +14,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, shape_of_picture
-from workbench.models.loading import ModelFacts, model_facts
+from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (
     LayerSlices,
@@ -145,7 +145,7 @@ class HostQuestion:
     model: str
     facts: ModelFacts
     longest: int
-    what: What
+    what: What = "hidden"
 
     @classmethod
     def of(cls, prepared: PreparedJob) -> HostQuestion:
@@ -154,18 +154,13 @@ class HostQuestion:
         return cls(model=prepared.job.model, facts=prepared.facts, longest=prepared.longest, what=what)
 
 
-def host_profile(prepared: PreparedJob, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
-    """Return the cost of each operation on one unslowed core of this host, measured now or stored earlier."""
-    return answer_of_host(HostQuestion.of(prepared), notify, refresh=refresh)
-
-
 def of_devices(rows: Sequence[InferenceProfile]) -> InferenceProfile:
     """Return the costs on all devices.  rows: each device's own, of itself alone."""
     return replace(rows[0], costs=tuple(row.costs[0] for row in rows))
 
 
-def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> InferenceProfile:
-    """Return host_profile's answer."""
+def host_profile(asked: HostQuestion, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
+    """Return the cost of each operation on one unslowed core of this host, measured now or stored earlier."""
     # The name alone may be a folder that contains another model by now.
     key = {"model": asked.model, "shape": asdict(asked.facts), "longest": asked.longest, "head": asked.what}
 
@@ -178,11 +173,6 @@ def answer_of_host(asked: HostQuestion, notify: Notify, *, refresh: bool) -> Inf
     measured, note = cached_inference(key, measure, refresh=refresh)
     notify(Event("note", message=note))
     return replace(measured, model=asked.model)
-
-
-def measured_host(model: str, length: int, notify: Notify) -> InferenceProfile:
-    """Return the profile of a core of this host for requests of so many tokens, measured now or stored earlier."""
-    return answer_of_host(HostQuestion(model=model, facts=model_facts(model), longest=length, what="hidden"), notify, refresh=False)
 
 
 def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:

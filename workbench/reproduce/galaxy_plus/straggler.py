@@ -9,10 +9,11 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.base import ignore
-from workbench.methods.galaxy_plus.profiles import made_up_host, measured_host
+from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, made_up_host
 from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult, load_spike_executed
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+from workbench.models.loading import model_facts
 from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1, stack_lengths
 from workbench.reproduce.galaxy_plus.testbed import CLUSTERS, FIG_16, PAPER, Constants, cluster, load_constants, profile
 from workbench.reproduce.items import Item
@@ -135,7 +136,8 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     on, spike = devices(), QUICK_SPIKE if settings.quick else SPIKE
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
     # A tiny model would finish at once on this host: an imaginary slow core gives it a large model's time.
-    host = made_up_host(model, 1e8) if settings.quick else measured_host(model, length, ignore)
+    asked = HostQuestion(model=model, facts=model_facts(model), longest=length)
+    host = made_up_host(model, 1e8) if settings.quick else host_profile(asked, ignore)
     engines = EngineCluster.start(on)
     try:
         found = load_spike_executed(model, on, engines, host, spike, length=length, notify=settings.progress)
