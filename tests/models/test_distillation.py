@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.distillation import Distillation, _Student, distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.distillation import _Student, distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 
 from .helpers import small_batch, small_config
 
 TEXTS = [small_batch(seed=seed) for seed in range(3)]
-QUICK = Distillation(epochs=1)
 
 
 def batches(epoch):
@@ -21,7 +20,7 @@ def batches(epoch):
 @pytest.fixture(scope="module")
 def taught():
     stack = load_stack("tiny-bert-2")
-    return stack, distill(stack, small_config(stack), batches, QUICK)
+    return stack, distill(stack, small_config(stack), batches, num_epochs=1)
 
 
 def losses(stack, state):
@@ -30,21 +29,21 @@ def losses(stack, state):
     load_distilled(adapter, state)
     batch = small_batch(seed=9)
     taps = stack(batch.input_ids, batch.attention_mask)[1]
-    return [loss.item() for loss in _Student(adapter).losses(taps, batch.attention_mask, 0.1)]
+    return [loss.item() for loss in _Student(adapter).losses(taps, batch.attention_mask)]
 
 
 def test_the_student_comes_nearer_to_the_backbone(taught):
     stack, early = taught
-    late = distill(stack, small_config(stack), batches, Distillation(epochs=30))
+    late = distill(stack, small_config(stack), batches, num_epochs=30)
     before, after = losses(stack, early), losses(stack, late)
     assert after[0] < 0.8 * before[0] < 1.5 and after[1] < 0.8 * before[1]
 
 
 def test_the_state_is_a_function_of_the_arguments(taught):
     stack, state = taught
-    again = distill(stack, small_config(stack), batches, QUICK)
+    again = distill(stack, small_config(stack), batches, num_epochs=1)
     assert all(torch.equal(state[name], again[name]) for name in state | again)
-    other = distill(stack, small_config(stack, seed=4), batches, QUICK)
+    other = distill(stack, small_config(stack, seed=4), batches, num_epochs=1)
     assert not torch.equal(state["layers.0.expand.weight"], other["layers.0.expand.weight"])
     assert not any(parameter.requires_grad for parameter in stack.parameters())
 
@@ -72,22 +71,22 @@ def test_a_stage_takes_its_part_and_keeps_its_own_head(taught):
 def test_an_encoder_decoder_is_taught_in_both_stacks():
     stack = load_stack("tiny-t5-2")
     config = small_config(stack, num_encoder_layers=1, target_length=1)
-    early, late = (distill(stack, config, batches, Distillation(epochs=epochs)) for epochs in (1, 20))
+    early, late = (distill(stack, config, batches, num_epochs=epochs) for epochs in (1, 20))
     adapter = ParallelAdapter(config)
     taps = stack(TEXTS[0].input_ids, TEXTS[0].attention_mask)[1]
     found = []
     for state in (early, late):
         load_distilled(adapter, state)
-        found.append(_Student(adapter).losses(taps, TEXTS[0].attention_mask, 0.1)[0].item())
+        found.append(_Student(adapter).losses(taps, TEXTS[0].attention_mask)[0].item())
     assert found[1] < found[0]
 
 
 def test_kept_states_are_found_again_and_damaged_ones_made_anew(taught, tmp_path):
     stack, state = taught
     texts = ["one", "two"]
-    key = distillation_fingerprint("tiny-bert-2", "w", small_config(stack), QUICK, texts)
-    assert key != distillation_fingerprint("tiny-bert-2", "w", small_config(stack), QUICK, ["onet", "wo"])
-    assert key == distillation_fingerprint("tiny-bert-2", "w", small_config(stack, num_outputs=3, dropout=0.0), QUICK, texts)
+    key = distillation_fingerprint("tiny-bert-2", "w", small_config(stack), texts)
+    assert key != distillation_fingerprint("tiny-bert-2", "w", small_config(stack), ["onet", "wo"])
+    assert key == distillation_fingerprint("tiny-bert-2", "w", small_config(stack, num_outputs=3, dropout=0.0), texts)
     made = []
 
     def make():
@@ -108,5 +107,3 @@ def test_what_cannot_be_distilled_is_refused():
         distill(stack, small_config(load_stack("tiny-bert-3")), batches)
     with pytest.raises(ConfigError, match="fewer than 2"):
         distill(stack, small_config(stack), lambda epoch: [small_batch(lengths=(5,))])
-    with pytest.raises(ConfigError, match="At least one epoch"):
-        Distillation(epochs=0)

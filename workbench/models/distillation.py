@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,40 +32,29 @@ _OWN_HEAD = "last.output."  # the task's head depends on labels: it is not disti
 _CALIBRATION_BATCHES = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distillation:
-    """Settings of a distillation.
-
-    label_weight: of the soft labels' loss, relative to 1 for the hidden states.  temperature: of the similarities (cosines) in the soft
-    labels.
-    """
-
-    epochs: int = 2
-    learning_rate: float = 2e-3
-    weight_decay: float = 0.01
-    warmup_fraction: float = 0.06
-    label_weight: float = 0.5
-    temperature: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.temperature <= 0 or self.label_weight < 0:
-            found = f"epochs = {self.epochs}, temperature = {self.temperature}, label_weight = {self.label_weight}."
-            raise ConfigError("A distillation was asked for.", found, "At least one epoch, a temperature above 0, no negative weight.")
+EPOCHS = 2
+LEARNING_RATE = 2e-3
+WEIGHT_DECAY = 0.01
+WARMUP_FRACTION = 0.06
+LABEL_WEIGHT = 0.5
+"""Of the soft labels' loss, relative to 1 for the hidden states."""
+TEMPERATURE = 0.1
+"""Of the similarities (cosines) in the soft labels."""
 
 
 def distill(
     stack: LayerStack,
     config: ParallelAdapterConfig,
     epochs: Callable[[int], Sequence[BatchLike]],
-    settings: Distillation | None = None,
     progress: Callable[[str], None] | None = None,
+    *,
+    num_epochs: int = EPOCHS,
 ) -> dict[str, Tensor]:
     """Return the state_dict of a whole adapter without its task head.  It depends only on the arguments and config.seed.
 
     epochs: epochs(epoch) returns that epoch's mini-batches, the same number in each.  The state includes the input statistics of the text.
     Raises ConfigError if the adapter is not for this backbone, or if a mini-batch has only one sample (there is no other sentence).
     """
-    settings = settings or Distillation()
     batches = epochs(0)
     if (config.num_layers, config.hidden_size) != (stack.num_layers, stack.hidden_size):
         found = f"The backbone has {stack.num_layers} layers of {stack.hidden_size}."
@@ -78,18 +66,18 @@ def distill(
     set_statistics(adapter, statistics)
     set_projections(adapter, principal_directions(stack, statistics, batches[:_CALIBRATION_BATCHES], config.width))
     student = _Student(adapter)
-    optimizer = make_optimizer(adapter, settings.weight_decay)
-    total_steps = settings.epochs * len(batches)
+    optimizer = make_optimizer(adapter, WEIGHT_DECAY)
+    total_steps = num_epochs * len(batches)
     adapter.eval()  # no dropout: the student should match the teacher's states exactly
     step = 0
-    for epoch in range(settings.epochs):
+    for epoch in range(num_epochs):
         sums = torch.zeros(2)
         for batch in epochs(epoch):
             with torch.no_grad():
                 taps = stack(batch.input_ids, batch.attention_mask)[1]
-            hidden, label = student.losses(taps, batch.attention_mask, settings.temperature)
-            (hidden + settings.label_weight * label).backward()
-            rate = learning_rate_at(step, total_steps, settings.learning_rate, settings.warmup_fraction)
+            hidden, label = student.losses(taps, batch.attention_mask)
+            (hidden + LABEL_WEIGHT * label).backward()
+            rate = learning_rate_at(step, total_steps, LEARNING_RATE, WARMUP_FRACTION)
             set_learning_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()
@@ -97,7 +85,7 @@ def distill(
             step += 1
         if progress is not None:
             hidden_mean, label_mean = (sums / len(batches)).tolist()
-            progress(f"Distillation, epoch {epoch + 1} of {settings.epochs}: hidden states {hidden_mean:.3f}, soft labels {label_mean:.3f}")
+            progress(f"Distillation, epoch {epoch + 1} of {num_epochs}: hidden states {hidden_mean:.3f}, soft labels {label_mean:.3f}")
     return student.release()
 
 
@@ -152,7 +140,7 @@ class _Student:
             for index, layer in adapter.layers.items()
         ]
 
-    def losses(self, taps: Sequence[Tensor], attention_mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def losses(self, taps: Sequence[Tensor], attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of the hidden states and the loss of the soft labels.
 
         The first is the mean over layers of |a - W_down b|^2 / |W_down b|^2, which is 1 for an output of zeros.
@@ -169,9 +157,9 @@ class _Student:
             share = torch.ones(tap.shape[:2]) if in_decoder else attention_mask.to(target.dtype)
             error = (seen[:, -tap.shape[1] :] - target).square().sum(dim=2)
             by_layer.append((error * share).sum() / (target.square().sum(dim=2) * share).sum())
-        return torch.stack(by_layer).mean(), self._label_loss(side, taps[-1], attention_mask, temperature)
+        return torch.stack(by_layer).mean(), self._label_loss(side, taps[-1], attention_mask)
 
-    def _label_loss(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, temperature: float) -> Tensor:
+    def _label_loss(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the divergence between the student's and the teacher's distribution of similarities among the batch's sentences."""
         head = self._adapter.last
         assert head is not None, "a whole adapter has a head"
@@ -179,7 +167,7 @@ class _Student:
         share = pooling_matrix(attention_mask if length == attention_mask.shape[1] else torch.ones(len(side), length), side.dtype)
         student = head.up(torch.bmm(share, head.norm(side[:, -length:])).squeeze(1))
         teacher = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - head.mean) * head.inverse_std
-        own, wanted = (_similarities(one, temperature) for one in (student, teacher))
+        own, wanted = (_similarities(one) for one in (student, teacher))
         return F.kl_div(own, wanted, log_target=True, reduction="batchmean")
 
     def release(self) -> dict[str, Tensor]:
@@ -190,12 +178,12 @@ class _Student:
         return state | self._mixes
 
 
-def _similarities(pooled: Tensor, temperature: float) -> Tensor:
+def _similarities(pooled: Tensor) -> Tensor:
     """Return the log-probabilities over the other samples for each sample of (n, d): (n, n - 1)."""
     unit = F.normalize(pooled, dim=1)
     count = len(unit)
     others = ~torch.eye(count, dtype=torch.bool)
-    return F.log_softmax((unit @ unit.T)[others].view(count, count - 1) / temperature, dim=1)
+    return F.log_softmax((unit @ unit.T)[others].view(count, count - 1) / TEMPERATURE, dim=1)
 
 
 def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -211,7 +199,7 @@ def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
             own[name].copy_(state[name])
 
 
-def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterConfig, settings: Distillation, texts: Iterable[str]) -> str:
+def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterConfig, texts: Iterable[str]) -> str:
     """Return a digest of everything that a distilled state depends on.
 
     weights: identifies the backbone's weights (a file's digest, a revision).  Settings of only the task head are left out.
@@ -219,6 +207,8 @@ def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterCo
     shape = {"hidden": config.hidden_size, "layers": config.num_layers, "reduction": config.reduction, "heads": config.heads}
     shape |= {"feed_forward": config.feed_forward_factor, "causal": int(config.is_causal), "seed": config.seed}
     digest = hashlib.sha256(to_json({"model": model, "weights": weights, "shape": shape}).encode())
+    settings = {"epochs": EPOCHS, "learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "warmup_fraction": WARMUP_FRACTION}
+    settings |= {"label_weight": LABEL_WEIGHT, "temperature": TEMPERATURE}
     digest.update(to_json(settings).encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text.encode())

@@ -28,7 +28,7 @@ from workbench.methods.pac_plus.rank_job import PacPlusRankJob, parts_of, taped,
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
 from workbench.methods.training.worker import run_steps
-from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_language_model_head, load_tokenizer
@@ -339,13 +339,13 @@ def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -
             "It reads images, and the unlabelled data is text.",
             "Choose another initialization.",
         )
-    texts, settings = load_unlabelled(), Distillation()
-    fingerprint = distillation_fingerprint(prepared.job.model, weights_digest(stack), prepared.adapter, settings, texts)
+    texts = load_unlabelled()
+    fingerprint = distillation_fingerprint(prepared.job.model, weights_digest(stack), prepared.adapter, texts)
     max_length = min(prepared.job.max_length, prepared.facts.max_length)
 
     def make() -> dict:
         notify(Event("phase", message=f"Distilling the initial weights on {len(texts)} texts (once)"))
         epochs = text_batches(texts, load_tokenizer(prepared.job.model), max_length, DISTILLATION_BATCH, prepared.adapter.seed)
-        return distill(stack, prepared.adapter, epochs, settings, lambda line: notify(Event("note", message=line)))
+        return distill(stack, prepared.adapter, epochs, lambda line: notify(Event("note", message=line)))
 
     return distilled(cache_folder() / "distilled", fingerprint, make)

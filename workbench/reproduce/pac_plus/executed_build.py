@@ -12,7 +12,7 @@ import torch
 
 from workbench.core.errors import check_choice
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.distillation import Distillation, distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import TapStatistics, set_statistics
 from workbench.models.initialization import How, initialize
 from workbench.models.loading import load_stack, load_tokenizer
@@ -135,13 +135,12 @@ class _Bench:
         texts = load_unlabelled()
         if training.samples[0] is not None:
             texts = texts[: DISTILLATION_SHARE * training.samples[0]]
-        settings = Distillation()
 
         def make() -> dict[str, torch.Tensor]:
             batches = text_batches(texts, load_tokenizer(training.model), training.max_length, training.batch_size, 0)
-            return distill(load_stack(training.model), config, batches, settings, self._progress)
+            return distill(load_stack(training.model), config, batches, self._progress)
 
-        fingerprint = distillation_fingerprint(training.model, "", config, settings, texts)
+        fingerprint = distillation_fingerprint(training.model, "", config, texts)
         if self._folder is not None:
             return distilled(self._folder, fingerprint, make)
         state: dict[str, torch.Tensor] = self._once("distilled", fingerprint, make)
