@@ -49,7 +49,7 @@ def only(executions: list[Execution]) -> Execution:
 
 def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
     """Each waits for the other's operation to have begun: this ends only if they overlap."""
-    schedule = split_heads((1, 1), backward=False)
+    schedule = split_heads((1, 1))
     both = threading.Barrier(2, timeout=10)
 
     def attend(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -57,8 +57,9 @@ def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
         return ones(made, reads)
 
     made = program(schedule, small, ATTN=0.05, MLP=0.01)
-    inputs = {Value("hidden", 0, 0): torch.ones(WIDTH)}
-    done = only(on_executors(1, lambda executor: executor.run(made, {"ATTN": attend, "MLP": ones}, inputs)))
+    inputs = {Value("hidden", 0, 0): torch.ones(WIDTH), Value("ghidden", 1, 0): torch.ones(WIDTH)}
+    handlers = {"ATTN": attend, "MLP": ones, "MLPB": ones, "ATTNB": ones}
+    done = only(on_executors(1, lambda executor: executor.run(made, handlers, inputs)))
     first, second = (span for span in done.spans if span.op.kind == "ATTN")
     assert {first.op.stream, second.op.stream} == {"compute", "compute1"}
     assert min(first.end_s, second.end_s) - max(first.start_s, second.start_s) >= 0.04, "paced side by side"

@@ -31,15 +31,13 @@ def test_attention_lasts_as_long_as_the_slower_stream(num_layers: int) -> None:
 
 def test_one_processor_takes_the_sum() -> None:
     """All heads on one stream: no overlap."""
-    alone = timed(split_heads((12, 0), backward=False), ATTN=3.0, MLP=1.0)
+    alone = timed(split_heads((12, 0)), ATTN=3.0, MLP=1.0)
     assert alone.makespan_s == 4.0
     assert {span.op.stream for span in alone.spans} == {"compute"}
 
 
 def test_contexts_live_until_their_backward() -> None:
-    """Forward only keeps none."""
     assert peaks(split_heads((1, 1), num_layers=4), "hctx", ATTN=1.0, MLP=1.0, MLPB=1.0, ATTNB=1.0) == (8,)
-    assert peaks(split_heads((1, 1), num_layers=4, backward=False), "hctx", ATTN=1.0, MLP=1.0) == (0,)
 
 
 @pytest.mark.parametrize("columns", [(), (1, 1)])

@@ -101,20 +101,19 @@ def stream_of(processor: int) -> str:
     return f"compute{processor}" if processor else "compute"
 
 
-def split_heads(heads_per_processor: Sequence[int], *, num_layers: int = 1, backward: bool = True, micro_batch: int = 0) -> Schedule:
-    """Return forward (and backward) of `num_layers` layers on one rank; a processor with 0 heads takes no part in the attention."""
+def split_heads(heads_per_processor: Sequence[int], *, num_layers: int = 1) -> Schedule:
+    """Return forward and backward of `num_layers` layers on one rank; a processor with 0 heads takes no part in the attention."""
     processors = [processor for processor, heads in enumerate(heads_per_processor) if heads > 0]
     if not processors or num_layers < 1 or min(heads_per_processor) < 0:
         asked = f"{num_layers} layers with heads divided as {tuple(heads_per_processor)} were asked for."
         raise ScheduleError(asked, "That is none.", "Give it a layer and a head.")
-    m, end = micro_batch, (Value("ghidden", num_layers, micro_batch),)
-    ops = [op for layer in range(num_layers) for op in _forward(layer, m, processors, (), keeps=backward)]
-    terms: tuple[Value, ...] = end
-    for layer in reversed(range(num_layers if backward else 0)):
-        listed, terms = _backward(layer, m, processors, (), terms)
+    ops = [op for layer in range(num_layers) for op in _forward(layer, 0, processors, ())]
+    end = Value("ghidden", num_layers, 0)
+    terms: tuple[Value, ...] = (end,)
+    for layer in reversed(range(num_layers)):
+        listed, terms = _backward(layer, 0, processors, (), terms)
         ops += listed
-    inputs = (Value("hidden", 0, m), *(end if backward else ()))
-    return Schedule(ops=(tuple(ops),), inputs=(inputs,), outputs=((Value("hidden", num_layers, m), *(terms if backward else ())),))
+    return Schedule(ops=(tuple(ops),), inputs=((Value("hidden", 0, 0), end),), outputs=((Value("hidden", num_layers, 0), *terms),))
 
 
 def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Division]) -> Schedule:
@@ -160,29 +159,25 @@ def _divided(op: Op, stage: Stage, division: Division) -> list[Op]:
     return [op]
 
 
-def _forward(layer: int, m: int, heads: Sequence[int], columns: Sequence[int], *, keeps: bool = True) -> list[Op]:
-    """Return a layer's forward pass.  heads, columns: the processors that have a part of them.  keeps: keep the context for backward."""
-
-    def kept(name: str, part: int = NONE) -> tuple[Value, ...]:
-        return (Value(name, layer, m, part),) if keeps else ()
-
+def _forward(layer: int, m: int, heads: Sequence[int], columns: Sequence[int]) -> list[Op]:
+    """Return a layer's forward pass.  heads, columns: the processors that have a part of them."""
     hidden, after = Value("hidden", layer, m), Value("hidden", layer + 1, m)
     partial = tuple(Value("heads", layer, m, part) for part in heads)
     ops = [
-        Op("ATTN", layer, m, part, (hidden,), (value, *kept("hctx", part)), (), stream_of(part))
+        Op("ATTN", layer, m, part, (hidden,), (value, Value("hctx", layer, m, part)), (), stream_of(part))
         for part, value in zip(heads, partial, strict=True)
     ]
     if columns:
         middle, summed = Value("mid", layer, m), partial
         partial = tuple(Value("cols", layer, m, part) for part in columns)
-        ops.append(Op("JOIN", layer, m, NONE, (hidden, *summed), (middle, *kept("jctx"))))
+        ops.append(Op("JOIN", layer, m, NONE, (hidden, *summed), (middle, Value("jctx", layer, m))))
         ops += [
-            Op("COLS", layer, m, part, (middle,), (value, *kept("cctx", part)), (), stream_of(part))
+            Op("COLS", layer, m, part, (middle,), (value, Value("cctx", layer, m, part)), (), stream_of(part))
             for part, value in zip(columns, partial, strict=True)
         ]
         hidden = middle
     # The residual connection reads the block's input again.
-    return [*ops, Op("MLP", layer, m, NONE, (hidden, *partial), (after, *kept("lctx")))]
+    return [*ops, Op("MLP", layer, m, NONE, (hidden, *partial), (after, Value("lctx", layer, m)))]
 
 
 def _backward(
