@@ -65,5 +65,7 @@ def test_frameworks_are_compared_on_the_same_layers(monkeypatch: pytest.MonkeyPa
 
 
 def test_only_its_points_can_be_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"'7' of the benchmark was asked for. There are processors, schedule, partition, frameworks"):
+    with pytest.raises(
+        ConfigError, match=r"'7' of the benchmark was asked for. There are processors, schedule, partition, phones, frameworks"
+    ):
         bench(print, only=["7"])

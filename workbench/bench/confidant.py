@@ -44,6 +44,8 @@ JOB = Job(
 )
 FRAMEWORKS, STAGE_SIZES = "frameworks", ((8, 32), (32, 64))
 """STAGE_SIZES: samples and tokens of the mini-batches with which PyTorch and JAX are compared."""
+PHONES = (0.2, 0.08, 0.18, 0.16)
+"""Shares of a core in the proportions of the paper's four phones (Table 4); each of our devices has two such processors."""
 LORA = {"technique": "lora", "drain_every": 0}
 
 
@@ -64,11 +66,16 @@ def _confidant(**options: Any) -> Job:
     return replace(JOB, options=LORA | options)
 
 
-def _processors(second: float) -> Point:
-    """Return two equal devices, whose second processor has this fraction of the first one's speed."""
-    pair = cluster_of("equal,1000").part([0, 1])
+def _with_two(cluster: Cluster, shares: Sequence[float], second: float = 1.0) -> Cluster:
+    """Return devices with these shares, whose second processor has a fraction of the first one's speed."""
     both = (Processor(name="first", flops_per_s=1e10), Processor(name="second", flops_per_s=1e10 * second))
-    cluster = replace(pair, devices=tuple(replace(device, host_share=0.25, processors=both) for device in pair.devices))
+    devices = (replace(device, host_share=share, processors=both) for device, share in zip(cluster.devices, shares, strict=True))
+    return replace(cluster, devices=tuple(devices))
+
+
+def _processors(second: float) -> Point:
+    """Return two equal devices with two processors."""
+    cluster = _with_two(cluster_of("equal,1000").part([0, 1]), (0.25, 0.25), second)
     sides = {"one processor": "none", "heads": "heads", "heads and columns": "heads_and_columns"}
     jobs = {name: _confidant(split=split, heads="optimal", partition="even") for name, split in sides.items()}
     return Point(cluster=cluster, sides=jobs, bound=1 + second)
@@ -99,6 +106,16 @@ def points() -> dict[str, Point]:
                 "Eq. 3 in any order": _confidant(partition="any_order"),
             },
             bound=sum(shares) / max(shares),
+        ),
+        "phones": Point(
+            cluster=_with_two(cluster_of("equal,1000"), PHONES),
+            sides={
+                "fastest device": replace(tuned, options={"technique": "lora", "paradigm": "standalone"}),
+                "FTPipeHD": _confidant(partition="capacity", split="none"),
+                "any order, heads": _confidant(partition="any_order", heads="optimal"),
+                "any order, heads and columns": _confidant(partition="any_order", split="heads_and_columns", heads="optimal"),
+            },
+            bound=2 * sum(PHONES) / max(PHONES),
         ),
     }
 
