@@ -27,7 +27,7 @@ from workbench.runtime import ssh
 from workbench.runtime.messages import CallTable, Parts, decode_told, encode_told
 from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message, Messages, require_wireguard
 from workbench.runtime.ssh import Connection, failure_of
-from workbench.runtime.ssh_devices import SshEngines
+from workbench.runtime.ssh_devices import SshEngines, SshService
 from workbench.runtime.ssh_seat import KeyStore
 from workbench.runtime.ssh_setup import environment_python
 
@@ -111,6 +111,30 @@ def test_a_broken_transfer_goes_on(agent: Agent, tmp_path: Path, monkeypatch: py
     assert (agent.home / ".workbench-kit/cache/weights").read_bytes() == file.read_bytes()
     assert not following.connection.bring(file, "kit/cache/weights")
     following.connection.close()
+
+
+def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path) -> None:
+    agent.connection.open()
+    job = "workbench.core.job:Job"
+    table = CallTable({"workbench.methods.fine_tuning.method:serve_rank": Parts(job, job)})
+    engines = SshEngines(real_cluster(), tmp_path / "run", table)
+    service, [seat, _] = SshService(engines, table), engines.seats
+    seat.connection, seat.call = agent.connection, table.named("workbench.methods.fine_tuning.method:serve_rank")
+    service._running.add(0)
+    arrives = threading.Event()
+
+    def frames() -> Iterator[bytes]:
+        arrives.wait(20)
+        yield ssh._frame(ssh.DATA, b"abc")
+
+    last = c.Pong(charge=0.5)
+    engines.tell(0, "event", encode_told(last))
+    sent = agent.connection.post("file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest())
+    assert [one.content for one in service.news(0)] == [last]
+    assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
+    arrives.set()
+    assert sent.result(20)
+    assert service.command(0, c.Ping()) and not service.news(0)  # from here on the engine, which there is none of, has to answer
 
 
 def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ class Connection:
         self._urgent: deque[bytes] = deque()
         self._answers: dict[int, Future[Any]] = {}
         self._pings: dict[int, float] = {}
+        self._files: set[Future[Any]] = set()
         self._number, self._lock = 0, threading.Lock()
         self._heard_s = time.monotonic()
         self._ready, self._closing = threading.Event(), threading.Event()
@@ -187,6 +188,9 @@ class Connection:
             self._number += 1
             number = self._number
             self._answers[number] = future
+            if operation == "file":
+                self._files.add(future)
+                future.add_done_callback(self._files.discard)
         if self.lost is not None:
             self._fail(number, self.lost.found)
         request = _frame(JSON, json.dumps({"id": number, "op": operation, **fields}).encode())
@@ -197,6 +201,11 @@ class Connection:
         else:
             self._queue.put(_joined(request, frames))
         return future
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether files are on their way, behind which everything but this connection's own pings waits."""
+        return bool(self._files)
 
     def send_file(self, path: Path, place: str) -> Future[Any]:
         """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that cannot be read."""

@@ -286,10 +286,16 @@ class SshService:
         self._engines.start(rank, function, payload)
 
     def command(self, rank: int, content: Any) -> bool:
-        """Send a command to a rank's job, after the files that it names; return False if it has none."""
+        """Send a command to a rank's job, after the files that it names; return False if it has none.
+
+        A ping would wait behind files; while some are on their way, the connection watches over the device.
+        """
         seat = self._engines.seats[rank]
         if rank not in self._running or seat.connection is None:
             return False
+        if isinstance(content, c.Ping) and seat.connection.is_sending:
+            self._engines.tell(rank, "event", encode_told(seat.pong))
+            return True
         paths: list[Any] = []
         data = encode_told(content, paths)
         if isinstance(content, c.Train):
@@ -314,7 +320,9 @@ class SshService:
             elif rank not in self._running or seat.call is None:
                 continue
             elif kind == "event":
-                found.append(News(rank, "event", decode_told(content, seat.call, f"An event of device '{seat.device.name}'")))
+                event = decode_told(content, seat.call, f"An event of device '{seat.device.name}'")
+                seat.pong = event if isinstance(event, c.Pong) else seat.pong
+                found.append(News(rank, "event", event))
             elif kind == "died":
                 self._running.discard(rank)
                 found.append(News(rank, "died"))

@@ -16,6 +16,7 @@ from workbench import __version__
 from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
 from workbench.core.files import whole_file
+from workbench.runtime.commands import Pong
 from workbench.runtime.messages import Call, decode
 from workbench.runtime.pipe_engine import KEPT, KEPT_NAME, WORK, Asked, FilePart, Message, Messages
 from workbench.runtime.ssh import Connection
@@ -67,6 +68,7 @@ class Seat:
         self.number = 0
         self.why = ""
         self.killed_s: float | None = None
+        self.pong = Pong()
         self._messages, self._parts = Messages(), dict[str, bytearray]()
 
     @property
