@@ -13,8 +13,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.planners.queries import chain_s, chosen_passings, plan_queries, smallest_maximum, step_s
-from workbench.planners.query_costs import Passing, RankCosts, StepSize
+from workbench.planners.queries import _share_s, chain_s, chosen_passings, plan_queries, smallest_maximum
+from workbench.planners.query_costs import Passing, RankCosts, StepSize, whole
 
 LENGTH = 16
 
@@ -64,6 +64,14 @@ def world(seed: int, *, devices: int, layers: int = 3, memory: tuple[int, int] =
 
 def size(queries: int, **settings: object) -> StepSize:
     return StepSize(**{"queries": queries, "batch_size": 2, "sequence_length": LENGTH, "memory_length": LENGTH} | settings)  # type: ignore[arg-type]
+
+
+def step_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> float:
+    """Return the slowest device's seconds, including sending its losses, and the update's; infinity if a share does not fit."""
+    costs, shares = whole(profile, cluster, size), plan.stages[0].shares
+    ranks = [share.rank for share in shares]
+    slowest = max(_share_s(costs[share.rank], ranks, share.queries) for share in shares)
+    return slowest + max(costs[rank].noise_s(size.queries) for rank in ranks)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -46,18 +46,6 @@ def chosen_passings(profile: Profile, cluster: Cluster, plan: Plan, size: StepSi
     return chosen
 
 
-def step_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> float:
-    """Return the seconds of a step under a plan of one stage: the slowest device's, including sending its losses, and the update.
-
-    Infinity if a device's share does not fit.
-    """
-    (stage,) = plan.stages
-    costs = whole(profile, cluster, size)
-    ranks = [share.rank for share in stage.shares if share.queries]
-    slowest = max(_share_s(costs[share.rank], ranks, share.queries) for share in stage.shares if share.queries)
-    return slowest + max(costs[rank].noise_s(size.queries) for rank in ranks)
-
-
 def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
     seconds, passing = costs.best(queries)
     return seconds if passing is None else seconds + costs.told_s(ranks, 2 * passing.queries)
@@ -66,7 +54,7 @@ def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
 def plan_queries(profile: Profile, cluster: Cluster, size: StepSize) -> Plan:
     """Return the plan with the shortest step: the queries, or the layers, of each device.
 
-    Exact: no division of the queries among any set of devices has a smaller `step_s` (with more than ALL_SETS_UP_TO devices: among the sets
+    Exact: no division of the queries among any set of devices is faster (with more than ALL_SETS_UP_TO devices: among the sets
     of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does not fit on a device, chains
     of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing fits.
     """
@@ -85,29 +73,28 @@ def plan_queries(profile: Profile, cluster: Cluster, size: StepSize) -> Plan:
 def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
     costs, queries = whole(profile, cluster, size), size.queries
     able = [rank for rank in range(cluster.world_size) if costs[rank].best(1)[1] is not None]
-    best_s, best = math.inf, None
+    best_s, update_s, best = math.inf, 0.0, tuple[Share, ...]()
     for ranks in device_sets({rank: costs[rank].best(1)[0] for rank in able}):
         if len(ranks) > queries:
             continue
-        tables = {rank: _rising(costs[rank], ranks, queries) for rank in ranks}
-        counts = smallest_maximum([tables[rank] for rank in ranks], queries)
-        if counts is None:
+        tables = [_rising(costs[rank], ranks, queries) for rank in ranks]
+        counts = smallest_maximum(tables, queries)
+        if counts is None or 0 in counts:
             continue
-        slowest = max(tables[rank][count] for rank, count in zip(ranks, counts, strict=True) if count)
-        seconds = slowest + max(costs[rank].noise_s(queries) for rank in ranks)
+        noise_s = max(costs[rank].noise_s(queries) for rank in ranks)
+        seconds = noise_s + max(table[count] for table, count in zip(tables, counts, strict=True))
         if seconds < best_s * SAVES:
-            shares = tuple(Share(rank=rank, queries=count) for rank, count in zip(ranks, counts, strict=True) if count)
-            best_s, best = seconds, shares
-    if best is None:
+            best_s, update_s = seconds, noise_s
+            best = tuple(Share(rank=rank, queries=count) for rank, count in zip(ranks, counts, strict=True))
+    if not best:
         return None
-    plan = Plan(
+    return Plan(
         method=METHOD,
         stages=(Stage(start=0, stop=profile.num_layers, shares=best),),
         micro_batch_size=size.batch_size,
         num_micro_batches=1,
+        predicted_s={"losses": best_s - update_s, "update": update_s},
     )
-    update_s = max(costs[share.rank].noise_s(queries) for share in best)
-    return replace(plan, predicted_s={"losses": step_s(profile, cluster, plan, size) - update_s, "update": update_s})
 
 
 def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]:
