@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import socket
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(hosts: Hosts, 
     kit("setup")
     [code] = (hosts.home("alpha") / ".workbench-kit").glob("code-*")
     assert (code / "workbench/runtime/pipe_engine.py").is_file()
+    subprocess.run([sys.executable, "-P", "-c", "import workbench.tasks"], env={"PYTHONPATH": str(code)}, check=True)  # with its data
     assert "is ready already" in kit("setup") and "is ready already" in kit("upgrade")
 
     hosts.new_host_key("beta")

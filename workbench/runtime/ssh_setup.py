@@ -34,13 +34,14 @@ _PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2
 def bring_code(connection: Connection) -> str:
     """Bring this workbench to a device that has another version of it; return its folder there.  Raises RuntimeSetupError."""
     root = Path(workbench.__file__).parent
-    files = sorted(root.rglob("*.py"))
+    files = [(path, Path("workbench") / path.relative_to(root)) for path in sorted(root.rglob("*.py"))]
+    files += [(path, Path("workbench/_data") / path.name) for path in sorted(data_folder().glob("*.toml"))]
     digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    for path, name in files:
+        digest.update(f"{name}\0".encode() + path.read_bytes())
     folder = f"code-{digest.hexdigest()[:16]}"
     if not connection.ask("holds", folder=folder):
-        _bring_archive(connection, folder, ((path, Path("workbench") / path.relative_to(root)) for path in files), python=False)
+        _bring_archive(connection, folder, files, python=False)
     return f"{connection.greeting['kit']}/{folder}"
 
 
