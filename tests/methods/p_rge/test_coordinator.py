@@ -174,6 +174,14 @@ def test_pace_changes_shares_and_is_probed_when_idle(coordinate: Coordinate) -> 
     assert story.queries == [Q] * 60
 
 
+def test_a_device_whose_memory_is_taken_gets_nothing_until_it_is_back(coordinate: Coordinate) -> None:
+    story = coordinate(shared(1, 1, 1, 1), "memory:device-3:1e6@step2-20", adapt=True, step_s=1e3, steps=30)
+    assert [3 in job.members for job in story.jobs] == [True, False, True] and story.queries == [Q] * 30
+    assert [note for note in story.done.notes if "device-3 has" in note] == [
+        f"device-3 has {share} of its memory for the run." for share in ("0%", "100%")
+    ]
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["to the seconds asked for", "half as long again as at first"])
 def test_steps_are_kept_short(asked: bool, coordinate: Coordinate) -> None:
     """When all devices become slower, q x E is halved until a step fits the time that it may take; the log tells where."""
