@@ -50,11 +50,6 @@ def test_budget_counts_from_the_footprint() -> None:
         kept = torch.ones(60_000_000 // 4)
         assert 55_000_000 < budget.used_bytes < 90_000_000
         assert kept.numel() == 15_000_000
-        budget.limit(70_000_000)
-        with pytest.raises(RuntimeError):
-            torch.ones(30_000_000 // 4)
-        budget.limit(100_000_000)
-        torch.ones(30_000_000 // 4)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have small stacks")

@@ -150,16 +150,11 @@ class MemoryBudget:
         self.footprint_bytes = self._reading().data_bytes
         if sys.platform == "linux":
             self._former = resource.getrlimit(resource.RLIMIT_DATA)
-            self.enforced = True
-        self.limit(self.budget_bytes)
-        return self
-
-    def limit(self, budget_bytes: int) -> None:
-        """Change the budget."""
-        self.budget_bytes = budget_bytes
-        if self._former is not None:
-            limit, hard = self.footprint_bytes + budget_bytes, self._former[1]
+            limit = self.footprint_bytes + self.budget_bytes
+            hard = self._former[1]
             resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+            self.enforced = True
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         used_bytes = self.used_bytes if error is not None else 0

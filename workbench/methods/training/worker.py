@@ -124,11 +124,9 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
         self._open.__exit__(*exc)  # the budget reports the refused allocation
 
     def budget(self, device: Device) -> MemoryBudget:
-        """Return this device's memory budget, which starts at the first call, after the common imports, and follows the device's memory."""
+        """Return this device's memory budget, which starts at the first call, after the common imports."""
         if self._budget is None:
             self._budget = self._open.enter_context(MemoryBudget(device.name, device.memory_bytes))
-        elif self._budget.budget_bytes != device.memory_bytes:
-            self._budget.limit(device.memory_bytes)
         return self._budget
 
     @contextmanager
