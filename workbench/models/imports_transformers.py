@@ -9,7 +9,7 @@ from pathlib import Path
 import transformers
 from transformers.utils import import_utils
 
-from workbench.core.imports import postpone_compiler
+from workbench.models.postponed_compiler import postpone_compiler
 
 _LEFT_OUT = [
     (module, name, getattr(module, name))
