@@ -40,6 +40,8 @@ def test_without_a_terminal_a_line_per_phase_and_epoch(capsys) -> None:
 def test_without_a_terminal_a_long_epoch_tells_every_few_seconds(capsys) -> None:
     clock = Clock()
     with RunProgress(Job(epochs=1), cluster(), clock=clock) as progress:
+        records = (StepRecord(epoch=0, step=step, samples=8, cached=False, predicted_s=1.0) for step in range(100))
+        progress.update(Event("predicted", predicted=tuple(records)))
         for step in range(20):
             progress.update(Event("device", 0, 0, step, 100, device=DeviceState("first epoch", 1.0, 0.75, 1)))
             progress.update(Event("step", 0, 0, step, 100, 0.5, samples=8))
