@@ -1,14 +1,16 @@
 """Names of models: embedded, tiny, folders, the hub; and what is said when they cannot be had."""
 
+import threading
 import time
 
 import pytest
 import torch
+from torch import nn
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer, model_facts
-from workbench.models.partial_loading import LACKING, header_bytes, made_up_weights
+from workbench.models.partial_loading import LACKING, header_bytes, made_up_weights, parameters_on_meta
 
 from .helpers import batch_for, check_embeddings
 
@@ -164,3 +166,24 @@ def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch)
     found, expected = (load_stack(str(folder)).state_dict() for folder in (device, base))
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert sent[-1].name == "model.safetensors"
+
+
+def test_two_threads_that_load_do_not_disturb_each_other():
+    """A device loads a stage ahead while it trains; what another thread makes meanwhile has memory."""
+    inside, leave, made = threading.Event(), threading.Event(), []
+
+    def load():
+        with parameters_on_meta():
+            inside.set()
+            leave.wait(10)
+            made.append(nn.Linear(2, 2))
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait(10)
+    outside = nn.Linear(2, 2)
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert [one.weight.is_meta for one in (*made, outside, nn.Linear(2, 2))] == [True, True, False, False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -220,22 +221,27 @@ def _sizes(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[int, ...]:
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
 
 
+_CREATING = threading.RLock()
+"""Held in a block of `parameters_on_meta`: two threads of a device load a stage if one loads ahead."""
+
+
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Create modules in this block without memory for parameters; buffers are created as usual."""
-    original = nn.Module.register_parameter
+    """Create modules in this block without memory for parameters; buffers are created as usual, and so is all in other threads."""
+    with _CREATING:
+        original, thread = nn.Module.register_parameter, threading.get_ident()
 
-    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
-        original(module, name, parameter)
+        def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            if parameter is not None and not parameter.is_meta and threading.get_ident() == thread:
+                parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+            original(module, name, parameter)
 
-    nn.Module.register_parameter = register
-    try:
-        with _LargeOnMeta():
-            yield
-    finally:
-        nn.Module.register_parameter = original
+        nn.Module.register_parameter = register
+        try:
+            with _LargeOnMeta():
+                yield
+        finally:
+            nn.Module.register_parameter = original
 
 
 def read_stage(

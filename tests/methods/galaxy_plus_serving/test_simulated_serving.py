@@ -210,7 +210,7 @@ def test_percentile_is_by_nearest_rank() -> None:
         (lambda: ReschedulingSettings(probe_every_s=0.0), "at least 0.001"),
         (lambda: Fault(kind="slow", rank=0, start=1.0, end=1.0, factor=2.0), "end after it begins"),
         (lambda: Fault(kind="slow", rank=0, start=1.0, factor=math.inf), "factor = inf"),
-        (lambda: Fault(kind="hide", rank=0, start=1.0), "slow, kill, freeze"),  # type: ignore[arg-type]
+        (lambda: Fault(kind="hide", rank=0, start=1.0), "slow, memory, kill, freeze"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_make_no_sense(make: Callable[[], object], match: str) -> None:
