@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,7 @@ from workbench.methods.p_rge import measure as p_rge_measure
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.ringada import measure as ringada_measure
 from workbench.methods.ringada import method as ringada
-from workbench.models.loading import load_model
+from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.partial_loading import tensors_in
 from workbench.models.saving import save_tokenizer
 from workbench.models.sharding import model_layout
@@ -46,6 +47,7 @@ from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.sweeps import make_points
+from workbench.tasks import load_task
 
 NAMES = ("alpha", "beta")
 JOBS: dict[str, dict[str, Any]] = {
@@ -171,13 +173,19 @@ def agent_of(device_home: Path) -> int:
 
 
 def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, place: Place) -> None:
-    """Its cable is pulled, then its sshd killed; the other is killed for good, so the run ends only if the device comes back each time."""
+    """Its cable is pulled, then its sshd killed; the other is killed for good, so the run ends only if the device comes back each time.
+
+    Before that the cable is put back at once, which loses nothing.
+    """
     if not isinstance(place.hosts, NetHosts):
         pytest.skip(WHY_NOT or "this system allows no network namespaces")
     hosts, steps = place.hosts, ["cable"]
 
     def progress(event: Event) -> None:
-        if event.kind == "step" and event.step == 1 and steps == ["cable"]:
+        if event.kind == "step" and steps == ["cable"] and event.step == 0:
+            hosts.set_link(2, "down")
+            hosts.set_link(2, "up")
+        elif event.kind == "step" and event.step == 1 and steps == ["cable"]:
             steps.append("pulled")
             hosts.set_link(2, "down")
         elif event.kind == "device" and event.rank == 1 and event.message == "lost" and steps[-1] == "pulled":
@@ -231,7 +239,8 @@ raw.settimeout(0.2)
 over = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
 print("ready", flush=True)
-count = plain = 0
+count, needles = 0, [bytes.fromhex(word) for word in sys.argv[1:]]
+found = [0 for needle in needles]
 while True:
     try:
         packet = raw.recv(1 << 17)
@@ -240,30 +249,49 @@ while True:
             break
         continue
     count += len(packet)
-    plain += bytes(1000) in packet
-print(count, plain)
+    found = [before + (needle in packet) for before, needle in zip(found, needles)]
+print(count, *found)
 """
 
 
-def observed(place: Place) -> tuple[int, int]:
-    """Measure links, whose messages are nothing but zeros; return the bytes seen on the bridge, and the packets with a plain message."""
-    assert isinstance(place.hosts, NetHosts)
-    enter = ["nsenter", "-t", str(place.hosts.process.pid), "-U", "-n", "--preserve-credentials"]
-    with subprocess.Popen([*enter, sys.executable, "-c", _OBSERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
+def observed(hosts: NetHosts, needles: Sequence[bytes], act: Callable[[], Any]) -> list[int]:
+    """Do something; return the bytes seen on the bridge meanwhile, and the packets with each needle."""
+    enter = ["nsenter", "-t", str(hosts.process.pid), "-U", "-n", "--preserve-credentials"]
+    words = [sys.executable, "-c", _OBSERVER, *(needle.hex() for needle in needles)]
+    with subprocess.Popen([*enter, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None and watch.stdout.readline() == "ready\n"
-        place.real.run(measure_rank_links, [((1, 1 << 17, 1 << 20), 1)] * 2)
-        count, plain = map(int, watch.communicate()[0].split())
-    return count, plain
+        act()
+        return [int(word) for word in watch.communicate()[0].split()]
 
 
 def test_an_observer_sees_no_plain_tensor_unless_the_kit_says_plain(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The links are measured with messages that are nothing but zeros."""
     if not isinstance(place.hosts, NetHosts):
         pytest.skip(WHY_NOT or "this system allows no network namespaces")
-    count, plain = observed(place)
+    measuring = partial(place.real.run, measure_rank_links, [((1, 1 << 17, 1 << 20), 1)] * 2)
+    count, plain = observed(place.hosts, [bytes(1000)], measuring)
     assert count > 4 << 20 and plain == 0
     monkeypatch.setattr(place.real, "_certificate", b"")  # as without TLS
-    count, plain = observed(place)
+    count, plain = observed(place.hosts, [bytes(1000)], measuring)
     assert count > 4 << 20 and plain > 100
+
+
+def test_an_observer_sees_no_token_of_a_run(job: Job, place: Place) -> None:
+    """Nor a sentence; it would: at last they are sent over the bridge in packets of our own."""
+    if not isinstance(place.hosts, NetHosts):
+        pytest.skip(WHY_NOT or "this system allows no network namespaces")
+    hosts, job = place.hosts, replace(job, method="fine_tuning", options={"technique": "lora"}, epochs=1)
+    text = load_task(job.task, data=job.data).train.texts[0]
+    [ids] = load_tokenizer(job.model).encode([text], None, max_length=job.max_length)
+    assert len(ids) >= 5
+    needles = [array(kind, ids).tobytes() for kind in "qi"] + [str(list(ids))[1:-1].encode(), text.encode()]
+    shutil.rmtree(place.real.folder, ignore_errors=True)
+    run_it = partial(experiment.run, job, place.real.cluster, workdir=place.real.folder, engines=place.real, chosen_plan=HALVES)
+    count, *found = observed(hosts, needles, run_it)
+    assert count > 10_000 and not any(found)
+    send = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[1]), ('10.77.0.1', 9))"
+    _, *found = observed(hosts, needles, lambda: [hosts.inside(sys.executable, "-c", send, needle.hex()) for needle in needles])
+    assert all(found)
 
 
 def test_devices_and_links_are_measured(place: Place) -> None:

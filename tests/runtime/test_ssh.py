@@ -143,6 +143,13 @@ def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> No
     with pytest.raises(RuntimeSetupError, match="somebody has it since"):
         other = Agent(tmp_path)
         other.connection.open(owner="another")
+    looking = Agent(tmp_path)  # a check, and a cleaning, which leave the other's run alone
+    looking.connection.open()
+    assert looking.connection.greeting["swept"] == 0
+    with pytest.raises(RuntimeSetupError, match="somebody has it since"):
+        looking.connection.ask("clean")
+    assert psutil.pid_exists(engine) and Path(agent.connection.greeting["run"]).is_dir()
+    looking.connection.close()
     agent.connection.close()
     wait_until(lambda: not Path(f"/proc/{engine}").exists())
     wait_until(lambda: not list((agent.home / ".workbench-kit/runs").iterdir()))
