@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -87,16 +87,13 @@ def run(
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     if mode == "execute" and engines is None and cluster.is_real:
         own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
-        devices = over_ssh(cluster, own, ["workbench.models.imports_transformers"])
-        (progress or ignore)(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
-        with devices as real:
+        with connected(job, cluster, own, progress or ignore) as real:
 
             def with_health(event: Event) -> None:
                 if event.device is not None:
                     event = event._replace(device=event.device._replace(health=real.health(event.rank)))
                 (progress or ignore)(event)
 
-            real.bring_model(job.model)
             report = run(
                 job,
                 cluster,
@@ -174,15 +171,24 @@ def sweep(
     num_steps: int = 8,
     fidelity: Fidelity = "auto",
     progress: Callable[[Event], None] | None = None,
+    workdir: Path | None = None,
+    engines: Engines | None = None,
 ) -> tuple[SweepPoint, ...]:
-    """Return the step time of a few first-epoch steps under each plan: simulated, and also measured if mode is 'execute'."""
+    """Return the step time of a few first-epoch steps under each plan: simulated, and also measured if mode is 'execute'.
+
+    workdir: is made and removed.  engines: of real devices; by default those of the cluster are connected.
+    """
     notify = progress or ignore
     method = load_method(job.method)
-    if mode == "execute":
+    folder = workdir or cache_folder() / "runs" / f"sweep-{os.getpid()}"
+    if mode == "execute" and engines is None and cluster.is_real:
+        with connected(job, cluster, folder, notify) as real:
+            return sweep(job, cluster, plans, mode, num_steps=num_steps, progress=progress, workdir=folder, engines=real)
+    is_emulated = mode == "execute" and engines is None
+    if is_emulated:
         require_emulated(cluster)
-    prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute")
-    costs = method.profile(prepared, cluster, notify, emulated=mode == "execute")
-    folder = cache_folder() / "runs" / f"sweep-{os.getpid()}"
+    prepared = _prepared(method, job, cluster, notify, warms_up=is_emulated, engines=engines)
+    costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
 
     def measured(engines: Engines | None) -> tuple[SweepPoint, ...]:
         found = []
@@ -198,16 +204,18 @@ def sweep(
     from workbench.runtime.engines import default_pool
     from workbench.runtime.pacing import find_dilation
 
-    engines = default_pool().acquire(cluster, fidelity)
     points: tuple[SweepPoint, ...] = ()
 
     def late_share(dilation: float) -> float:
         nonlocal points
-        engines.dilate(dilation)
-        points = measured(engines)
+        emulated.dilate(dilation)
+        points = measured(emulated)
         return max((point.overrun_share for point in points), default=0.0)
 
     try:
+        if engines is not None:  # real devices have no deadlines
+            return tuple(replace(point, overrun_share=0.0) for point in measured(engines))
+        emulated = default_pool().acquire(cluster, fidelity)
         dilation = find_dilation(late_share, tolerated=BUSY_OVERRUN_SHARE)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -283,6 +291,16 @@ def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str
 
     require_addresses(cluster)
     return SshEngines(cluster, folder or cache_folder() / "runs", CALLS, imports=imports)
+
+
+@contextlib.contextmanager
+def connected(job: Job, cluster: Cluster, folder: Path, notify: Callable[[Event], None] = ignore) -> Iterator[SshEngines]:
+    """Lend a cluster's real devices, which have the job's model then.  folder: of the run."""
+    devices = over_ssh(cluster, folder, ["workbench.models.imports_transformers"])
+    notify(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
+    with devices as real:
+        real.bring_model(job.model)
+        yield real
 
 
 def require_emulated(cluster: Cluster) -> None:

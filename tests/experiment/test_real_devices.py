@@ -143,6 +143,16 @@ def test_a_device_gets_the_weights_of_its_stage_alone(job: Job, place: Place, tm
         place.real.bring_weights(place.real.seats[0].link, ["brought/0123/../../id_rsa"])
 
 
+@pytest.mark.parametrize("method", ("fine_tuning", "galaxy_plus"))
+def test_plans_are_compared(method: str, job: Job, place: Place) -> None:
+    job = replace(job, method=method, epochs=1, **JOBS.get(method, {}))
+    cluster = place.real.cluster
+    plans = {"one": HALVES if method == "fine_tuning" else experiment.plan(job, cluster)}
+    shutil.rmtree(place.real.folder, ignore_errors=True)
+    [point] = experiment.sweep(job, cluster, plans, num_steps=2, workdir=place.real.folder, engines=place.real)
+    assert point.num_steps == 2 and point.measured_s and (point.overrun_share, point.dilation) == (0, 1)
+
+
 @pytest.fixture(scope="module")
 def unbroken(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """An emulated run whose mini-batches are the same on any devices, so long that faults fall into it."""

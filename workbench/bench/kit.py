@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,7 @@ from workbench.core.cluster import Cluster, DataPlane, Device
 from workbench.core.errors import check_choice
 from workbench.core.job import Job
 from workbench.core.profile import Profile
-from workbench.experiment import over_ssh, run
+from workbench.experiment import connected, run
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.runtime.ssh import Connection, agent_command
@@ -84,7 +84,7 @@ def _files(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
 def _start(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
     """Return the seconds from a run's beginning to the end of its first step, and what they went into; the devices were measured before."""
     progress("Measuring the devices")
-    with _connected(cluster, folder / "start") as engines:
+    with connected(JOB, cluster, folder / "start") as engines:
         _measured(engines)
     progress("Starting a run")
     began_s, firsts = time.monotonic(), list[float]()
@@ -103,7 +103,7 @@ def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
     job = replace(JOB, train_samples=160, faults=_paced(cluster))
     planes: tuple[DataPlane, ...] = ("plain", "tls")
     for data in planes:
-        with _connected(replace(cluster, data=data), folder / data) as engines:
+        with connected(JOB, replace(cluster, data=data), folder / data) as engines:
             costs = costs or _measured(engines)
             seconds: dict[str, list[float]] = {"emulated": [], "real": []}
             for turn, side in turns(seconds, range(rounds)):
@@ -122,19 +122,12 @@ def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
     """Return the seconds from a kill to the end of the next step, of real and of emulated devices."""
     progress("Running, and killing a device")
     job = replace(JOB, epochs=1, train_samples=160, faults=f"{_paced(cluster)}; kill:{cluster.devices[-1].name}@step4", backup_every=2)
-    with _connected(cluster, folder / "faults") as engines:
+    with connected(JOB, cluster, folder / "faults") as engines:
         costs = _measured(engines)
         real = run(job, cluster, costs=costs, engines=engines, workdir=folder / "faults")
     emulated = run(job, _emulated(cluster), costs=costs, workdir=folder / "emulated faults")
     names = {"fault_to_next_step_s": real, "fault_to_next_step_s_emulated": emulated}
     return {name: sum(one.seconds for one in report.recoveries if one.what.startswith("kill")) for name, report in names.items()}
-
-
-@contextmanager
-def _connected(cluster: Cluster, folder: Path) -> Iterator[SshEngines]:
-    with over_ssh(cluster, folder, ["workbench.models.imports_transformers"]) as engines:
-        engines.bring_model(JOB.model)
-        yield engines
 
 
 def _measured(engines: SshEngines) -> Profile:
