@@ -45,7 +45,8 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     """
     method = load_method(job.method)
     prepared = _prepared(method, job, cluster, progress or ignore)
-    return method.plan(prepared, method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute"), cluster)
+    is_emulated = mode == "execute" and not cluster.is_real
+    return method.plan(prepared, method.profile(prepared, cluster, progress or ignore, emulated=is_emulated), cluster)
 
 
 def profile(
@@ -54,11 +55,13 @@ def profile(
     """Return the cost of every layer on every device.
 
     The cost on an emulated device is measured on this host and scaled to the device's share of a core.  If the devices are only
-    simulated, the cost on a different device model is computed from the catalogue's FLOP/s.  refresh: repeat measurements that are cached.
+    simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.  refresh: repeat
+    measurements that are cached.
     """
     method = load_method(job.method)
     prepared = _prepared(method, job, cluster, progress or ignore)
-    return method.profile(prepared, cluster, progress or ignore, emulated=mode == "execute", refresh=refresh)
+    is_emulated = mode == "execute" and not cluster.is_real
+    return method.profile(prepared, cluster, progress or ignore, emulated=is_emulated, refresh=refresh)
 
 
 def run(

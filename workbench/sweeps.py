@@ -125,6 +125,9 @@ def make_points(
     for chosen, repeat in itertools.product(combined, range(1, repeats + 1)):
         settings = {name: chosen[name] for name in differing if name in chosen} | ({"repeat": repeat} if repeats > 1 else {})
         point = replace(_point(chosen), mode=mode, fidelity=fidelity, repeat=repeat, settings=settings)
+        if mode == "execute" and point.cluster.is_real and "bandwidth" in chosen:
+            found = "They are real: their links are as fast as they are."
+            raise ConfigError(f"Another bandwidth of '{point.cluster.name}' was asked for.", found, "Leave it out, or simulate.")
         points.setdefault(point.name, point)
     for point in points.values():
         load_method(point.job.method).require_known(point.job, point.cluster)

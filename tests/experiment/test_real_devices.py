@@ -317,5 +317,7 @@ def test_a_sweep_takes_real_devices_and_no_mixture(tmp_path: Path) -> None:
     (tmp_path / "half.toml").write_text(text)
     (tmp_path / "kit.toml").write_text(text + 'address = "i"\n')
     assert len(make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "seed": [0, 1]})) == 2
+    with pytest.raises(ConfigError, match="their links are as fast as they are"):
+        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "bandwidth": [100]})
     with pytest.raises(ConfigError, match="b has no address"):
         make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "half.toml")]})

@@ -108,7 +108,7 @@ def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
             seconds: dict[str, list[float]] = {"emulated": [], "real": []}
             for turn, side in turns(seconds, range(rounds)):
                 progress(f"Tensors {data}, {side} devices, run {turn + 1} of {rounds}")
-                where, on = (engines.cluster, engines) if side == "real" else (_emulated(cluster), None)
+                where, on = (engines.cluster, engines) if side == "real" else (cluster.emulated(1 / SLOWED), None)
                 report = run(job, where, costs=costs, engines=on, workdir=folder / data)
                 shutil.rmtree(folder / data)
                 seconds[side].append(report.epochs[-1].seconds)
@@ -125,7 +125,7 @@ def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
     with connected(JOB, cluster, folder / "faults") as engines:
         costs = _measured(engines)
         real = run(job, cluster, costs=costs, engines=engines, workdir=folder / "faults")
-    emulated = run(job, _emulated(cluster), costs=costs, workdir=folder / "emulated faults")
+    emulated = run(job, cluster.emulated(1 / SLOWED), costs=costs, workdir=folder / "emulated faults")
     names = {"fault_to_next_step_s": real, "fault_to_next_step_s_emulated": emulated}
     return {name: sum(one.seconds for one in report.recoveries if one.what.startswith("kill")) for name, report in names.items()}
 
@@ -139,11 +139,6 @@ def _measured(engines: SshEngines) -> Profile:
 
 def _paced(cluster: Cluster) -> str:
     return "; ".join(PACED.format(device=device.name) for device in cluster.devices)
-
-
-def _emulated(cluster: Cluster) -> Cluster:
-    """Return the cluster with emulated devices of the same links."""
-    return replace(cluster, devices=tuple(replace(device, address=None, host_share=1 / SLOWED) for device in cluster.devices))
 
 
 def _on_all(cluster: Cluster, work: Callable[[Connection], object]) -> float:

@@ -176,6 +176,10 @@ class Cluster:
         names = {device.name for device in devices}
         return replace(self, devices=devices, pairs={pair: link for pair, link in self.pairs.items() if names.issuperset(pair.split(">"))})
 
+    def emulated(self, host_share: float) -> Cluster:
+        """Return the cluster with emulated devices of the same links, each with this share of a core."""
+        return replace(self, devices=tuple(replace(device, address=None, host_share=host_share) for device in self.devices))
+
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all links `factor` times slower, latency included."""
         return self._linked(lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor))

@@ -99,9 +99,9 @@ class InferenceProblem(galaxy_plus.SequenceProblem):
 
 
 def measured_problem(job: Job, cluster: Cluster) -> InferenceProblem:
-    """Return the problem of a job's requests on emulated devices; operations are measured on this machine once and kept."""
+    """Return the problem of a job's requests; operations are measured on this machine once and kept, and scaled to the devices."""
     prepared = prepare(job)
-    profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=True)
+    profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=not cluster.is_real)
     return InferenceProblem(
         profile=inference_of(profile), cluster=cluster, length=prepared.typical_length, decoder_length=prepared.decoder_length
     )
