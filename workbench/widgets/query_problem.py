@@ -73,10 +73,10 @@ class QueryProblem:
 
 
 def query_problem(job: Job, cluster: Cluster) -> QueryProblem:
-    """Return the problem of a job of the method p_rge on emulated devices; its costs are measured on this machine once and kept."""
+    """Return the problem of a job of the method p_rge; its costs are measured on this machine once, kept, and scaled to the devices."""
     method = PRGE()
     prepared = method.prepare(job, ignore)
-    profile = method.profile(prepared, cluster, ignore, emulated=True)
+    profile = method.profile(prepared, cluster, ignore, emulated=not cluster.is_real)
     return QueryProblem(profile=profile, cluster=cluster, size=prepared.size(prepared.setting))
 
 
