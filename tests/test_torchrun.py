@@ -1,18 +1,14 @@
-"""The same plan on processes that torchrun started: two local ones stand for two machines."""
+"""Ranks that torchrun starts: calls, answers and events through its store."""
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import pickle
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -22,93 +18,17 @@ import torch
 import torch.distributed as dist
 
 import workbench
-from tests.methods.builders import write_sentences
-from tests.methods.p_rge.worlds import in_one_process, shared
-from tests.methods.p_rge.worlds import prepared_job as p_rge_job
-from tests.models.plain_training import train_reference
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import CacheError, ConfigError, DeviceLostError, RuntimeSetupError
-from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
-from workbench.core.report import Report
 from workbench.core.schedule import Op
 from workbench.core.serial import to_json
 from workbench.core.timeline import Span
 from workbench.methods.common.session import RankResult, StepTrace, on_rank_zeros_clock
-from workbench.methods.pac_plus.epochs import initial_adapter
-from workbench.methods.pac_plus.prepare import prepare
-from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
-from workbench.models.loading import load_stack
 from workbench.profiler.cache import measuring_threads
 from workbench.runtime.context import RankContext
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, StoreMail, decode, encode
-from workbench.runtime.network import child_environment
 from workbench.runtime.torchrun import TorchrunEngines
-from workbench.tasks.batching import epoch_batches
-from workbench.tasks.tokenize import collate
 from workbench.torchrun import main
-
-CLUSTER = """
-name = "two"
-[defaults]
-bandwidth_mbit_per_s = 1000
-gflops = 30
-memory_mb = 2000
-[[device]]
-name = "left"
-[[device.processor]]
-name = "cores FIRST"
-gflops = 15
-[[device.processor]]
-name = "cores LAST"
-gflops = 15
-[[device]]
-name = "right"
-"""
-
-# A short measurement: how precisely the devices measure themselves is not asked here.
-# The same processes run further jobs: to start others would mean to import torch three times more.
-MAIN = """
-from functools import partial
-from pathlib import Path
-from workbench import torchrun
-from workbench.core.job import Job
-from workbench.core.plan import Plan
-from workbench.core.profile import Grid
-from workbench.core.serial import from_json
-from workbench.methods.confidant.method import Confidant
-from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.pac_plus import measure, method
-measure.BATCH_SIZES, measure.SEQUENCE_LENGTHS = (1, 4), (16,)
-method.measure_layers = partial(measure.measure_layers, budget_s=0.1)
-fine_tuning.measure_layers = partial(fine_tuning.measure_layers, batch_sizes=(1, 4), lengths=(16,), budget_s=0.1)
-equal = Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((1.0,),))
-Confidant.host_parts = lambda *given, **settings: {one + way: equal for one in "HC" for way in "FB"}
-command = torchrun.app
-
-def all_jobs(obj):
-    command(obj=obj, standalone_mode=False)
-    for name in ("queries", "whole", "shared"):
-        job, plan = (from_json(Path(f"{name}_{kind.__name__}.json").read_text(), kind) for kind in (Job, Plan))
-        done = torchrun.run(job, obj.cluster, "execute", workdir=Path(f"folder_{name}"), chosen_plan=plan, engines=obj)
-        done.write(f"{name}_report.json")
-
-torchrun.app = all_jobs
-torchrun.main()
-"""
-
-
-def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    temporary = folder / "temporary"  # torchrun leaves an empty folder of its own in there
-    temporary.mkdir(exist_ok=True)
-    environment = child_environment() | {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORKBENCH_CACHE": str(folder / "cache"),
-        "TMPDIR": str(temporary),
-    }
-    return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=200, cwd=folder)
 
 
 def test_a_device_is_measured_with_the_threads_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,83 +44,6 @@ def test_a_device_is_measured_with_the_threads_it_runs_with(monkeypatch: pytest.
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     main()
     assert threads == [3]
-
-
-def share(rank: int, samples: int) -> Share:
-    return Share(rank=rank, samples=samples)
-
-
-@pytest.mark.slow
-def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> None:
-    """A job file and a plan file, two processes, shared and local folder; every loss against training in this process.
-
-    PAC+ by the command, then P-RGE, whose steps are reported as they are made, and Confidant, whose first device has two processors: on
-    one and on both the losses are the same.
-    """
-    options = {"cache_dtype": "float32"}
-    data = str(write_sentences(tmp_path / "data"))
-    sizes = {"train_samples": 22, "validation_samples": 8, "test_samples": 8, "batch_size": 8, "micro_batches": 2, "epochs": 2}
-    job = Job(model="tiny-bert", learning_rate=5e-4, max_length=24, data=data, options=options, **sizes)
-    stages = (Stage(start=0, stop=4, shares=(share(1, 4),)), Stage(start=4, stop=6, shares=(share(0, 4),)))
-    cached = Stage(start=0, stop=6, shares=(share(0, 5), share(1, 3)))
-    plan = Plan(method="pac_plus", stages=stages, micro_batch_size=4, num_micro_batches=2, cached=cached)
-    queries, queries_plan = p_rge_job(data=data), shared(3, 1)
-    pipeline = Plan(
-        method="confidant",
-        stages=(Stage(start=0, stop=3, shares=(share(0, 8),)), Stage(start=3, stop=6, shares=(share(1, 8),))),
-        micro_batch_size=8,
-        num_micro_batches=1,
-    )
-    divided = replace(job, method="confidant", options={"split": "heads_and_columns", "heads": "optimal"})
-    made = {"job": job, "plan": plan, "queries_Job": queries.job, "queries_Plan": queries_plan}
-    made |= {
-        "whole_Job": replace(divided, options={"split": "none"}),
-        "shared_Job": divided,
-        "whole_Plan": pipeline,
-        "shared_Plan": pipeline,
-    }
-    for name, one in made.items():
-        (tmp_path / f"{name}.json").write_text(to_json(one))
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
-    (tmp_path / "two.toml").write_text(CLUSTER.replace("FIRST", str(min(cores))).replace("LAST", str(max(cores))))
-    (tmp_path / "main.py").write_text(MAIN)
-    files = ("--job=job.json", "--plan=plan.json", "--cluster=two.toml", "--report=report.json")
-    done = torchrun("main.py", *files, "--workdir=shared", "--local-folder=local", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "epoch 2 done" in done.stderr  # live progress of both ranks came to rank 0
-    assert "(real)" in done.stdout
-
-    report = Report.read(tmp_path / "report.json")
-    assert (report.source, report.fidelity, report.plan, report.job, report.valid) == ("real", "", plan, job, True)
-    assert {timeline.source for name, timeline in report.timelines.items() if name.endswith("measured")} == {"real"}
-    assert all(step.measured_s and step.predicted_s for step in report.steps)
-    assert not list((tmp_path / "local").glob("*/*"))  # the cache went with the run
-    assert (tmp_path / "shared" / "adapter").is_dir()
-
-    report_of_queries = Report.read(tmp_path / "queries_report.json")
-    assert (report_of_queries.source, report_of_queries.plan) == ("real", queries_plan)
-    _, _, expected_losses = in_one_process(queries)
-    assert [step.loss for step in report_of_queries.steps] == pytest.approx([loss.mean().item() for loss in expected_losses], rel=1e-5)
-
-    on_one, on_both = (Report.read(tmp_path / f"{name}_report.json") for name in ("whole", "shared"))
-    assert [step.loss for step in on_both.steps] == pytest.approx([step.loss for step in on_one.steps], rel=1e-5)
-    timeline = next(one for name, one in on_both.timelines.items() if name.endswith("measured"))
-    assert {span.op.stream for span in timeline.spans if span.op.kind == "ATTN"} == {"compute", "compute1"}
-
-    prepared = prepare(job)
-    stack, split = load_stack(job.model), prepared.train
-
-    def batches(epoch: int) -> list:
-        if epoch == 0:
-            return [collate(split, batch) for batch in epoch_batches(split.lengths, job.batch_size, job.seed, 0)]
-        owners = shard_owners(cached, split.lengths, 2, job.seed)
-        steps = cached_steps(cached, owners, split.lengths, 2, seed=job.seed, epoch=epoch)
-        return [collate(split, [sample for samples in step.samples for sample in samples]) for step in steps]
-
-    expected = [loss for _, loss in train_reference(stack, initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)]
-    losses = [step.loss for step in report.steps]
-    assert losses[:3] == pytest.approx(expected[:3], rel=1e-5)
-    assert losses[3:] == pytest.approx(expected[3:], rel=1e-4)
 
 
 def two_devices() -> Cluster:

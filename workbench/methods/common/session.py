@@ -253,14 +253,14 @@ class RankSession(DeviceSession, Generic[AJob]):
         super().__init__(context, rank_job.cluster, group, timeout_s=rank_job.timeout_s, is_paced=rank_job.is_paced)
         self.rank_job, self.progress = rank_job, DeviceReporter(context, budget)
         self._exchanges = 0
-        if context.fidelity == "real":
-            named = rank_job.streams(self.rank)
-            self.executor.place({stream: place_of(name, context.device.name) for stream, name in named.items()})
         plan = rank_job.plan
         groups = {tuple(sorted(stage.ranks)) for stage in (*plan.stages, *([plan.cached] if plan.cached else []))}
         for ranks in sorted(groups):
             if len(ranks) > 1:
                 self._subgroup(ranks, by_all=True)
+        if context.fidelity == "real":
+            named = rank_job.streams(self.rank)
+            self.executor.place({stream: place_of(name, context.device.name) for stream, name in named.items()})
 
     def keeps_trace(self, step: int, num_steps: int) -> bool:
         """Return whether a step's spans are kept: some in the middle of the epoch, after its warm-up."""
