@@ -12,9 +12,10 @@ from workbench.planners.galaxy_plus import (
     mlp_sequence_s,
     mlp_tensor_s,
     price_plan,
-    reduce_scatter_s,
     stack_lengths,
 )
+from workbench.planners.galaxy_plus.pricing import HybridPricer, cut_of
+from workbench.planners.galaxy_plus.times import hop_lines, ring_s
 
 STACK = StackShape(num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100)
 
@@ -62,7 +63,7 @@ def test_a_ring_of_equal_links_takes_n_less_1_hops_of_the_largest_part():
     _, cluster = instance([1.0] * 4, (shape(1, 4),), mbit_per_s=8.0, latency_s=0.05)  # 1e6 bytes/s, 0.1 s a hop
     ranks = (0, 1, 2, 3)
     assert all_gather_s(cluster, ranks, (5, 5, 5, 5), 1000) == pytest.approx(3 * (0.1 + 0.005))
-    assert reduce_scatter_s(cluster, ranks, (2, 9, 2, 2), 1000) == pytest.approx(3 * (0.1 + 0.009))
+    assert ring_s(hop_lines(cluster, ranks, 1000), (2, 9, 2, 2), shift=1) == pytest.approx(3 * (0.1 + 0.009))
     assert all_gather_s(cluster, (2,), (15,), 1000) == 0
     # The one tile goes round; the others have nothing to send.
     assert all_gather_s(cluster, ranks, (0, 7, 0, 0), 1000) == pytest.approx(3 * 0.107)
@@ -74,7 +75,7 @@ def test_a_slow_link_is_busy_with_every_tile_but_one():
     assert all_gather_s(cluster, (0, 1, 2), (1, 8, 1), 100) == pytest.approx(0.2, rel=1e-3)
     assert all_gather_s(cluster, (0, 1, 2), (8, 1, 1), 100) == pytest.approx(0.9, rel=1e-3)
     # Of partial sums the tiles of 2 and 1 pass it, not that of 0, which starts at 1.
-    assert reduce_scatter_s(cluster, (0, 1, 2), (8, 1, 1), 100) == pytest.approx(0.2, rel=1e-3)
+    assert ring_s(hop_lines(cluster, (0, 1, 2), 100), (8, 1, 1), shift=1) == pytest.approx(0.2, rel=1e-3)
 
 
 def test_a_decoder_has_two_attention_blocks_and_three_rings():
@@ -82,8 +83,9 @@ def test_a_decoder_has_two_attention_blocks_and_three_rings():
     plan = InferencePlan(
         method="hand", paradigm="hybrid", ranks=(0, 1), units=(2, 2), columns=(512, 512), shares=(1, 1), schemes=(1, 1, 2, 2), length=8
     )
-    found = price_plan(plan, profile, cluster, decoder_length=4)
+    rows = HybridPricer(profile, cluster, (8, 4)).rows(cut_of(plan, profile))
     ring = all_gather_s(cluster, (0, 1), (4, 4), 1024)
     short = all_gather_s(cluster, (0, 1), (2, 2), 1024)
-    assert found.all_gather_s == pytest.approx(2 * 2 * ring + 2 * 2 * short)
+    gathered_s = sum((p * blocks + q * (blocks - 1)) * gather for p, q, blocks, _, _, (_, _, gather, _) in rows)
+    assert gathered_s == pytest.approx(2 * 2 * ring + 2 * 2 * short)
     assert mha_s(profile, 0, 1, 2, (8, 4)) > mha_s(profile, 0, 0, 2, (4, 4))

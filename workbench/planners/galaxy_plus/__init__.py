@@ -23,6 +23,5 @@ from workbench.planners.galaxy_plus.times import (
     mha_s,
     mlp_sequence_s,
     mlp_tensor_s,
-    reduce_scatter_s,
     stack_lengths,
 )

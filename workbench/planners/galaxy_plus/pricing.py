@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from workbench.planners.galaxy_plus.times import (
     con_s,
     ends_s,
     hop_lines,
+    layer_s,
     mlp_sequence_s,
     mlp_tensor_s,
     num_blocks,
@@ -30,36 +30,14 @@ from workbench.planners.galaxy_plus.times import (
 Ranks = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferencePrice:
-    """Seconds of one sequence without overlap; each part is summed over all layers.
+class InferencePrice(NamedTuple):
+    """Seconds of one sequence without overlap.  layers_s: of all layers, the objective of Eq. 9 for a hybrid plan.
 
     ends_s: embedding, head, and the transfer of tokens to their devices and back, which Eq. 6-7 leave out.
     """
 
-    mha_s: float = 0.0
-    mlp_s: float = 0.0
-    con_s: float = 0.0
-    all_gather_s: float = 0.0
-    reduce_scatter_s: float = 0.0
-    all_reduce_s: float = 0.0
-    transfer_s: float = 0.0
-    ends_s: float = 0.0
-
-    @property
-    def compute_s(self) -> float:
-        """Return the seconds of the layers' computation."""
-        return self.mha_s + self.mlp_s + self.con_s
-
-    @property
-    def communication_s(self) -> float:
-        """Return the seconds of the layers' communication."""
-        return self.all_gather_s + self.reduce_scatter_s + self.all_reduce_s + self.transfer_s
-
-    @property
-    def layers_s(self) -> float:
-        """Return the seconds of all layers: the objective of Eq. 9 for a hybrid plan."""
-        return self.compute_s + self.communication_s
+    layers_s: float
+    ends_s: float
 
     @property
     def total_s(self) -> float:
@@ -73,8 +51,8 @@ def price_plan(
     """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), for any paradigm."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
     of_paradigm = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}
-    found = of_paradigm[plan.paradigm](plan, profile, cluster, lengths)
-    return replace(found, ends_s=found.ends_s + ends_s(profile, plan.ranks[0], lengths))
+    layers, ways = of_paradigm[plan.paradigm](plan, profile, cluster, lengths)
+    return InferencePrice(layers, ways + ends_s(profile, plan.ranks[0], lengths))
 
 
 class Cut(NamedTuple):
@@ -172,91 +150,61 @@ def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: 
     return total
 
 
-def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
-    """Return Galaxy+'s seconds: Eq. 6 + Eq. 7."""
+def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
+    """Return Galaxy+'s seconds, of the layers (Eq. 6 + Eq. 7) and of the ways."""
     pricer, cut = HybridPricer(profile, cluster, lengths), cut_of(plan, profile)
-    total = InferencePrice(ends_s=pricer.ways_s(cut))
-    for p, q, blocks, mha, tensor, (sequence, con, gather, scatter) in pricer.rows(cut):
-        rings = p * blocks + q * (blocks - 1)
-        total = replace(
-            total,
-            mha_s=total.mha_s + (p + q) * mha,
-            mlp_s=total.mlp_s + p * tensor + q * sequence,
-            con_s=total.con_s + (p + q) * con,
-            all_gather_s=total.all_gather_s + rings * gather,
-            reduce_scatter_s=total.reduce_scatter_s + rings * scatter,
-        )
-    return total
+    return pricer(cut), pricer.ways_s(cut)
 
 
-def _tensor(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+def _tensor(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
     """Return Megatron-LM's seconds: an all-reduce of the whole sequence after each block, connections computed on all devices."""
-    total = InferencePrice()
+    layers = ways = 0.0
     for stack, shape in enumerate(profile.stacks):
         units, columns = plan.cut(shape)
-        n, blocks = lengths[stack], num_blocks(shape)
+        n, nbytes = lengths[stack], lengths[stack] * shape.hidden_bytes
         each = [attention_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, units, strict=True)]
-        tensor = max(mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True))
-        reduce = ring_allreduce_s(cluster, plan.ranks, n * shape.hidden_bytes)
-        sent = max((cluster.link(plan.ranks[0], rank).transfer_s(n * shape.hidden_bytes) for rank in plan.ranks[1:]), default=0.0)
-        total = InferencePrice(
-            mha_s=total.mha_s + shape.num_layers * sum(max(block) for block in zip(*each, strict=True)),
-            mlp_s=total.mlp_s + shape.num_layers * tensor,
-            con_s=total.con_s + shape.num_layers * max(con_s(profile, rank, stack, n) for rank in plan.ranks),
-            all_reduce_s=total.all_reduce_s + shape.num_layers * blocks * reduce,
-            ends_s=total.ends_s + sent,
-        )
-    return total
+        layer = sum(max(block) for block in zip(*each, strict=True))
+        layer += max(mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True))
+        layer += max(con_s(profile, rank, stack, n) for rank in plan.ranks)
+        layers += shape.num_layers * (layer + num_blocks(shape) * ring_allreduce_s(cluster, plan.ranks, nbytes))
+        ways += max((cluster.link(plan.ranks[0], rank).transfer_s(nbytes) for rank in plan.ranks[1:]), default=0.0)
+    return layers, ways
 
 
-def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
     """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers per layer (section IV-A)."""
-    total = InferencePrice()
+    layers = ways = 0.0
     for stack, shape in enumerate(profile.stacks):
-        tokens, n, blocks = plan.tokens(lengths[stack]), lengths[stack], num_blocks(shape)
-        attention, mlp, con = [], [], []
+        tokens, n, units, memory = plan.tokens(lengths[stack]), lengths[stack], shape.num_units, lengths[0]
+        attention = []
         for rank, own in zip(plan.ranks, tokens, strict=True):
-            costs, units = profile.costs[rank][stack], shape.num_units
+            costs = profile.costs[rank][stack]
             seconds = costs.seconds("QKV", own, units) + costs.seconds("ATT", own * n, units) + costs.seconds("OUT", own, units)
             if shape.has_cross_attention and own:
-                memory = lengths[0]
                 seconds += costs.seconds("CQ", own, units) + costs.seconds("CKV", memory, units)
                 seconds += costs.seconds("CATT", own * memory, units) + costs.seconds("COUT", own, units)
             attention.append(seconds)
-            mlp.append(mlp_sequence_s(profile, rank, stack, own))
-            con.append(blocks * costs.seconds("CONN", own))
+        both = list(zip(plan.ranks, tokens, strict=True))
+        mlp = max(mlp_sequence_s(profile, rank, stack, own) for rank, own in both)
+        con = max(con_s(profile, rank, stack, own) for rank, own in both)
         # One message contains a token's keys and values.
-        width = shape.num_units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
-        gather = all_gather_s(cluster, plan.ranks, tokens, width)
-        ends = _star_s(plan.ranks, cluster, tokens, shape.hidden_bytes)
+        width = units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
+        layers += shape.num_layers * (max(attention) + mlp + con + all_gather_s(cluster, plan.ranks, tokens, width))
+        ways += _star_s(plan.ranks, cluster, tokens, shape.hidden_bytes)
         if shape.has_cross_attention:
-            ends += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
-        total = InferencePrice(
-            mha_s=total.mha_s + shape.num_layers * max(attention),
-            mlp_s=total.mlp_s + shape.num_layers * max(mlp),
-            con_s=total.con_s + shape.num_layers * max(con),
-            all_gather_s=total.all_gather_s + shape.num_layers * gather,
-            ends_s=total.ends_s + ends,
-        )
-    return total
+            ways += all_gather_s(cluster, plan.ranks, plan.tokens(memory), profile.stacks[0].hidden_bytes)
+    return layers, ways
 
 
-def _pipeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> InferencePrice:
+def _pipeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
     """Return EdgeShard's seconds for one sequence: one device after the other, with the result sent back to the first."""
-    mha = mlp = con = 0.0
-    transfer, layer = 0.0, 0
-    for position, (rank, count) in enumerate(zip(plan.ranks, plan.layers, strict=True)):
-        for number in range(layer, layer + count):
-            stack = profile.stack_of(number)
-            mha += sum(attention_s(profile, rank, stack, profile.stacks[stack].num_units, lengths))
-            mlp += mlp_tensor_s(profile, rank, stack, profile.stacks[stack].columns, lengths)
-            con += con_s(profile, rank, stack, lengths[stack])
+    seconds, layer = 0.0, 0
+    for rank, following, count in zip(plan.ranks, (*plan.ranks[1:], plan.ranks[0]), plan.layers, strict=True):
+        seconds += sum(layer_s(profile, rank, profile.stack_of(number), lengths) for number in range(layer, layer + count))
         layer += count
-        if position + 1 < plan.num_positions:
-            transfer += cluster.link(rank, plan.ranks[position + 1]).transfer_s(boundary_bytes(profile, layer, lengths))
-    if plan.num_positions > 1:
-        transfer += cluster.link(plan.ranks[-1], plan.ranks[0]).transfer_s(boundary_bytes(profile, profile.num_layers, lengths))
-    return InferencePrice(mha_s=mha, mlp_s=mlp, con_s=con, transfer_s=transfer)
+        if following != rank:
+            seconds += cluster.link(rank, following).transfer_s(boundary_bytes(profile, layer, lengths))
+    return seconds, 0.0
 
 
 def boundary_bytes(profile: InferenceProfile, layer: int, lengths: Sequence[int]) -> int:

@@ -127,11 +127,6 @@ def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], 
     return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0)
 
 
-def reduce_scatter_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
-    """Return T_RS without additions: the partial sums of every position's tokens make n - 1 hops and end at their owner, in seconds."""
-    return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=1)
-
-
 def hop_lines(cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Sequence[Line] | None = None) -> list[Line]:
     """Return the line over tokens of each position's hop to the next.  adds: of each position; a reduce-scatter's receiver adds them."""
     found = []
