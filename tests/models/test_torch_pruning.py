@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.initialization import layer_weights
+from workbench.models.initialization import copy_torch_pruned, layer_weights
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.torch_pruning import copy_torch_pruned
 
 from .helpers import small_batch, small_config
 

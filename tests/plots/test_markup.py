@@ -20,7 +20,7 @@ from workbench import plots
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
-from workbench.plots import export, layer_cut, zeroth_order, zeroth_order_roofline
+from workbench.plots import export, layer_cut, zeroth_order
 from workbench.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
 from workbench.plots.style import empty, not_kept
 from workbench.reproduce import Check, Comparison, Result, Table
@@ -58,9 +58,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
     "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),
     "request_latencies": lambda: plots.request_latencies(SERVED),
-    "roofline": lambda: zeroth_order_roofline.roofline(
-        {NAME: [zeroth_order_roofline.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID
-    ),
+    "roofline": lambda: zeroth_order.roofline({NAME: [zeroth_order.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID),
     "serving": lambda: plots.serving({NAME: SERVED, "": SERVED}, title=NAME),
     "slopes": lambda: zeroth_order.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
     "speedups": lambda: speedups({NAME: {125.0: POINT}}, note=NAME, **SAID),

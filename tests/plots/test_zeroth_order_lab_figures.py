@@ -10,16 +10,17 @@ from workbench.plots.zeroth_order import (
     ARROW,
     MAX_PROBES,
     GradientError,
+    Pass,
     Probe,
     angle_between,
     bowl,
     gradient_error,
     learning,
+    roofline,
     running_mean,
     slopes,
     traffic,
 )
-from workbench.plots.zeroth_order_roofline import Pass, roofline
 
 
 def trace(figure, name):

@@ -14,7 +14,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import forward_memory
 from workbench.reproduce import Item, Result, Settings, find_item, items_of
 from workbench.reproduce.items import median_deviation
-from workbench.reproduce.p_rge import memory, steps, tasks
+from workbench.reproduce.p_rge import steps, tasks
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, TINY, load_constants
 from workbench.reproduce.result import paper_folder, paper_values, printed
 
@@ -89,7 +89,7 @@ def test_each_constant_says_what_fixed_it():
 
 
 def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitted_on_within_3():
-    comparisons = compared("table3", memory.step_gb)
+    comparisons = compared("table3", tasks.step_gb)
     assert len(comparisons) == 72
     assert max(abs(one.deviation) for one in comparisons) < 10
     assert max(abs(one.deviation) for one in comparisons if one.kind == "computed") < 3
@@ -103,8 +103,8 @@ def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitt
 
 @pytest.mark.parametrize("table", ["table17", "table18"])
 def test_tables_17_and_18_follow_from_one_number_a_task(table):
-    comparisons = compared(table, partial(memory.run_gb, table))
-    assert {one.labels[0] for one in comparisons if one.kind == "fitted"} == {memory.STANDARD}
+    comparisons = compared(table, partial(tasks.run_gb, table))
+    assert {one.labels[0] for one in comparisons if one.kind == "fitted"} == {tasks.STANDARD}
     assert median_deviation(comparisons) < 1
     assert max(abs(one.deviation) for one in comparisons) < 10
 

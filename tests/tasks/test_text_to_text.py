@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.core.errors import ConfigError
-from workbench.tasks.glue import GLUE
+from workbench.tasks.published import GLUE
 from workbench.tasks.task import WORDINGS, Split, Task, as_text_to_text
 
 

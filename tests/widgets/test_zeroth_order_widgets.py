@@ -19,7 +19,7 @@ from workbench.core.seeds import query_seed
 from workbench.models.inference_engine import EngineConfig, EngineStep
 from workbench.models.zeroth_order import CausalModel, StepLog
 from workbench.planners.query_costs import StepSize
-from workbench.plots.zeroth_order_roofline import Pass
+from workbench.plots.zeroth_order import Pass
 from workbench.tasks.prompts import PromptBatch
 from workbench.widgets import (
     QueryDivider,

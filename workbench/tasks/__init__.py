@@ -7,10 +7,10 @@ from pathlib import Path
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
-from workbench.tasks.glue import GLUE, load_glue
 from workbench.tasks.own import FROM_FILES, OWN, load_own
 from workbench.tasks.prompts.loading import PROMPTED, load_prompted
 from workbench.tasks.prompts.templates import PROMPTS
+from workbench.tasks.published import GLUE, load_glue
 from workbench.tasks.question_answering import load_question_answering, load_questions, load_token_classification
 from workbench.tasks.task import Task
 

@@ -1,14 +1,19 @@
-"""Read published data sets: from the hub, saved ones, and lines of JSON.  Never waits minutes for an unreachable hub."""
+"""Read published data sets: from the hub, saved ones, lines of JSON, and GLUE's tasks in any form (PAC+, section VI-A).
+
+Never waits minutes for an unreachable hub.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.network import hub_endpoint, hub_is_reachable
+from workbench.tasks.task import Kind, Split, Task, fixed_order, numbered, task_table
 
 PARQUET = "refs/convert/parquet"
 """The hub's own copy of a data set published with a loading script, which the library no longer runs."""
@@ -76,3 +81,144 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise MissingDataError(f"'{path}' was to be read.", f"{error}.", "Check the file.") from error
+
+
+VALIDATION_FROM_TRAIN = 1000
+"""Maximum size of the validation split drawn from the training samples if the test labels are secret (see also validation_share)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlueTask:
+    """The file format of a task.
+
+    folder: the official folder's name.  first, second, label: column names, in every spelling that occurs.
+    positions: of first, second (if there is one) and label in files of num_columns columns without a header.
+    validation_share: maximum share of the training samples for the validation split if the test labels are secret.
+    has_broken_rows: whether lines of the official file lack columns; the benchmark's own reader skips such lines.
+    """
+
+    folder: str
+    kind: Kind
+    metrics: tuple[str, ...]
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    label: tuple[str, ...] = ("label",)
+    classes: Mapping[str, int] = field(default_factory=dict)
+    num_columns: int
+    positions: tuple[int, ...]
+    validation_share: float = 0.1
+    has_broken_rows: bool = False
+
+
+GLUE = task_table("glue", GlueTask)
+
+Rows = list[tuple[str, str | None, int | float | None]]
+
+
+def load_glue(name: str, data: Path | str | None = None) -> Task:
+    """Return a GLUE task.
+
+    data: a folder with train.tsv and dev.tsv, or MRPC/, or glue/MRPC/ and so on, or a saved dataset; None uses the hub.
+    If a labelled test split exists, all three splits are as published.  Otherwise the published validation split is the test split, and
+    the validation split is drawn from the training split with a fixed seed.
+    Raises MissingDataError if the data is unavailable, ConfigError naming the line if a file is malformed.
+    """
+    glue = GLUE[name]
+    if data is None:
+        parts = hub_dataset(name, "nyu-mll/glue", name, "the official TSV files")
+    else:
+        parts = _from_folder(name, glue, Path(data).expanduser())
+    columns = {split: _to_rows(name, glue, rows) for split, rows in parts.items()}
+    if any(label is None for _, _, label in columns.get("test", [])):
+        del columns["test"]
+    splits: dict[str, Any] = numbered(
+        {split: _split(columns[split], glue) for split in ("train", "validation", "test") if split in columns}
+    )
+    if "test" not in splits:
+        splits["test"] = splits["validation"]
+        order = fixed_order(name, len(splits["train"]))
+        count = min(VALIDATION_FROM_TRAIN, int(len(order) * glue.validation_share))
+        splits["train"], splits["validation"] = splits["train"].take(sorted(order[count:])), splits["train"].take(sorted(order[:count]))
+    return Task(
+        name=name, kind=glue.kind, num_outputs=1 if glue.kind == "regression" else 2, metrics=glue.metrics,
+        class_names=tuple(dict.fromkeys(glue.classes))[: len(set(glue.classes.values()))],
+        source="the hub" if data is None else f"folder '{Path(data).name}'", **splits,
+    )  # fmt: skip
+
+
+def _from_folder(name: str, glue: GlueTask, folder: Path) -> dict[str, Any]:
+    for place in (folder / one for one in ("", glue.folder, f"glue/{glue.folder}", f"GLUE/{glue.folder}", name, f"glue/{name}")):
+        if (place / "dataset_dict.json").is_file():
+            return saved_dataset(place)
+        if (place / "train.tsv").is_file() and (place / "dev.tsv").is_file():
+            files = {"train": place / "train.tsv", "validation": place / "dev.tsv", "test": place / "test.tsv"}
+            return {split: read_tsv(path, glue) for split, path in files.items() if path.is_file()}
+    raise MissingDataError(
+        f"The task '{name}' was asked for from '{folder}'.",
+        f"Neither it nor its {glue.folder}/ or glue/{glue.folder}/ holds train.tsv and dev.tsv, or a saved dataset.",
+        "Check --data.",
+    )
+
+
+def read_tsv(path: Path, glue: GlueTask) -> Rows:
+    """Return (first, second, label) of each line.  label is None if the file has none (the secret test labels).
+
+    Quotes are ordinary characters in these files.  A byte-order mark, CRLF and a header are optional.
+    """
+    lines = [line.rstrip("\r") for line in read_text(path).split("\n")]
+    cells = [(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not cells:
+        return []
+    header = [cell.strip() for cell in cells[0][1]]
+    columns = (glue.first, glue.second, glue.label)
+    first, second, label = (next((header.index(name) for name in names if name in header), None) for names in columns)
+    if first is not None and (second is not None or not glue.second):
+        cells = cells[1:]
+    elif first is None and len(header) == glue.num_columns:
+        first, *seconds, label = glue.positions
+        second = seconds[0] if seconds else None
+    else:
+        raise ConfigError(
+            f"'{path}' was to be read as {glue.folder}.", f"Line 1 has {len(header)} unknown columns.", "Use the official files."
+        )
+    rows: Rows = []
+    if label is None and path.name != "test.tsv":
+        raise ConfigError(f"'{path}' was to be read.", f"It has no column {' or '.join(glue.label)}: {header}.", "Use the official files.")
+    for number, row in cells:
+        if len(row) != len(header):
+            if glue.has_broken_rows:
+                continue
+            raise ConfigError(f"'{path}' was to be read.", f"Line {number} has {len(row)} columns, not {len(header)}.", "Mend the line.")
+        parsed = None if label is None else _label(row[label].strip(), glue, f"'{path}', line {number},")
+        rows.append((row[first], None if second is None else row[second], parsed))
+    return rows
+
+
+def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
+    if isinstance(table, list):
+        return table
+    columns = list(table.column_names)
+    first, second, label = (next((one for one in names if one in columns), None) for names in (glue.first, glue.second, glue.label))
+    if first is None or label is None or (glue.second and second is None):
+        raise ConfigError(f"A saved dataset was to be read as '{name}'.", f"Its columns are {columns}.", "Use the hub's column names.")
+    seconds = table[second] if second else [None] * len(table)
+    # The hub stores the secret test labels as -1, which is neither a class nor a similarity.
+    labels = (None if value == -1 else _label(str(value), glue, f"Row {row}") for row, value in enumerate(table[label]))
+    return list(zip(table[first], seconds, labels, strict=True))
+
+
+def _split(rows: Rows, glue: GlueTask) -> Split:
+    return Split(
+        texts=tuple(first for first, _, _ in rows),
+        pairs=tuple(str(second) for _, second, _ in rows) if glue.second else None,
+        labels=tuple(label for _, _, label in rows),  # type: ignore[misc]
+        sample_ids=tuple(range(len(rows))),
+    )
+
+
+def _label(text: str, glue: GlueTask, place: str) -> int | float:
+    try:
+        return float(text) if glue.kind == "regression" else glue.classes[text]
+    except (ValueError, KeyError):
+        known = "a number" if glue.kind == "regression" else " or ".join(glue.classes)
+        raise ConfigError(f"A label of {glue.folder} was to be read.", f"{place} has '{text}', not {known}.", "Mend the line.") from None

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from workbench.models.products import linear
 from workbench.models.zeroth_order import CausalModel, PromptLike
 from workbench.plots.style import time_unit
-from workbench.plots.zeroth_order_roofline import Pass, roofline
+from workbench.plots.zeroth_order import Pass, roofline
 from workbench.profiler.descriptions import describe
 from workbench.profiler.host import gemm_rate, memory_rate
 from workbench.profiler.timing import time_calls

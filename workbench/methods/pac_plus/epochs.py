@@ -318,7 +318,7 @@ def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = i
     if how == "distilled":
         load_distilled(adapter, _distilled_state(prepared, stack, notify))
     elif how == "torch_pruned":
-        from workbench.models.torch_pruning import copy_torch_pruned  # imported only on use: the package is optional
+        from workbench.models.initialization import copy_torch_pruned  # imported only on use: the package is optional
 
         copy_torch_pruned(adapter, stack)
     else:

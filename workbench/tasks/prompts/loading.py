@@ -8,10 +8,10 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.embedded import load_sentiment
-from workbench.tasks.glue import GLUE, VALIDATION_FROM_TRAIN, load_glue
 from workbench.tasks.own import load_own
 from workbench.tasks.prompts.sources import SOURCES, Source, read_source
 from workbench.tasks.prompts.templates import PROMPTS, Prompt, PromptSample, PromptSplit, PromptTask, own_prompt, shuffled
+from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, load_glue
 from workbench.tasks.task import Split, Task, fixed_order
 
 PROMPT_TASKS = tuple(PROMPTS)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.plots.zeroth_order_roofline import Pass
+from workbench.plots.zeroth_order import Pass
 from workbench.widgets.gradient_error import SlopeStudy
 from workbench.widgets.query_problem import QueryProblem
 
