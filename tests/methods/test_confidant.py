@@ -178,14 +178,15 @@ def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, w
     assert losses(report) == pytest.approx(losses(whole), rel=1e-6)
 
 
-def test_adapters_of_ringada_survive_a_loss(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("technique", ["serial", "parallel"])
+def test_adapters_of_ringada_and_pac_plus_survive_a_loss(technique: str, job: Job, tmp_path: Path) -> None:
     """Executed: of three equal devices two train, one of them is killed, and the losses are those of an undisturbed run."""
 
     def kill(event: Event) -> None:
         if event.faults is not None:
             event.faults.add(Fault(kind="kill", rank=1, start=2, unit="step"))
 
-    job = replace(job, options=job.options | {"technique": "serial", "devices": 2}, backup_every=1)
+    job = replace(job, options=job.options | {"technique": technique, "devices": 2}, backup_every=1)
     whole = run(replace(job, backup_every=0), tmp_path / "whole")
     report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path / "lost", fidelity="paced", progress=kill)
     assert "beta is lost" in " ".join(report.notes)
@@ -213,11 +214,11 @@ def test_a_battery_that_runs_down_is_a_notice(job: Job) -> None:
     assert "gamma takes the place of beta" in " ".join(report.notes)
 
 
-@pytest.mark.parametrize("technique", [{"technique": "serial"}, {"technique": "lora", "backbone_dtype": "int8"}])
+@pytest.mark.parametrize("technique", [{"technique": "serial"}, {"technique": "parallel"}, {"technique": "lora", "backbone_dtype": "int8"}])
 def test_slow_leaves_dies_and_comes_back_in_one_run(technique: dict[str, str], job: Job) -> None:
     """Passive and proactive fault tolerance: one device is slow, one leaves on notice, one dies and returns.
 
-    With RingAda's adapters, and with a backbone quantized as in PAC+.
+    With RingAda's and PAC+'s adapters, and with a backbone quantized as in PAC+.
     """
     faults = "slow:alpha:2@step2-40; leave:beta@step10; kill:gamma@step20; return:gamma@step25"
     options = {"drain_every": 1, "devices": 3}

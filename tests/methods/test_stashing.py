@@ -145,6 +145,8 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
         ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}, 0, "stashing"),
         ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}, 0, "stashing"),
         ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0, "stashing"),
+        ("tiny-gpt2", "parallel", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3, "stashing"),
+        ("tiny-t5", "parallel", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0, "stashing"),
         ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0, "stashing"),
         ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}, 0, "stashing"),
     ],

@@ -18,6 +18,7 @@ from transformers import AutoModelForTokenClassification
 from workbench.core.errors import WorkbenchError
 from workbench.models.loading import load_model, load_stack
 from workbench.models.lora import require_peft
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
@@ -227,3 +228,21 @@ def test_a_trained_embedding_adds_to_its_gradient_as_torch_does() -> None:
             (table(ids).sin() * ids[..., None]).sum().backward()
     assert plain.weight.grad is not None and plain.weight.grad[3].abs().sum() > 0
     torch.testing.assert_close(mine.weight.grad, plain.weight.grad)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-t5"])
+def test_parallel_adapters_in_two_stages_are_pac_plus_s(name: str) -> None:
+    """The logits are those of PAC+'s whole adapter, and no gradient reaches the hidden state between the stages."""
+    stack = load_stack(name)
+    width, layers = stack.hidden_size, stack.num_layers
+    config = TechniqueConfig(technique="parallel", hidden_size=width, num_layers=layers, reduction=2)
+    first, last = (TechniqueStage(stack.stage(*span), config) for span in ((0, 2), (2, layers)))
+    assert {name.partition(".")[0] for name in {**first.trained(), **last.trained()}} == {"adapters"}
+    ids, mask, _ = first.backbone.make_inputs(2, 7)
+    samples = torch.arange(2)
+    between = first(ids, mask)[0].detach().requires_grad_()
+    logits = last.logits(last(between, mask)[1], mask, samples, 1)
+    whole = ParallelAdapter(last.adapters.config)
+    torch.testing.assert_close(logits, whole.predict(stack(ids, mask)[1], mask, samples, 1))
+    logits.sum().backward()
+    assert between.shape[2] == width + width // 2 and not between.grad[..., :width].any() and between.grad[..., width:].any()

@@ -29,14 +29,16 @@ def column_groups(columns: int) -> int:
     return max(groups for groups in range(1, MOST_GROUPS + 1) if columns % groups == 0)
 
 
-def require_divisible(name: str, *, is_single_stack: bool, storage: str) -> None:
+def require_divisible(name: str, *, is_single_stack: bool, storage: str, technique: str) -> None:
     """Raise ConfigError for a model whose layers cannot be divided."""
-    if not is_single_stack or storage != "float32":
+    if not is_single_stack or storage != "float32" or technique == "parallel":
         found = "It is an encoder-decoder." if not is_single_stack else f"Its frozen weights are kept as {storage}."
+        if technique == "parallel":
+            found = "Parallel Adapters compute next to the layers."
         raise ConfigError(
             f"The layers of '{name}' divided over a device's processors were asked for.",
             f"{found} Only layers of a single stack with weights in float32 can be divided.",
-            "Choose --option split=none, or another model or backbone_dtype.",
+            "Choose --option split=none, or another model, technique or backbone_dtype.",
         )
 
 

@@ -1,12 +1,13 @@
 """Fine-tuning techniques that backpropagate through the backbone (PAC+, section II, Fig. 2; section VI-A).
 
-Full fine-tuning, LoRA, Adapters (Houlsby et al.) and serial adapters (RingAda, section II-A).
+Full fine-tuning, LoRA, Adapters (Houlsby et al.), serial adapters (RingAda, section II-A).  And Parallel Adapters (PAC+, section IV-A),
+whose gradient does not pass through the backbone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -15,14 +16,15 @@ from torch.nn import functional
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Count, Dropout, Positive, Width, require_ranges
-from workbench.models.adapter_config import check_labels
+from workbench.models.adapter_config import ParallelAdapterConfig, check_labels
 from workbench.models.evaluation import BatchLike, Predictions
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
+from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
 
-Technique = Literal["full", "lora", "adapters", "serial"]
+Technique = Literal["full", "lora", "adapters", "serial", "parallel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class TechniqueConfig:
     hidden_size, num_layers: the backbone's d and L.
     lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: before A; each device draws its own masks, so that
     with a value above 0 a distributed run differs from one process.
-    bottleneck: width of an adapter.
+    bottleneck: width of an adapter.  reduction: r of Parallel Adapters, whose inputs are not standardised here (as if never calibrated).
     dropout: rate for the pooled features.  seed: for the initial weights and that dropout.
     label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
     """
@@ -46,6 +48,7 @@ class TechniqueConfig:
     lora_alpha: Positive = 16.0
     lora_dropout: Dropout = 0.0
     bottleneck: Count = 64
+    reduction: Width = 8
     dropout: Dropout = 0.1
     seed: int = 0
     label_mean: float = 0.0
@@ -60,6 +63,13 @@ class TechniqueConfig:
                 "Choose such a task, or the method pac_plus.",
             )
         check_labels(self.kind, self.label_mean, self.label_std)
+        if self.technique == "parallel":
+            ParallelAdapterConfig(hidden_size=self.hidden_size, num_layers=self.num_layers, reduction=self.reduction)
+
+    @property
+    def side_width(self) -> int:
+        """Return the width d / r of Parallel Adapters' state, which follows the hidden state in a message; 0 of other techniques."""
+        return self.hidden_size // self.reduction if self.technique == "parallel" else 0
 
 
 class _LookUp(torch.autograd.Function):
@@ -123,7 +133,7 @@ class TechniqueStage(nn.Module):
         super().__init__()
         self.config = config
         backbone.requires_grad_(False)
-        self.adapters = nn.ModuleDict()
+        self.adapters: nn.Module = nn.ModuleDict()
         if config.technique == "full":
             backbone.requires_grad_(True)
             for module in backbone.modules():
@@ -133,14 +143,17 @@ class TechniqueStage(nn.Module):
             inject_lora(backbone, rank=config.lora_rank, alpha=config.lora_alpha, dropout=config.lora_dropout)
         elif config.technique == "serial":
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
+        elif config.technique == "parallel":
+            self.adapters = ParallelAdapterStage(_side(config, backbone), backbone.start, backbone.stop)
         else:
             self.adapters = inject_adapters(backbone, config.bottleneck)
         # Registered first, so that a parameter shared by several stages has the same name in all of them.
         self.shared = nn.ParameterDict(backbone.shared_parameters() if config.technique == "full" else {})
         self.backbone = backbone
-        self.head = TaskHead(config) if has_head or backbone.stop == backbone.num_layers else None
+        is_last = has_head or backbone.stop == backbone.num_layers
+        self.head = TaskHead(config) if is_last and not config.side_width else None
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
+            for name, parameter in () if config.side_width else self.named_parameters():  # Parallel Adapters initialize themselves
                 _initialize(name, parameter, config.seed)
         self.train()
 
@@ -153,16 +166,29 @@ class TechniqueStage(nn.Module):
                 module.train(mode)
         return self
 
-    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the stage's output for the next stage, and the last layer's output, (n, t, d) or a decoder's (n, s, d).
+    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the stage's output for the next stage, and the last layer's output, (n, t, d) or a decoder's (n, s, d), for `logits`.
 
-        Arguments as in BackboneStage.forward.
+        Arguments as in BackboneStage.forward.  With Parallel Adapters input and output are (n, t, d + d / r), the hidden state without
+        gradient, then the side network's; the last stage returns the latter alone; and `logits` takes it with the last layer's output.
         """
-        output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
-        return output, taps[-1]
+        if not isinstance(self.adapters, ParallelAdapterStage):
+            output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
+            return output, taps[-1]
+        width, side = self.config.hidden_size, None
+        if self.backbone.start:
+            hidden_or_ids, side = hidden_or_ids[..., :width].detach(), hidden_or_ids[..., width:]
+        with torch.no_grad():
+            output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
+        side = self.adapters(side, taps, attention_mask)
+        is_last = self.backbone.stop == self.backbone.num_layers
+        return side if is_last else torch.cat([output, side], dim=2), (side, taps[-1])
 
-    def logits(self, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return TaskHead's logits for the last layer's output, or for a decoder's first state.  Only the last stage has a head."""
+    def logits(self, last_hidden: Any, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+        """Return the head's logits for what `forward` returns last, of a decoder for its first state.  Only the last stage has a head."""
+        if isinstance(self.adapters, ParallelAdapterStage):
+            side, hidden = last_hidden
+            return self.adapters.head(side, hidden, attention_mask, sample_ids, epoch)
         assert self.head is not None, f"stage [{self.backbone.start}, {self.backbone.stop}) has no head"
         if self.backbone.num_encoder_layers is not None:
             last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)
@@ -184,6 +210,14 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
             labels.append(batch.labels)
             sample_ids.append(batch.sample_ids)
     return Predictions(logits, labels, sample_ids)
+
+
+def _side(config: TechniqueConfig, backbone: BackboneStage) -> ParallelAdapterConfig:
+    """Return the shape of a backbone's Parallel Adapters."""
+    border = backbone.num_encoder_layers
+    common: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(ParallelAdapterConfig) if hasattr(config, one.name)}
+    common |= {"num_encoder_layers": border, "target_length": int(border is not None)}  # a class or number needs one token
+    return ParallelAdapterConfig(is_causal=backbone.family.is_causal, **common)
 
 
 def _initialize(name: str, parameter: Tensor, seed: int) -> None:

@@ -91,13 +91,15 @@ class LayerCost(LayerBytes):
 class TechniqueSizes:
     """The sizes of a technique's additions to a model.
 
-    reduction: r of the Parallel Adapters (section IV-A).  lora_rank: on q and v of every attention; lora_dropout: a dropout before A, as in
-    peft.  bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
+    reduction: r of the Parallel Adapters (section IV-A); side_apart: they have operations and an activation cache of their own.
+    lora_rank: on q and v of every attention; lora_dropout: a dropout before A, as in peft.
+    bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
     adapter_norms: the backbone's norms are trained together with the adapters (Houlsby et al., section 2.1).  The defaults give PAC+ Table
     I's 9 and 12 million parameters for T5-Large.
     """
 
     reduction: int = 8
+    side_apart: bool = True
     lora_rank: int = 32
     lora_dropout: bool = False
     bottleneck: int = 64
@@ -142,6 +144,9 @@ def layer_costs(
         if layer == model.stack_layers - 1:
             _add(one, technique, model.head_params)
             _add_head(one, model, technique, chosen.reduction, num_labels)
+        if technique == "parallel_adapters" and not chosen.side_apart:
+            one.forward, one.backward, one.context = one.forward + one.side_forward, one.side_backward, one.context + one.tap
+            one.side_forward, one.side_backward, one.tap = 0.0, 0.0, Bytes()
         costs.append(_cost(one, batch))
     return tuple(costs)
 

@@ -166,8 +166,8 @@ class Confidant(FineTuning):
         """Return every layer's cost on every device, and the costs of heads and columns if processors share them (see ProfiledMethod)."""
         divides = _divides(prepared, *cluster.devices)
         if divides:
-            storage = prepared.options.quantization.storage
-            require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, storage=storage)
+            kept = {"storage": prepared.options.quantization.storage, "technique": prepared.options.technique}
+            require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, **kept)
         found = super().profile(prepared, cluster, notify, **settings)
         if not divides or found.source == "measured":
             return found

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from workbench.core.cluster import Cluster
 from workbench.core.division import Division
@@ -86,7 +87,7 @@ class Programs:
 
     facts: None if the model is only simulated.  schedule: the order of the micro-batches; with 'asynchronous_1f1b' a step's parts are
     whole mini-batches, each of which updates the weights.  divisions: by rank, of the devices of an asynchronous pipeline whose processors
-    share each layer.
+    share each layer.  side_width: see TechniqueConfig.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Programs:
         schedule: OrderName = "1f1b",
         divisions: Mapping[int, Division] | None = None,
         versions: VersionRule = "stashing",
+        side_width: int = 0,
     ) -> None:
         self._versions: VersionRule = versions
         self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
@@ -107,7 +109,10 @@ class Programs:
         self._crossing = None
         if facts is not None:
             self._crossing = Crossing(
-                hidden_size=facts.hidden_size, num_encoder_layers=facts.num_encoder_layers, target_length=TARGET_LENGTH
+                hidden_size=facts.hidden_size + side_width,
+                side_width=side_width,
+                num_encoder_layers=facts.num_encoder_layers,
+                target_length=TARGET_LENGTH,
             )
         self._schedules: dict[tuple[Any, ...], Schedule] = {}
 
@@ -179,9 +184,17 @@ class StageCompute:
         return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in the first stage."""
+        """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in the first stage.
+
+        With Parallel Adapters both gradients are (n, t, d / r), of the side network's state alone.
+        """
+        config = self.model.config
+        if config.side_width and gradient is not None:
+            gradient = pad(gradient, (config.hidden_size, 0))
         torch.autograd.backward(context.output, gradient)
-        return None if context.hidden is None else context.hidden.grad
+        if context.hidden is None or context.hidden.grad is None or not config.side_width:
+            return None if context.hidden is None else context.hidden.grad
+        return context.hidden.grad[..., config.hidden_size :].contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

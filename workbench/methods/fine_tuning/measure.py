@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
@@ -50,7 +51,7 @@ def measure_layers(
             frozen_bytes=frozen,
             trainable_bytes=trained,
             **stacks.context_bytes(contexts, index),
-            **crossing_bytes(stack, index),
+            **crossing_bytes(stack, index, config.side_width),
         )
         for index, (frozen, trained) in enumerate(sizes)
     )
@@ -97,11 +98,12 @@ def measure_parts(
     return time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
 
 
-def crossing_bytes(stack: LayerStack, index: int) -> dict[str, int]:
+def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[str, int]:
     """Return the bytes that cross behind a layer, in both directions, and its scratch, as fields of LayerProfile."""
     hidden = 4 * stack.hidden_size
     beside = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)
-    return bytes_of_tokens(beside, output=hidden, gradient=hidden, workspace=4 * hidden)
+    side = 4 * side_width
+    return bytes_of_tokens(beside, output=hidden + side, gradient=side or hidden, workspace=4 * hidden)
 
 
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> tuple[int, int]:
@@ -137,7 +139,8 @@ class _Bench:
         inputs = self._inputs(batch, length)
 
         def back(context: StageContext) -> Tensor | None:
-            return self._compute.backward(context, None if self._is_last else torch.ones_like(context.output))
+            width = -self._model.config.side_width  # 0: all
+            return self._compute.backward(context, None if self._is_last else torch.ones_like(context.output[..., width:]))
 
         return (lambda: self._compute.forward(*inputs)), back
 
@@ -152,6 +155,8 @@ class _Bench:
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)
+        if source.is_floating_point() and self._model.backbone.start:
+            source = pad(source, (0, self._model.config.side_width))
         mask = made_up_mask(batch, length)
         targets = None
         if self._is_last:

@@ -27,8 +27,17 @@ from workbench.methods.training.prepare import PreparedTechnique
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
+from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.quantization import quantize
-from workbench.models.saving import TrainedDescription, save_trained, set_trained
+from workbench.models.saving import (
+    AdapterDescription,
+    TrainedDescription,
+    kept_name,
+    save_adapter,
+    save_tokenizer,
+    save_trained,
+    set_trained,
+)
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueStage
 from workbench.models.techniques import predict as predict_split
@@ -130,16 +139,14 @@ class Trained:
     def save(self, folder: Path, epoch: int) -> Path:
         """Write the trained parameters after an epoch."""
         set_trained(self._model, self._weights(epoch))
-        job, task = self._prepared.job, self._prepared.task
-        about = TrainedDescription(
-            config=self._prepared.config,
-            model=job.model,
-            task=job.task,
-            max_length=job.max_length,
-            class_names=task.class_names,
-            quantization=self._quantization,
-        )
-        return save_trained(folder, self._model, about)
+        job, task, adapters = self._prepared.job, self._prepared.task, self._model.adapters
+        about: dict[str, Any] = {"task": job.task, "max_length": job.max_length, "quantization": self._quantization}
+        if isinstance(adapters, ParallelAdapterStage):  # as PAC+ saves them
+            save_tokenizer(job.model, folder)
+            adapter = AdapterDescription(config=adapters.config, model=kept_name(job.model), **about)
+            return save_adapter(folder, adapters.state_dict(), adapter)
+        described = TrainedDescription(config=self._prepared.config, model=job.model, class_names=task.class_names, **about)
+        return save_trained(folder, self._model, described)
 
 
 class FineTuning(TrainingMethod[PreparedJob]):
@@ -178,6 +185,8 @@ class FineTuning(TrainingMethod[PreparedJob]):
         sizes = TechniqueSizes(
             lora_rank=config.lora_rank, lora_dropout=config.lora_dropout > 0, bottleneck=config.bottleneck, adapter_norms=True
         )
+        if config.technique == "parallel":
+            return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=config.reduction, side_apart=False))
         if config.technique == "serial":
             return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False))
         return AnalyticTechnique(config.technique, sizes)

@@ -96,7 +96,8 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        programs = Programs(self.profile, self.cluster, self.plan, self.facts, self.shared, self.schedule, self.divisions, self.versions)
+        own = self.shared, self.schedule, self.divisions, self.versions, self.config.side_width
+        programs = Programs(self.profile, self.cluster, self.plan, self.facts, *own)
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
 

@@ -23,7 +23,7 @@ from workbench.models.techniques import Technique, TechniqueConfig
 class FineTuningOptions(PipelineOptions):
     """Settings of fine-tuning, given in Job.options in addition to PipelineOptions.
 
-    technique: 'full', 'lora', 'adapters' or RingAda's 'serial' ones; lora_rank to dropout: see TechniqueConfig.
+    technique: 'full', 'lora', 'adapters', RingAda's 'serial' or PAC+'s 'parallel' ones; lora_rank to dropout: see TechniqueConfig.
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
     'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
     Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' uses all in
@@ -37,6 +37,7 @@ class FineTuningOptions(PipelineOptions):
     lora_alpha: Positive = 16.0
     lora_dropout: Dropout = 0.0
     bottleneck: Width = 64
+    reduction: Width = 8
     dropout: Dropout = 0.1
     window: Tokens = 32
     drain_every: Tokens = 0
@@ -111,7 +112,7 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
         raise ConfigError(
             f"Full fine-tuning of '{job.model}' by schedule = 'asynchronous_1f1b' was asked for.",
             "Stages of an encoder-decoder hold copies of one parameter, and here each stage updates its weights at another time.",
-            "Choose technique lora, adapters or serial, or schedule 1f1b.",
+            "Choose another technique, such as lora, or schedule 1f1b.",
         )
     require_width("fine_tuning", "lora_rank", options.lora_rank, job.model, facts.hidden_size)
     require_width("fine_tuning", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
@@ -127,6 +128,7 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
         bottleneck=options.bottleneck,
+        reduction=options.reduction,
         dropout=options.dropout,
         seed=job.seed,
         **label_scale(task, samples["train"]),
