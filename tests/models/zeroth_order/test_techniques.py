@@ -154,7 +154,6 @@ def test_below_the_bound_chance_decides_and_above_it_the_slope():
         (lambda: ZerothOrderConfig(execution="inne"), "Did you mean 'inner'"),
         (lambda: TrainableConfig(technique="lorafa"), "Did you mean 'lora_fa'"),
         (lambda: TrainableConfig(rank=0), "rank = 0"),
-        (lambda: load("tiny-llama-2", TrainableConfig(roles=("query_key_value",))), "names no projection in the role of query_key_value"),
         (lambda: load("tiny-bert-2", TrainableConfig()), "predicts no words"),
         (lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE), "model of its own"),
         (lambda: load("tiny-llama-2", TrainableConfig(technique="full"), quantization=QuantizationConfig(block_size=32)), "quantized"),

@@ -14,7 +14,6 @@ from torch import Tensor
 from workbench.core.errors import DivergedError
 from workbench.core.program import Program
 from workbench.core.schedule import STEP, Op
-from workbench.core.seeds import query_seed
 from workbench.methods.common.session import RankResult, SessionJob
 from workbench.methods.p_rge.layout import Change, QueryStep, Shape, samples_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
@@ -28,6 +27,7 @@ from workbench.models.zeroth_order import (
     gradients_of,
     load_causal_model,
     load_causal_stage,
+    make_log,
     passes_of,
     replay,
 )
@@ -233,9 +233,4 @@ def record_of(rank_job: RankJob, step: int, losses: dict[int, float]) -> StepLog
             f"It diverged: a loss of step {step + 1} is {float(pairs[~torch.isfinite(pairs)][0])}.",
             "Lower learning_rate or epsilon.",
         )
-    return StepLog(
-        step=step,
-        seeds=tuple(query_seed(rank_job.estimator.seed, step, query) for query in queries),
-        gradients=gradients_of(pairs, rank_job.estimator.epsilon),
-        learning_rate=rank_job.estimator.learning_rate,
-    )
+    return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries)

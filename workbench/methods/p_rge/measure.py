@@ -17,11 +17,12 @@ from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
-from workbench.models.zeroth_order import CausalModel, Prompts, StepLog
+from workbench.models.zeroth_order import CausalModel, StepLog
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import METHOD
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.timing import Call, Span, Stacks, time_grids
+from workbench.tasks.prompts import PromptBatch
 
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)
@@ -34,15 +35,17 @@ _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.
 """For quantized weights, with the constants of their blocks of 64."""
 
 
-def made_up_batch(ids: Tensor) -> Prompts:
+def made_up_batch(ids: Tensor) -> PromptBatch:
     """Return a batch with these ids (n, t), some padding and one target each, at the end."""
     count, length = ids.shape[:2]
-    return Prompts(
+    return PromptBatch(
         input_ids=ids,
         attention_mask=made_up_mask(count, length),
         targets=torch.zeros(count, 1, dtype=torch.int64),
         positions=torch.full((count, 1), length - max(1, length // 8) - 1),
         target_mask=torch.ones(count, 1, dtype=torch.bool),
+        labels=torch.zeros(count, dtype=torch.int64),
+        indices=tuple(range(count)),
     )
 
 

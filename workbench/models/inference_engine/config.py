@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import warnings
 import zipfile
@@ -21,7 +20,7 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
 from workbench.core.ranges import Count, Positive, require_ranges
-from workbench.models.zeroth_order.config import TrainableConfig
+from workbench.models.zeroth_order.trainables import Slot, TrainableConfig
 
 EngineBackend = Literal["xnnpack", "portable"]
 EngineNoise = Literal["input", "drawn"]
@@ -58,15 +57,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSlot:
-    """A trainable parameter's place in theta.  name: in the PyTorch model.  start: index of its first value.  shape: (r, out)."""
-
-    name: str
-    start: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
     """A program's description of itself, as JSON, returned by its method `description`.
 
@@ -76,14 +66,14 @@ class EngineDescription:
     model: str
     config: EngineConfig
     trainable: TrainableConfig
-    slots: tuple[EngineSlot, ...]
+    slots: tuple[Slot, ...]
     vocabulary_size: int
     executorch: str
 
     @property
     def num_values(self) -> int:
         """Return D, the number of trainable values."""
-        return sum(math.prod(slot.shape) for slot in self.slots)
+        return sum(slot.size for slot in self.slots)
 
 
 _TOOLKIT = ("torchao", "torchao.quantization", "torchao.quantization.pt2e", "torchao.quantization.pt2e.utils")

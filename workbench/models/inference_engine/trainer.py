@@ -27,7 +27,6 @@ from workbench.core.serial import from_json, to_json
 from workbench.models.inference_engine.config import (
     EngineConfig,
     EngineDescription,
-    EngineSlot,
     bindings,
     quiet,
     require_executorch,
@@ -86,19 +85,8 @@ class EngineTrainer:
         self._methods = {name: self._program.load_method(name) for name in ("train_step", "read_state", "write_state")}
         self.config = self.description.config
         self.seed, self.noise_of, self.step_number = seed, noise_of, 0
-        config, size = self.config, self.description.num_values
-        rows, columns = config.batch_size, config.num_targets
-        self._arrays: tuple[Any, ...] = (
-            np.zeros((rows, config.sequence_length), np.int64),
-            np.zeros((rows, columns), np.int64),
-            np.zeros((rows, columns), np.int64),
-            np.zeros((rows * columns, 1), np.float32),
-            np.zeros(config.queries, np.float32),
-            np.zeros(1, np.float32),
-        )
-        if config.noise == "input":
-            self._arrays += (np.zeros((config.queries, size), np.float32),)
-        self._inputs = tuple(torch.from_numpy(array) for array in self._arrays)
+        self._inputs = example_inputs(self.config, self.description.num_values)
+        self._arrays: tuple[Any, ...] = tuple(given.numpy() for given in self._inputs)
         self._initial = self.theta()
 
     def step(self, batch: Any, learning_rate: float) -> EngineStep:
@@ -269,7 +257,7 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
         model=name,
         config=config,
         trainable=model.config,
-        slots=tuple(EngineSlot(name=slot.name, start=slot.start, shape=slot.shape) for slot in model.trainables.slots),
+        slots=model.trainables.slots,
         vocabulary_size=vocabulary,
         executorch=version("executorch"),
     )

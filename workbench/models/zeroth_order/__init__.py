@@ -2,7 +2,6 @@
 
 from workbench.models.zeroth_order.adapted import PrecisionWarning, smallest_epsilon, warn_of_rounding
 from workbench.models.zeroth_order.causal_model import CausalModel
-from workbench.models.zeroth_order.config import Copies, Execution, TrainableConfig, ZerothOrderConfig
 from workbench.models.zeroth_order.estimators import FirstOrder, Mezo, Prge, StepResult, passes_of, replay
 from workbench.models.zeroth_order.loading import (
     TrainedDescription,
@@ -13,5 +12,6 @@ from workbench.models.zeroth_order.loading import (
     load_trained,
     save_for_peft,
 )
-from workbench.models.zeroth_order.losses import PromptLike, Prompts
-from workbench.models.zeroth_order.step_log import LogFile, StepLog, gradients_of, make_log, read_log
+from workbench.models.zeroth_order.losses import PromptLike
+from workbench.models.zeroth_order.step_log import Copies, Execution, LogFile, StepLog, ZerothOrderConfig, gradients_of, make_log, read_log
+from workbench.models.zeroth_order.trainables import TrainableConfig

@@ -26,11 +26,10 @@ from typing import Any
 
 from workbench.core.errors import ConfigError
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
-from workbench.models.lora import projections
+from workbench.models.lora import ROLES, projections
 from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage
-from workbench.models.zeroth_order.config import TrainableConfig
-from workbench.models.zeroth_order.trainables import HEAD, Trainables, flatten
+from workbench.models.zeroth_order.trainables import HEAD, TrainableConfig, Trainables, flatten
 
 
 class PartModule(nn.Module):
@@ -215,7 +214,7 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
     so that they are the same in stages and in the whole model.  Raises ConfigError for a family without the projections.
     """
     modules: list[tuple[str, int, PartModule]] = []
-    layers = projections(stage, config.roles, technique=_NAMES[config.technique], all_of_them=False)
+    layers = projections(stage, ROLES, technique=_NAMES[config.technique], all_of_them=False)
     shared = _shared_matrices(stage, layers, config) if config.technique == "vera" else None
     for index, paths in layers.items():
         for path in paths.values():
@@ -239,7 +238,7 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
 
 def sizes_of(stage: BackboneStage, config: TrainableConfig) -> tuple[int, ...]:
     """Return the sizes of the parameters that `inject` would add to a stage, which may be on the meta device."""
-    layers = projections(stage, config.roles, technique=_NAMES[config.technique], all_of_them=False)
+    layers = projections(stage, ROLES, technique=_NAMES[config.technique], all_of_them=False)
     bases = (stage.layers[index].get_submodule(path) for index, paths in layers.items() for path in paths.values())
     return tuple(size for base in bases for size in config.sizes(*shape_of(base)))
 

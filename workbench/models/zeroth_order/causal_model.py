@@ -16,9 +16,8 @@ from workbench.models.products import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear, StoredWeight
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
 from workbench.models.zeroth_order.adapted import inject, own_parameters, pooled_head
-from workbench.models.zeroth_order.config import TrainableConfig
 from workbench.models.zeroth_order.losses import Packing, PromptLike, class_losses, word_logits, word_losses
-from workbench.models.zeroth_order.trainables import HEAD, Binding
+from workbench.models.zeroth_order.trainables import HEAD, Binding, TrainableConfig
 
 Enter = Callable[[int], None]
 """(layer or HEAD) -> None: binds the copies with which a pass computes the layer."""

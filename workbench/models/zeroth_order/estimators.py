@@ -7,6 +7,7 @@ backpropagation, FO-SGD and FO-Adam (sections 4.1, Appendix E), train the same v
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,8 @@ from workbench.core.errors import ConfigError, check_choice
 from workbench.core.seeds import query_seed
 from workbench.models.zeroth_order.adapted import warn_of_rounding
 from workbench.models.zeroth_order.causal_model import CausalModel
-from workbench.models.zeroth_order.config import Execution, ZerothOrderConfig, check_positive
 from workbench.models.zeroth_order.losses import PromptLike
-from workbench.models.zeroth_order.step_log import StepLog, gradients_of, make_log
+from workbench.models.zeroth_order.step_log import Execution, StepLog, ZerothOrderConfig, gradients_of, make_log
 from workbench.models.zeroth_order.trainables import HEAD, Trainables, fill
 
 Optimizer = Literal["sgd", "adam"]
@@ -120,13 +120,13 @@ class Estimator(ABC):
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
         """Return losses (2n,) float32 for some of a step's queries (None: all), of queries[j] at 2j (plus) and 2j + 1 (minus)."""
 
-    def step(self, batch: PromptLike, step: int, *, learning_rate: float | None = None) -> StepResult:
-        """Run a step: 2q losses, q scalars, theta's update.  learning_rate: None uses the configuration's.
+    def step(self, batch: PromptLike, step: int) -> StepResult:
+        """Run a step: 2q losses, q scalars, theta's update.
 
         Raises DivergedError if a loss is not finite; theta is then unchanged.
         """
         losses = self.losses(batch, step)
-        log = make_log(self.config, step, gradients_of(losses, self.config.epsilon), learning_rate)
+        log = make_log(self.config, step, gradients_of(losses, self.config.epsilon))
         self.model.trainables.apply(log)
         return StepResult(log=log, losses=losses)
 
@@ -247,16 +247,16 @@ class FirstOrder:
 
     def __init__(self, model: CausalModel, optimizer: Optimizer, learning_rate: float) -> None:
         check_choice("optimizer", optimizer, get_args(Optimizer))
-        check_positive("learning_rate", learning_rate, "Training would go nowhere, or uphill.")
+        if not 0 < learning_rate < math.inf:
+            raise ConfigError(
+                f"learning_rate = {learning_rate} was asked for.", "Training would go nowhere, or uphill.", "Give a number above 0."
+            )
         self.model = model
         made = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
         self.optimizer: torch.optim.Optimizer = made(list(model.trainables.parameters.values()), lr=learning_rate)
 
-    def step(self, batch: PromptLike, step: int = 0, *, learning_rate: float | None = None) -> float:
-        """Run a step and return the loss before it.  step: has no effect.  learning_rate: None keeps the current one."""
-        if learning_rate is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
+    def step(self, batch: PromptLike, step: int = 0) -> float:
+        """Run a step and return the loss before it.  step: has no effect."""
         loss = self.model.part_losses(batch)[0]
         loss.backward()
         self.optimizer.step()

@@ -23,7 +23,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 from workbench.models.families import family_of
 from workbench.models.loading import load_model, load_stage, load_tokenizer, model_config, model_from_config, stored_weights
-from workbench.models.lora import ROLES, save_lora
+from workbench.models.lora import save_lora
 from workbench.models.partial_loading import parameters_on_meta, read_head, save_tensors
 from workbench.models.products import LanguageModelHead, head_of
 from workbench.models.quantization import quantize
@@ -32,7 +32,7 @@ from workbench.models.saving import PeftTask, Published, base_of, published
 from workbench.models.stack import LayerStack, module_at
 from workbench.models.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
 from workbench.models.zeroth_order.causal_model import CausalModel
-from workbench.models.zeroth_order.config import TrainableConfig
+from workbench.models.zeroth_order.trainables import TrainableConfig
 
 
 class ProjectedHead(nn.Module):
@@ -188,14 +188,14 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription]:
 def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> Published | None:
     """Write the files that peft reads over the base model, with the head if it was trained; return transformers' class of the result.
 
-    name: of the model.  LoRA-FA's A is included: for peft it is LoRA.  Writes nothing and returns None for other techniques, for roles
-    outside LoRA's, and for a model that no class of transformers can represent.
+    name: of the model.  LoRA-FA's A is included: for peft it is LoRA.  Writes nothing and returns None for other techniques, and for a
+    model that no class of transformers can represent.
     """
     config, state = model.config, dict[str, Tensor]()
     assert model.is_first and model.is_last, "a stage of a model is no adapter of it"
     words: PeftTask = "CAUSAL_LM" if model.backbone.num_encoder_layers is None else "SEQ_2_SEQ_LM"
     shape = published(name, words if model.pooled is None else "TOKEN_CLS")
-    if config.technique not in ("lora_fa", "lora") or config.roles != ROLES or shape is None:
+    if config.technique not in ("lora_fa", "lora") or shape is None:
         return None
     for path, module in model.backbone.named_modules():
         if isinstance(module, LoraFaLinear | LoraLinear):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,37 +20,10 @@ MAX_LOGITS = 1 << 22
 """Number of logits computed at a time: 16 MB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
-    """A batch of prompts.
-
-    input_ids: (n, t).  attention_mask: (n, t), 1 for real tokens, padding on the right.
-    targets: (n, k) int64, the token ids to predict; for models without a vocabulary k is 1, and targets are the classes.
-    positions: (n, k) int64, the position whose hidden state predicts each target.  target_mask: (n, k) bool, True for real targets.
-    decoder_ids: the decoder's input (n, s), None unless the model has a decoder.  Positions then refer to it.
-    choices: (c,) int64, the tokens over which the loss is computed, including every target; None: the whole vocabulary.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    targets: Tensor
-    positions: Tensor
-    target_mask: Tensor
-    decoder_ids: Tensor | None = None
-    choices: Tensor | None = None
-
-
 PromptLike = Any
-"""A batch with the fields of Prompts."""
-
-
-class Head(Protocol):
-    """A language model head.  weight: (V, d), a tensor or a stored one."""
-
-    weight: Any
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., V) for hidden states (..., d)."""
+"""A batch with the fields of tasks.prompts.PromptBatch, except that labels and indices may be missing."""
+Head = Any
+"""A language model head: weight (V, d), a tensor or a stored one; called with hidden states (..., d), it returns logits (..., V)."""
 
 
 def word_losses(

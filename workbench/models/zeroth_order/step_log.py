@@ -10,15 +10,42 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.files import require_writable, sync_folder
-from workbench.core.seeds import query_seed
-from workbench.models.zeroth_order.config import ZerothOrderConfig
+from workbench.core.ranges import Positive, require_ranges
+from workbench.core.seeds import MAX_QUERIES, query_seed
+
+Execution = Literal["sequential", "outer", "inner", "both"]
+Copies = Literal["per_layer", "kept"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZerothOrderConfig:
+    """How a step estimates its gradient (Algorithm 1).
+
+    queries: q, number of random directions per step.  epsilon: the perturbation's scale.  learning_rate: eta.
+    execution: which of a step's 2q forward passes run in parallel: none, the queries (outer), the two signs (inner), or
+    both.  The update is the same.
+    copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy (section 3.2),
+    or all before the pass.
+    seed: of the noise.
+    """
+
+    queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
+    epsilon: Positive = 1e-2
+    learning_rate: Positive = 1e-3
+    execution: Execution = "both"
+    copies: Copies = "per_layer"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "A step of forward passes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +90,13 @@ def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
     return tuple(gradients.tolist())
 
 
-def make_log(config: ZerothOrderConfig, step: int, gradients: Sequence[float], learning_rate: float | None = None) -> StepLog:
-    """Return the log of a step from its q projected gradients.  learning_rate: None uses the configuration's."""
+def make_log(config: ZerothOrderConfig, step: int, gradients: Sequence[float], queries: Sequence[int] | None = None) -> StepLog:
+    """Return the log of a step from the projected gradients of some queries; None: of the first ones."""
     return StepLog(
         step=step,
-        seeds=tuple(query_seed(config.seed, step, query) for query in range(len(gradients))),
+        seeds=tuple(query_seed(config.seed, step, query) for query in queries or range(len(gradients))),
         gradients=tuple(gradients),
-        learning_rate=config.learning_rate if learning_rate is None else learning_rate,
+        learning_rate=config.learning_rate,
     )
 
 

@@ -11,11 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.core.ranges import Positive, Width, require_ranges
 from workbench.models.zeroth_order.step_log import StepLog
 
 HEAD = -1
@@ -24,12 +27,42 @@ PIECE = 1 << 20
 """Number of values drawn at a time: small enough for the cache, and full fine-tuning needs no noise as large as a word embedding."""
 
 
+ZerothOrderTechnique = Literal["lora_fa", "lora", "dora", "vera", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainableConfig:
+    """Which values are trained.
+
+    technique: LoRA-FA trains B next to a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors next to frozen,
+    shared A and B (Appendix B); full all parameters.
+    rank, alpha: r and alpha, the update is alpha / r x A B (Appendix D.3).  VeRA has no alpha.
+    num_outputs: of the linear head added to models without a vocabulary (encoders, images); 0 if the model has one.
+    seed: of A and of that head.
+    """
+
+    technique: ZerothOrderTechnique = "lora_fa"
+    rank: Width = 16
+    alpha: Positive = 32.0
+    num_outputs: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "Training by forward passes")
+
+    def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
+        a, b = inputs * self.rank, self.rank * outputs
+        known = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
+        return known.get(self.technique, ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """One trainable parameter.  name: in the model.  layer: its number in the whole model, or HEAD.  start: first index in theta."""
 
     name: str
-    layer: int
+    layer: int = HEAD
     start: int
     shape: tuple[int, ...]
 
