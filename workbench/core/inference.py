@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal
 
 from workbench.core.errors import ConfigError
@@ -183,6 +184,10 @@ class InferenceProfile:
         raise ConfigError(f"Layer {layer} beyond the last was asked for.", f"The model has {self.num_layers}.", "Ask for one of those.")
 
 
+Run = tuple[StackShape, int, tuple[int, ...], tuple[int, ...]]
+"""Shape of some equal layers, their number, and each position's units and columns of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
     """Where one sequence is computed.  Position i of the plan is device ranks[i]; the ring visits the positions in order.
@@ -247,20 +252,28 @@ class InferencePlan:
         """Return the units and the columns of each position in a stack; a second stack is split in the first's proportion."""
         return proportional_parts(stack.num_units, self.units), proportional_parts(stack.columns, self.columns)
 
-    def parts(self, stacks: Sequence[StackShape], position: int) -> Iterator[tuple[StackShape, int, int]]:
-        """Yield each layer's shape, and the units and columns whose weights a position has (Galaxy+ Eq. 8)."""
-        first, own = 0, range(sum(self.layers[:position]), sum(self.layers[: position + 1]))
-        has_tokens = self.paradigm == "hybrid" and self.shares[position] > 0
+    def parts(self, stacks: Sequence[StackShape], *, full_everywhere: bool = False) -> Iterator[Run]:
+        """Yield runs of equal layers in order: shape, number, and the units and columns whose weights each position has (Galaxy+ Eq. 8).
+
+        A position without tokens has only its own columns of a scheme-2 layer, unless full_everywhere.
+        """
+        first, everywhere = 0, range(self.num_positions)
+        is_pipeline, is_cut = self.paradigm == "pipeline", self.paradigm in ("hybrid", "tensor")
+        kinds = [position for position, count in enumerate(self.layers) for _ in range(count)] if is_pipeline else self.schemes
         for shape in stacks:
-            units, columns = shape.num_units, shape.columns
-            if self.paradigm in ("hybrid", "tensor"):
-                units, columns = (counts[position] for counts in self.cut(shape))
-            for number in range(first, first + shape.num_layers):
-                if self.paradigm == "pipeline" and number not in own:
-                    yield shape, 0, 0
+            last = first + shape.num_layers
+            units, columns = self.cut(shape) if is_cut else ((shape.num_units,) * len(everywhere), (shape.columns,) * len(everywhere))
+            for kind, run in groupby(kinds[first:last] if kinds else (1,) * shape.num_layers):
+                count = len(list(run))
+                if is_pipeline:
+                    own = [position == kind for position in everywhere]
+                    yield shape, count, tuple(shape.num_units * one for one in own), tuple(shape.columns * one for one in own)
+                elif kind == 1:
+                    yield shape, count, units, columns
                 else:
-                    yield shape, units, shape.columns if has_tokens and self.schemes[number] == 2 else columns
-            first += shape.num_layers
+                    is_full = [full_everywhere or share > 0 for share in self.shares]
+                    yield shape, count, units, tuple(shape.columns if full else one for full, one in zip(is_full, columns, strict=True))
+            first = last
 
     def position_of(self, rank: int) -> int | None:
         """Return the position of a device, None if the plan does not use it."""

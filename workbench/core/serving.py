@@ -237,25 +237,17 @@ class ServingReport(Kept):
 
     def throughput(self, step_s: float) -> list[tuple[float, float]]:
         """Return (middle of the step, answers per second) from 0 to the last answer, without the last incomplete step."""
-        spans = [(request.start_s, request.end_s, 1.0) for request in self.requests]
-        return [(middle, amount / step_s) for middle, amount in self._by_step(step_s, spans)]
+        return self._over(step_s, ((request.start_s, request.end_s, 1.0) for request in self.requests))
 
     def utilisation(self, rank: int, step_s: float) -> list[tuple[float, float]]:
         """Return (middle of the step, share of the time busy) of a device, from 0 to the last answer."""
         own = (sample for sample in self.samples if sample.rank == rank)
-        spans = [(sample.start_s, sample.end_s, (sample.end_s - sample.start_s) * sample.utilisation) for sample in own]
-        return [(middle, min(1.0, amount / step_s)) for middle, amount in self._by_step(step_s, spans)]
+        spans = ((sample.start_s, sample.end_s, (sample.end_s - sample.start_s) * sample.utilisation) for sample in own)
+        return [(middle, min(1.0, share)) for middle, share in self._over(step_s, spans)]
 
-    def _by_step(self, step_s: float, spans: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
-        """Return (middle of the step, sum of its parts of the spans (start, end, amount)), up to the last answer."""
-        num_steps = int(self.end_s / step_s)
-        sums = [0.0] * (num_steps + 1)
-        for start_s, end_s, amount in spans:
-            first, last = int(start_s / step_s), int(end_s / step_s)
-            for index in range(first, min(last, num_steps) + 1):
-                inside_s = min(end_s, (index + 1) * step_s) - max(start_s, index * step_s)
-                sums[index] += amount if first == last else amount * max(inside_s, 0.0) / (end_s - start_s)
-        return [((index + 0.5) * step_s, sums[index]) for index in range(num_steps)]
+    def _over(self, step_s: float, spans: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
+        sums = by_step(step_s, int(self.end_s / step_s), spans)
+        return [((index + 0.5) * step_s, amount / step_s) for index, amount in enumerate(sums)]
 
     def events_of(self, *kinds: EventKind, rank: int | None = None) -> tuple[ServingEvent, ...]:
         """Return the events of the given kinds, of one device if `rank` is given."""
@@ -276,6 +268,17 @@ class ServingReport(Kept):
     def read(cls, path: Path | str) -> ServingReport:
         """Read a report.  Raises ConfigError if the file is missing or is not a report."""
         return from_json(read_text(path, "the serving report"), cls, source=f"'{path}'")
+
+
+def by_step(step_s: float, num_steps: int, spans: Iterable[tuple[float, float, float]]) -> list[float]:
+    """Return the sum of the parts of some amounts in each step from 0 on.  spans: (start, end, amount, which is spread evenly)."""
+    sums = [0.0] * num_steps
+    for start_s, end_s, amount in spans:
+        first, last = int(start_s / step_s), int(end_s / step_s)
+        for index in range(first, min(last, num_steps - 1) + 1):
+            inside_s = min(end_s, (index + 1) * step_s) - max(start_s, index * step_s)
+            sums[index] += amount if first == last else amount * max(inside_s, 0.0) / (end_s - start_s)
+    return sums
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -100,18 +100,15 @@ def held_bytes(plan: InferencePlan, shape: StackShape, *, scheme: int = 1) -> tu
 
     A device without tokens needs no whole feed-forward network in scheme 2; it keeps its columns.
     """
-    found, alike = [], replace(plan, schemes=(scheme,) * shape.num_layers)
-    for position in range(plan.num_positions):
-        _, units, columns = next(alike.parts((shape,), position))
-        share = plan.shares[position] if plan.shares else 1.0
-        found.append(
-            {
-                "attention": units * (shape.unit_bytes + shape.cross_unit_bytes),
-                "feed-forward": columns * shape.column_bytes,
-                "norms and biases": shape.layer_bytes if units or columns or share else 0,
-            }
-        )
-    return tuple(found)
+    _, _, units, columns = next(replace(plan, schemes=(scheme,) * shape.num_layers).parts((shape,)))
+    return tuple(
+        {
+            "attention": own_units * (shape.unit_bytes + shape.cross_unit_bytes),
+            "feed-forward": own_columns * shape.column_bytes,
+            "norms and biases": shape.layer_bytes if own_units or own_columns or share else 0,
+        }
+        for own_units, own_columns, share in zip(units, columns, plan.shares or (1.0,) * plan.num_positions, strict=True)
+    )
 
 
 def sent_bytes(plan: InferencePlan, shape: StackShape, *, length: int, scheme: int = 1) -> tuple[int, ...]:

@@ -55,15 +55,15 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
 
     def joined(self, prepared: PreparedJob, cluster: Cluster, rows: Sequence[InferenceProfile]) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
-        return as_profile(of_devices(rows), cluster)
+        return as_profile(of_devices(rows))
 
     def scaled(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
-        return as_profile(scaled_to(host_profile(self.asked(prepared), notify, refresh=refresh), cluster), cluster)
+        return as_profile(scaled_to(host_profile(self.asked(prepared), notify, refresh=refresh), cluster))
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
-        return as_profile(catalogue_profile(prepared, cluster), cluster)
+        return as_profile(catalogue_profile(prepared, cluster))
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""

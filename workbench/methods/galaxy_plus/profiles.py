@@ -10,7 +10,7 @@ from functools import cache, partial
 import torch
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, shape_of_picture
@@ -28,10 +28,10 @@ from workbench.models.sharding import (
     open_weights,
 )
 from workbench.planners.galaxy_plus import stack_lengths
+from workbench.planners.galaxy_plus.times import layer_s
 from workbench.profiler.inference import analytic_from
 from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
 from workbench.profiler.timing import Call
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, pipeline_inference
 
 BUDGET_S = 25.0
 
@@ -197,27 +197,18 @@ def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabula
     return analytic_from(model, layout.stacks, cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary)
 
 
-def as_profile(inference: InferenceProfile, cluster: Cluster) -> Profile:
+def as_profile(inference: InferenceProfile) -> Profile:
     """Return the profile in the form that all methods use: seconds of each whole layer on each device, for one sequence at a time."""
-    rows = tuple(_layers(inference, cluster, rank) for rank in range(inference.world_size))
+    rows = tuple(_layers(inference, rank) for rank in range(inference.world_size))
     return Profile(model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference)
 
 
-def _layers(inference: InferenceProfile, cluster: Cluster, rank: int) -> tuple[LayerProfile, ...]:
-    seconds: dict[int, list[tuple[float, ...]]] = {}
-    plan = InferencePlan(method=METHOD, paradigm="pipeline", ranks=(rank,), layers=(inference.num_layers,))
-    for length in LENGTHS:
-        layout = InferenceLayout.build(plan, inference.stacks, stack_lengths(inference, length, None))
-        costs = InferenceCosts(inference, cluster, layout)
-        for op in pipeline_inference(layout, cluster.world_size).ops[rank]:
-            if op.kind == "LAYER":
-                one = costs.seconds(rank, op)
-                seconds.setdefault(op.stage, []).append((one, 2 * one))
-    layers = []
-    for number in range(inference.num_layers):
-        shape = inference.stacks[inference.stack_of(number)]
-        grid = Grid(batch_sizes=(1, 2), sequence_lengths=LENGTHS, seconds=tuple(zip(*seconds[number], strict=True)))
-        layers.append(
+def _layers(inference: InferenceProfile, rank: int) -> tuple[LayerProfile, ...]:
+    layers: list[LayerProfile] = []
+    for stack, shape in enumerate(inference.stacks):
+        seconds = [layer_s(inference, rank, stack, stack_lengths(inference, length)) for length in LENGTHS]
+        grid = Grid(batch_sizes=(1, 2), sequence_lengths=LENGTHS, seconds=(tuple(seconds), tuple(2 * one for one in seconds)))
+        layers += [
             LayerProfile(
                 name=f"layer {number}",
                 times={"F": grid},
@@ -227,5 +218,6 @@ def _layers(inference: InferenceProfile, cluster: Cluster, rank: int) -> tuple[L
                 context_bytes_per_token=0,
                 workspace_bytes_per_token=inference.working_bytes_per_token,
             )
-        )
+            for number in range(len(layers), len(layers) + shape.num_layers)
+        ]
     return tuple(layers)

@@ -75,35 +75,16 @@ def inference_needs(
     decoder_length: int | None = None,
     memory: MemoryRule = HELD,
 ) -> dict[int, InferenceNeed]:
-    """Return the need of every rank in the plan (Eq. 8 for 'hybrid'), for a sequence of `length` tokens (default: the plan's).
-
-    A device whose share of the sequence is 0 has only its columns of a scheme-2 layer, unless memory.full_everywhere.
-    """
+    """Return the need of every rank in the plan (Eq. 8 for 'hybrid'), for a sequence of `length` tokens (default: the plan's)."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
     working = profile.working_bytes_per_token * max(lengths) if memory.working else 0
     attention, feed_forward, layer = ([0] * plan.num_positions for _ in range(3))
-    first = 0
-    for shape in profile.stacks:
-        numbers = range(first, first + shape.num_layers)
-        first += shape.num_layers
-        unit = shape.unit_bytes + shape.cross_unit_bytes
-        if plan.paradigm == "pipeline":
-            edges = [sum(plan.layers[:position]) for position in range(plan.num_positions + 1)]
-            held = [sum(edges[i] <= number < edges[i + 1] for number in numbers) for i in range(plan.num_positions)]
-            for i, count in enumerate(held):
-                attention[i] += count * shape.attention_bytes
-                feed_forward[i] += count * shape.feed_forward_bytes
+    for shape, count, units, columns in plan.parts(profile.stacks, full_everywhere=memory.full_everywhere):
+        for i, (own_units, own_columns) in enumerate(zip(units, columns, strict=True)):
+            attention[i] += count * own_units * (shape.unit_bytes + shape.cross_unit_bytes)
+            feed_forward[i] += count * own_columns * shape.column_bytes
+            if plan.paradigm != "pipeline" or own_units or own_columns:
                 layer[i] += count * shape.layer_bytes
-            continue
-        whole = plan.paradigm == "sequence"
-        everything = (shape.num_units,) * plan.num_positions, (shape.columns,) * plan.num_positions
-        units, columns = everything if whole else plan.cut(shape)
-        second = sum(plan.schemes[number] == 2 for number in numbers) if plan.schemes else 0
-        for i in range(plan.num_positions):
-            attention[i] += shape.num_layers * units[i] * unit
-            full = shape.columns if memory.full_everywhere or (plan.shares and plan.shares[i] > 0) else columns[i]
-            feed_forward[i] += ((shape.num_layers - second) * columns[i] + second * full) * shape.column_bytes
-            layer[i] += shape.num_layers * shape.layer_bytes
     return {
         rank: InferenceNeed(
             attention_bytes=attention[i],

@@ -105,10 +105,11 @@ class InferenceCosts:
         total = self._profile.first_bytes + self._profile.last_bytes if position == 0 else 0
         has_tokens = plan.paradigm == "hybrid" and plan.shares[position] > 0
         works = plan.paradigm in ("sequence", "pipeline")
-        for shape, units, columns in plan.parts(layout.stacks, position):
-            total += units * (shape.unit_bytes + shape.cross_unit_bytes) + columns * shape.column_bytes
-            if units or columns or has_tokens:
-                total, works = total + shape.layer_bytes, True
+        for shape, count, units, columns in plan.parts(layout.stacks):
+            own = units[position] * (shape.unit_bytes + shape.cross_unit_bytes) + columns[position] * shape.column_bytes
+            total += count * own
+            if own or has_tokens:
+                total, works = total + count * shape.layer_bytes, True
         return total + (self._profile.working_bytes_per_token * max(layout.lengths) if works else 0)
 
     def _piece_s(self, costs: StackCosts, kind: str, block: Block, tokens: int, width: int) -> float:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from workbench.core.inference import InferencePlan
-from workbench.core.serving import DeviceSample, EventKind, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.serving import (
+    DeviceSample,
+    EventKind,
+    ReschedulingSettings,
+    ServedRequest,
+    ServingEvent,
+    ServingReport,
+    StreamSettings,
+    by_step,
+)
 
 
 class Busy(NamedTuple):
@@ -39,46 +49,24 @@ class Samples:
         self._slowness[rank].append((time_s, value))
 
     def over(self, step_s: float, end_s: float) -> tuple[DeviceSample, ...]:
-        """Return a sample of each device and step from 0 to end_s, in order of time."""
+        """Return a sample of each device and step from 0 to end_s, in order of time; a device is busy evenly within its interval."""
         num_steps = int(end_s / step_s) + 1
-        busy = [_spread(own, step_s, num_steps) for own in self._busy]
+        after = (num_steps * step_s, 0.0)
+        shares = [[(a, b, load * (b - a)) for (a, load), (b, _) in pairwise([*own, after])] for own in self._loads]
+        busy, loads = ([by_step(step_s, num_steps, own) for own in spans] for spans in (self._busy, shares))
+        last = [{int(time_s / step_s): value for time_s, value in own} for own in self._slowness]
         return tuple(
             DeviceSample(
                 rank=rank,
                 start_s=index * step_s,
                 end_s=(index + 1) * step_s,
                 busy_s=min(step_s, busy[rank][index]),
-                slowness=_last(self._slowness[rank], index * step_s, (index + 1) * step_s),
-                load=_mean(self._loads[rank], index * step_s, (index + 1) * step_s),
+                slowness=last[rank].get(index, 0.0),
+                load=loads[rank][index] / step_s,
             )
             for index in range(num_steps)
             for rank in range(len(self._busy))
         )
-
-
-def _spread(own: Sequence[Busy], step_s: float, num_steps: int) -> list[float]:
-    """Return the busy seconds in each step; a device is assumed to be busy evenly within its interval."""
-    found = [0.0] * num_steps
-    for start_s, end_s, busy_s in own:
-        first, last = max(0, int(start_s / step_s)), min(num_steps - 1, int(end_s / step_s))
-        for index in range(first, last + 1):
-            inside = min(end_s, (index + 1) * step_s) - max(start_s, index * step_s)
-            found[index] += busy_s * inside / (end_s - start_s) if end_s > start_s else 0.0
-    return found
-
-
-def _last(values: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Return the last value in [start_s, end_s), 0 if there is none."""
-    return next((value for time_s, value in reversed(values) if start_s <= time_s < end_s), 0.0)
-
-
-def _mean(values: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """Return the mean over [start_s, end_s) of a quantity that keeps its last value."""
-    total = 0.0
-    for index, (time_s, value) in enumerate(values):
-        until_s = values[index + 1][0] if index + 1 < len(values) else end_s
-        total += value * max(0.0, min(until_s, end_s) - max(time_s, start_s))
-    return total / (end_s - start_s)
 
 
 Watcher = Callable[[ServingEvent], None]

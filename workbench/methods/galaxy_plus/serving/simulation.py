@@ -82,9 +82,9 @@ def _held_bytes(plan: InferencePlan | None, profile: InferenceProfile, rank: int
     if plan is None or position is None:
         return []
     found = [profile.first_bytes + profile.last_bytes if position == 0 else 0]
-    for shape, units, columns in plan.parts(profile.stacks, position):
-        held = units * (shape.unit_bytes + shape.cross_unit_bytes), columns * shape.column_bytes
-        found += (*held, shape.layer_bytes if any(held) else 0)
+    for shape, count, units, columns in plan.parts(profile.stacks):
+        held = units[position] * (shape.unit_bytes + shape.cross_unit_bytes), columns[position] * shape.column_bytes
+        found += count * [*held, shape.layer_bytes if any(held) else 0]
     return found
 
 
