@@ -26,7 +26,7 @@ from tests.experiment.running import losses, run
 from workbench import experiment
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import ConfigError, MemoryBudgetError, RuntimeSetupError
 from workbench.core.serving import ServingEvent, StreamSettings
 from workbench.fetch import cache_folder
 from workbench.methods.base import Event
@@ -180,6 +180,29 @@ def agent_of(device_home: Path) -> int:
             if is_agent and f"HOME={device_home}\0".encode() in (process / "environ").read_bytes():
                 return int(process.name)
     raise AssertionError("no agent")
+
+
+def test_a_device_without_memory_says_so(unbroken: Report, place: Place) -> None:
+    """Its system refuses memory to its engine, or kills the engine in mid-run; it is called back."""
+
+    def engine() -> psutil.Process:
+        [found] = psutil.Process(agent_of(home(place.folder, "alpha"))).children()
+        return found
+
+    place.real.run(measure_rank_host, [0.01] * 2)  # there are engines
+    engine().rlimit(psutil.RLIMIT_DATA, (1 << 20, 1 << 20))
+    with pytest.raises(MemoryBudgetError, match=r"Device 'alpha' asked for .*more.* Its system refused. End other programs there."):
+        place.real.run(measure_rank_host, [0.05] * 2)
+    engine().kill()
+
+    def progress(event: Event) -> None:
+        if event.kind == "step" and event.step == 1 and not said:
+            said.append("killed")
+            engine().kill()
+
+    said: list[str] = []
+    report = run_there(unbroken.job, unbroken, place, 1e-4, chosen_plan=HALVES, progress=progress)
+    assert "as a system does that has no memory left" in " ".join(report.notes)
 
 
 def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, place: Place) -> None:

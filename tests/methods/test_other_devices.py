@@ -84,6 +84,10 @@ def test_pac_plus_goes_on_in_its_first_epoch(engines: EngineCluster, three: Engi
     job = pac_plus_job(tmp_path)
     begin(job)
     engines.run(stop_in_the_first_epoch, [job] * 4)
+    others, again = (take_up(on_three(job, THREE)) for _ in range(2))  # the second time they were interrupted before a step
+    assert not others.is_same and again.is_same and len(again.results) == 4
+    joined = again.joined([RankResult(rank=rank) for rank in range(3)])  # ranks of the four are not theirs
+    assert not any(trace.spans for result in joined for trace in result.steps)
     results, at, losses = go_on(pac_plus.run_rank, on_three(job, THREE), three)
     assert at == (0, 2)
     assert "filling the cache again" in results[0].phases_s

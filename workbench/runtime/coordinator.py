@@ -212,7 +212,7 @@ class Coordinator:
             return
         for kind in ("kill", "freeze", "leave"):
             self._noticed(kind, rank)
-        self.say(f"{self.fleet.name(rank)} is lost, in step {min(self.policy.step + 1, self.policy.num_steps)}")
+        self.say(f"{self.fleet.name(rank)} is lost, in step {min(self.policy.step + 1, self.policy.num_steps)}{self.fleet.why(rank)}")
         if generation is None or rank in self._ended:  # between two generations: the next one does without the device
             return
         self._lost.add(rank)

@@ -16,7 +16,7 @@ from workbench.runtime.jobs import error_of
 
 
 class News(NamedTuple):
-    """News from a device: 'event' (a published event), 'ended' (an Outcome), 'died' (None) or 'restarted' (None, or an error)."""
+    """News from a device: 'event' (a published event), 'ended' (an Outcome), 'died' (why, or None) or 'restarted' (None, or an error)."""
 
     rank: int
     kind: Literal["event", "ended", "died", "restarted"]
@@ -221,6 +221,10 @@ class Fleet:
         absent = [rank for rank in range(len(self._names)) if rank not in self.ready]
         return ", ".join(f"{self._names[rank]} ({self._reasons.get(rank, 'its process ended')})" for rank in absent)
 
+    def why(self, rank: int) -> str:
+        """Return why a device is lost, as far as known, as the end of a sentence."""
+        return f": {self._reasons[rank].rstrip('.')}" if rank in self._reasons else ""
+
     def end(self, rank: int, reason: str) -> None:
         """Kill a faulty device's process.  `news` will report that it is lost."""
         self._reasons[rank] = reason
@@ -268,7 +272,10 @@ class Fleet:
                 found.append(Told(rank, "said", content))
 
     def _gone(self, rank: int, outcome: Any, found: list[Told]) -> None:
-        """Record that a device's process has died (outcome None) or its job has ended."""
+        """Record that a device's process has died (outcome: why, if known) or its job has ended."""
+        if isinstance(outcome, str):
+            self._reasons.setdefault(rank, outcome)
+            outcome = None
         if outcome is not None and outcome.error is not None and (rank not in self._known or not self._num_restarts):
             raise error_of(outcome, self._names[rank])
         has_left = rank in self.leaving and outcome is not None

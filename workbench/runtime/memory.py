@@ -23,7 +23,7 @@ if sys.platform != "win32":
 
 # The last line: no memory for a new thread's stack (in Python's and the C++ library's words), or for oneDNN's code.
 _REFUSED = re.compile(
-    r"can't allocate memory|cannot allocate memory|out of memory|std::bad_alloc|alloc_cpu|errno 12"
+    r"can't allocate memory|cannot allocate memory|out of memory|^MemoryError|std::bad_alloc|alloc_cpu|errno 12"
     r"|can't start new thread|resource temporarily unavailable|could not create a (primitive|memory)",
     re.IGNORECASE,
 )
@@ -76,8 +76,8 @@ def release_free_memory() -> None:
             trim(0)
 
 
-def as_memory_error(error: BaseException, device_name: str, budget_bytes: int, used_bytes: int = 0) -> MemoryBudgetError | None:
-    """Return the MemoryBudgetError for a failed allocation.  None if `error` has another cause."""
+def as_memory_error(error: BaseException, device_name: str, budget_bytes: int | None, used_bytes: int = 0) -> MemoryBudgetError | None:
+    """Return the MemoryBudgetError for a failed allocation.  None if `error` has another cause.  budget_bytes: None without a budget."""
     if isinstance(error, RuntimeSetupError) and error.__cause__ is not None:
         error = error.__cause__  # a group that could not be opened for lack of memory
     text = str(error)
@@ -86,11 +86,11 @@ def as_memory_error(error: BaseException, device_name: str, budget_bytes: int, u
         return None
     asked = _ASKED_BYTES.search(text)
     wanted = f"{int(asked.group(1)) / 1e6:,.3f} MB more" if asked else "more memory"
-    return MemoryBudgetError(
-        f"Device '{device_name}' asked for {wanted}.",
-        f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, of which {used_bytes / 1e6:.0f} MB are in use.",
-        "Lower the micro-batch size or max_length, give the device fewer layers, or raise its memory_bytes.",
-    )
+    asking, less = f"Device '{device_name}' asked for {wanted}.", "Lower the micro-batch size or max_length, give the device fewer layers"
+    if budget_bytes is None:
+        return MemoryBudgetError(asking, "Its system refused.", f"End other programs there. {less}, or take a smaller model.")
+    found = f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, of which {used_bytes / 1e6:.0f} MB are in use."
+    return MemoryBudgetError(asking, found, f"{less}, or raise its memory_bytes.")
 
 
 STACK_BYTES = 2 << 20

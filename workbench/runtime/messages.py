@@ -28,6 +28,7 @@ from workbench.core.serial import shown
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
 from workbench.runtime.jobs import Outcome
+from workbench.runtime.memory import as_memory_error
 
 Moved = tuple[PurePath, PurePath]
 
@@ -228,11 +229,17 @@ class AnswerMessage:
         return cls(parts=(f"{type(error).__name__}: {error}", "", ""), text=text)
 
     def outcome(self, rank: int, call: Call, device: str) -> Outcome:
-        """Convert to an Outcome with the original result or error.  Raises RuntimeSetupError for a result of the wrong type."""
+        """Convert to an Outcome with the original result or error, or that a device's system refused it memory.
+
+        Raises RuntimeSetupError for a result of the wrong type.
+        """
         if not self.text:
             result = decode(self.result, call.result, f"What device '{device}' returns from {call.name}")
             return Outcome(rank=rank, result=result)
-        error = _ERRORS[self.error](*self.parts) if self.error in _ERRORS else RuntimeError(self.parts[0])
+        if self.error in _ERRORS:
+            return Outcome(rank=rank, error=_ERRORS[self.error](*self.parts), text=self.text)
+        other = RuntimeError(self.parts[0])
+        error = as_memory_error(other, device, None) or other
         return Outcome(rank=rank, error=error, text=self.text)
 
 

@@ -325,7 +325,7 @@ class SshService:
                 found.append(News(rank, "event", event))
             elif kind == "died":
                 self._running.discard(rank)
-                found.append(News(rank, "died"))
+                found.append(News(rank, "died", content))
             else:
                 self._running.discard(rank)
                 found.append(News(rank, "ended", _outcome(rank, seat, kind, content)))

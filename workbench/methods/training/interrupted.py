@@ -53,10 +53,11 @@ _Logs = Mapping[int, Mapping[int, list[StepTrace]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """The devices that use a folder.  devices: names by rank."""
+    """The devices that use a folder.  devices: names by rank.  since: the epoch and step from which on; the ranks of earlier logs are others'."""
 
     devices: tuple[str, ...]
     plan: Plan
+    since: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,8 @@ class Interrupted:
         """Return each rank's results, before and after the resumption."""
         former: dict[int, list[StepTrace]] = {result.rank: [] for result in results}
         for result in self.results if self.is_same else ():
-            former[result.rank] += result.steps
+            if result.rank in former:
+                former[result.rank] += result.steps
         return [replace(result, steps=former[result.rank] + result.steps) for result in results]
 
 
@@ -128,12 +130,14 @@ def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Inter
         elif found is not None:
             notes.append(AGAIN)
     _clear(folder, epochs, step)
+    is_same = replace(former, since=mine.since) == mine
+    mine = former if is_same else replace(mine, since=(epochs, step))
     write_text(folder / PLAN, to_json(mine))
     state: tuple[Path, ...] = (middle_path(folder, epochs, step),) if step and not homes else ()
     if epochs and not state:
         state = tuple(path for kind in ("epoch", "moments") for path in covering(folder, kind, epochs - 1, plan.num_layers))
-    results = _results(logs, epochs, step, keeps_spans=former == mine)
-    return Interrupted(epochs=epochs, step=step, state=state, held=homes, results=results, is_same=former == mine, notes=tuple(notes))
+    results = _results(logs, epochs, step, since=mine.since)
+    return Interrupted(epochs=epochs, step=step, state=state, held=homes, results=results, is_same=is_same, notes=tuple(notes))
 
 
 def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
@@ -233,8 +237,8 @@ def _clear(folder: Path, epochs: int, step: int) -> None:
         path.unlink()
 
 
-def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, keeps_spans: bool) -> tuple[RankResult, ...]:
-    """Return the ranks' results of the steps that count."""
+def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, since: tuple[int, int]) -> tuple[RankResult, ...]:
+    """Return the ranks' results of the steps that count, with the spans of those `since` then."""
     results = []
     for epoch, by_begin in sorted(logs.items()):
         begins = sorted(by_begin)
@@ -242,7 +246,8 @@ def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, keeps_spans: 
             for rank, traces in sorted(by_begin[begin].items()):
                 end = following if following is not None else begin + len(traces)
                 end = end if epoch < epochs else min(end, step) if epoch == epochs else 0
-                own = [trace if keeps_spans else trace._replace(spans=(), memory=()) for trace in traces if trace.step < end]
+                whole = (epoch, begin) >= since
+                own = [trace if whole else trace._replace(spans=(), memory=()) for trace in traces if trace.step < end]
                 if own:
                     results.append(RankResult(rank=rank, steps=own, resumed_at=(epoch, begin) if begin else None))
     return tuple(results)
