@@ -175,7 +175,9 @@ class ClusterForm(Panel):
             )
             for row in self._rows
         ]
-        if self._rows:
+        if self._rows and cluster.is_real:
+            self.message.say("These are real devices: sliders change what is predicted. workbench kit measure writes what they can do.")
+        elif self._rows:
             self.message.clear()
         else:
             self.message.say(f"{cluster.world_size} devices are too many for sliders: edit a copy of the cluster's TOML file instead.")

@@ -53,7 +53,10 @@ _Logs = Mapping[int, Mapping[int, list[StepTrace]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """The devices that use a folder.  devices: names by rank.  since: the epoch and step from which on; the ranks of earlier logs are others'."""
+    """The devices that use a folder.  devices: names by rank.
+
+    since: the epoch and step from which on they use it; the ranks of earlier logs are others'.
+    """
 
     devices: tuple[str, ...]
     plan: Plan
