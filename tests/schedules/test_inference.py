@@ -40,8 +40,6 @@ def random_plan(chance: random.Random, paradigm: str, stacks: tuple[StackShape, 
         overlap=chance.random() < 0.7,
         both_ways=chance.random() < 0.5,
         tile_tokens=chance.choice((0, 0, 1, 2, 5)),
-        group_tokens=chance.choice((0, 3, 20)),
-        merge_tokens=chance.choice((0, 4, 20)),
     )
 
 

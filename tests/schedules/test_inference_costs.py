@@ -12,6 +12,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
 from workbench.core.program import Program
 from workbench.core.schedule import COMMUNICATION, Op, Value
+from workbench.methods.galaxy_plus.planning import tune
+from workbench.planners.galaxy_plus import SequenceProblem, inference_needs
 from workbench.schedules.inference import (
     InferenceCosts,
     InferenceLayout,
@@ -20,7 +22,6 @@ from workbench.schedules.inference import (
     inference_schedule,
     smallest_tile,
     tile_options,
-    tune,
 )
 from workbench.simulator import simulate
 
@@ -191,45 +192,24 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     priced = prices(HETEROGENEOUS, 500, stack)
     bad = replace(hybrid(HETEROGENEOUS, stack, (2,) * 4), units=(3, 3, 3, 3), shares=(1.0,) * 4)
 
-    def tuned(fits=lambda plan: True) -> InferencePlan:
-        return tune([bad], priced, fits=fits, tries=12)
+    def tuned(**memory: int) -> InferencePlan:
+        devices = tuple(replace(device, memory_bytes=memory.get(device.name, 10**10)) for device in priced.cluster.devices)
+        problem = SequenceProblem(priced.profile, replace(priced.cluster, devices=devices), length=284)
+        return tune(problem, [bad], priced, schemes=2, tries=30)
 
     free = tuned()
-    assert free.units[3] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
+    assert free.units[free.ranks.index(3)] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
     assert priced(free) < 0.75 * priced(bad)
-    bound = tuned(lambda plan: plan.units[3] == 3)
-    assert bound.units[3] == 3 and priced(free) < priced(bound) < priced(bad)
+    needs = inference_needs(bad, priced.profile, length=284)
+    room = {device.name: needs[rank].total_bytes for rank, device in enumerate(priced.cluster.devices)}
+    bound = tuned(**room)
+    assert priced(free) < priced(bound) < priced(bad)
+    kept = inference_needs(bound, priced.profile, length=284)
+    assert all(need.total_bytes <= room[f"d{rank}"] for rank, need in kept.items())
+    assert any(need.total_bytes > room[f"d{rank}"] for rank, need in inference_needs(free, priced.profile, length=284).items())
     alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(4,))
-    assert tune([alone], priced) == alone
+    assert tune(SequenceProblem(priced.profile, priced.cluster, length=284), [alone], priced) == alone
     assert tile_options(284) == (0, 71, 48)
-
-
-def test_pieces_are_sent_one_by_one_and_multiplied_together() -> None:
-    """As many transfers, fewer products: worth it where each product has a price of its own, such as reading the weights."""
-    stack = transformer(2)
-    apart = hybrid(HETEROGENEOUS, stack, (2, 2), tile_tokens=30)
-    together = replace(apart, group_tokens=120)
-    made = {plan.group_tokens: inference_schedule(InferenceLayout.build(plan, (stack,), 284)) for plan in (apart, together)}
-    count = {
-        (group, kind): sum(op.kind == kind for ops in schedule.ops for op in ops)
-        for group, schedule in made.items()
-        for kind in ("SEND", "UP", "QKV")
-    }
-    assert count[0, "SEND"] == count[120, "SEND"]
-    assert (count[0, "UP"], count[120, "UP"]) == (2 * (4 + 4 + 2 + 1), 2 * 4)
-    assert count[120, "QKV"] < 0.6 * count[0, "QKV"]
-
-
-def test_what_arrives_from_several_devices_is_multiplied_together() -> None:
-    stack = transformer(2)
-    apart = hybrid((8.8,) * 4, stack, (1, 1))
-    merged = replace(apart, merge_tokens=142)
-    kinds = ("SEND", "QKV", "UP", "DOWN")
-    schedules = [inference_schedule(InferenceLayout.build(plan, (stack,), 284)) for plan in (apart, merged)]
-    first, second = ({kind: [sum(op.kind == kind for op in ops) for ops in schedule.ops] for kind in kinds} for schedule in schedules)
-    assert first["SEND"] == second["SEND"]
-    assert first["UP"] == [8] * 4 and second["UP"] == [6] * 4
-    assert second["DOWN"] == [6] * 4
 
 
 def test_many_devices() -> None:

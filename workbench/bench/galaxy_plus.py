@@ -51,7 +51,7 @@ devices otherwise.  Ratios do not change, except that the runtime's overhead per
 LARGEST_GAP = 1e-4
 BASELINES = ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES, DTENSOR)
 PARTS = ("latency", "overlap", "scaling", "planner")
-SHOWN = ("ranks", "units", "columns", "tile_tokens", "group_tokens", "merge_tokens", "both_ways")
+SHOWN = ("ranks", "units", "columns", "tile_tokens", "both_ways")
 """Attributes of Galaxy+'s plan in a point."""
 
 

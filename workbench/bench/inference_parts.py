@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -24,7 +23,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.timeline import Span
-from workbench.methods.galaxy_plus.planning import prices_of
+from workbench.methods.galaxy_plus.planning import prices_of, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, open_weights
@@ -34,7 +33,7 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.inference import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.profiler.inference_timing import cached_inference
 from workbench.runtime.engines import EngineCluster
-from workbench.schedules.inference import InferencePrices, tile_options, tune
+from workbench.schedules.inference import InferencePrices, tile_options
 
 LENGTH = 284
 VOCABULARY = 2000
@@ -150,9 +149,8 @@ class BenchModel:
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""
         price = self.prices(cluster, length)
-        planner = partial(galaxy_plus.plan, galaxy_plus.SequenceProblem(price.profile, cluster, length=length, ranks=ranks))
-        plans = [planner(price=price, tile_tokens=tokens) for tokens in tile_options(length)]
-        return tune(plans, price)
+        problem = galaxy_plus.SequenceProblem(price.profile, cluster, length=length, ranks=ranks)
+        return tune(problem, [galaxy_plus.plan(problem, price=price, tile_tokens=tokens) for tokens in tile_options(length)], price)
 
 
 def planning_point(progress: Progress) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence
         seconds = {"both_s": both, "computation_s": computation, "communication_s": communication}
         blocks[kind] = {name: value / dilation for name, value in seconds.items()}
     longer_s = sum(max(block["computation_s"], block["communication_s"]) for block in blocks.values())
-    tiles = {"tile_tokens": plan.tile_tokens, "group_tokens": plan.group_tokens, "both_ways": plan.both_ways}
+    tiles = {"tile_tokens": plan.tile_tokens, "both_ways": plan.both_ways}
     return {"overlap": sum(block["both_s"] for block in blocks.values()) / longer_s, "overlap blocks": blocks, "overlap tiles": tiles}
 
 

@@ -200,9 +200,7 @@ class InferencePlan:
     schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline' only).
     overlap: transfers of tiles around the ring overlap with the GEMMs of tiles (section III-D).  both_ways: half of each tile travels in
     the opposite direction.
-    tile_tokens: a tile is cut into pieces of at most this many tokens; 0: not cut.  group_tokens: neighbouring pieces of one device, sent
-    one by one, are multiplied together up to this many tokens; 0: each separately.  merge_tokens: the same limit for tiles of several
-    devices that arrive one after the other and are neighbours in the sequence.
+    tile_tokens: a tile is cut into pieces of at most this many tokens; 0: not cut.
     predicted_s: of one sequence of `length` tokens, by the planner's cost model.
     """
 
@@ -217,8 +215,6 @@ class InferencePlan:
     overlap: bool = False
     both_ways: bool = False
     tile_tokens: int = 0
-    group_tokens: int = 0
-    merge_tokens: int = 0
     length: int = 0
     predicted_s: float = 0.0
     notes: tuple[str, ...] = field(default=())

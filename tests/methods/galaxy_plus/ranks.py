@@ -75,7 +75,7 @@ def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
     return {
         "scheme 1 on four": uneven,
         "scheme 2 on four": replace(uneven, schemes=two),
-        "overlapped tiles": replace(uneven, schemes=mixed, overlap=True, tile_tokens=2, merge_tokens=5),
+        "overlapped tiles": replace(uneven, schemes=mixed, overlap=True, tile_tokens=2),
         "both ways": replace(uneven, schemes=mixed, overlap=True, both_ways=True, tile_tokens=3),
         "scheme 2 overlapped": split((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), schemes=two, overlap=True),
         "three in another order": split((1, 2, 1), (2, 1, 1), (1, 1, 2), ranks=(3, 1, 0), schemes=mixed, overlap=True, tile_tokens=2),

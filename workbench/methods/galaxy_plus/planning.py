@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, check_inference, plan, stack_lengths
-from workbench.planners.galaxy_plus.search import is_split
+from workbench.planners.galaxy_plus.search import Search, is_split
 from workbench.schedules.inference import (
     MESSAGE_S,
     InferenceCosts,
@@ -27,12 +27,12 @@ from workbench.schedules.inference import (
     decode_schedule,
     inference_schedule,
     tile_options,
-    tune,
 )
+from workbench.schedules.inference.tuning import GAIN
 from workbench.simulator import simulate
 
-SHIFTS = 40
-"""Number of small shifts of a plan that are simulated before it is accepted, 10 to 20 ms each."""
+TRIES = 120
+"""Number of changes of a plan that are simulated before it is accepted, about 10 ms each."""
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -54,16 +54,9 @@ def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster
     if options.tile_tokens is not None:
         return replace(chosen, tile_tokens=options.tile_tokens)
 
-    def fits(plan: InferencePlan) -> bool:
-        try:
-            check_memory(prepared, profile, cluster, plan)
-        except PlanError:
-            return False
-        return options.scheme is None or is_split(plan)
-
     if options.system == "galaxy_plus" and options.planner == "own":
         others = [plan_inference(prepared, profile, cluster, tile_tokens=size) for size in tile_options(prepared.typical_length) if size]
-        tiled = tune([chosen, *others], price, fits=fits, is_scheme_free=options.scheme is None, tries=SHIFTS)
+        tiled = tune(_problem(prepared, profile, cluster), [chosen, *others], price, schemes=options.scheme)
     else:
         tiled = choose_tiles(chosen, price)
     both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
@@ -95,8 +88,7 @@ def _price_of_splitting(
 def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, *, tile_tokens: int = 0) -> InferencePlan:
     """Return the plan of the job system's planner.  tile_tokens: tile size for our planner's cost estimates, if the job names none."""
     options = prepared.options
-    sizes: dict[str, Any] = {"length": prepared.typical_length, "memory_length": prepared.longest}
-    problem = SequenceProblem(profile, cluster, **sizes, decoder_length=prepared.decoder_length)
+    problem = _problem(prepared, profile, cluster)
     if options.system != "galaxy_plus":
         chosen = INFERENCE_SYSTEMS[options.system](problem)
     elif options.planner == "algorithm_1":
@@ -111,6 +103,34 @@ def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cl
             tile_tokens=tile_tokens if options.tile_tokens is None else options.tile_tokens,
         )
     return replace(chosen, overlap=False, both_ways=False) if options.overlap is False else chosen
+
+
+def _problem(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> SequenceProblem:
+    sizes: dict[str, Any] = {"length": prepared.typical_length, "memory_length": prepared.longest}
+    return SequenceProblem(profile, cluster, **sizes, decoder_length=prepared.decoder_length)
+
+
+def tune(
+    problem: SequenceProblem, plans: Iterable[InferencePlan], price: InferencePrices, *, schemes: int | None = None, tries: int = TRIES
+) -> InferencePlan:
+    """Return the fastest of some plans after its tiles were chosen and work was shifted between devices.
+
+    A planner's formulas ignore the tiles.  So the two best plans with their tiles are improved step by step by their simulated time, as
+    long as they fit.  schemes: of all layers, if it may not change.  tries: plans simulated on the way, for each of the two.
+    """
+    search = Search(problem, method="galaxy_plus", portal=None, schemes=schemes, is_ring=False)
+
+    def climbed(one: InferencePlan) -> InferencePlan:
+        return search.climb(one, price, most=tries)[0] if one.num_positions > 1 else one
+
+    ordered = sorted({choose_tiles(one, price) if one.overlap else one for one in plans}, key=price)
+    best = min((*map(climbed, ordered[:2]), ordered[0]), key=price)
+    while best.overlap:  # new shares may need new tiles, and these new shares
+        again = choose_tiles(best, price)
+        if price(again) >= GAIN * price(best):
+            break
+        best = min(again, climbed(again), key=price)
+    return best
 
 
 def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePrices:

@@ -11,7 +11,6 @@ Positions without a part of a block's weights are not in its ring; positions wit
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -84,23 +83,20 @@ class _Hybrid(Builder):
             for tile in present:
                 self._enter_stack(block, position, tile)
         arriving = self._arriving(block.stack, lambda tile: self._path(block, tile), position, keep_order=is_first)
-        nexts = dict(arriving)
         is_streamed = layout.plan.overlap
         groups: list[Group] = [present] if is_streamed and is_member and present else []
         for group in groups:
             self._multiply(block, position, group)
-        for group in self._merged(self._grouped([tile for tile, _ in arriving])):
-            for tile in (tile for tile in nexts if tile in group):  # in order of arrival
-                following = nexts[tile]
-                if following is not None:
-                    self.send(_value("emb" if is_first else "hid", block.number, tile), position, following)
-                if is_first:
-                    self._enter_stack(block, position, tile)
+        for tile, following in arriving:
+            if following is not None:
+                self.send(_value("emb" if is_first else "hid", block.number, tile), position, following)
+            if is_first:
+                self._enter_stack(block, position, tile)
             if is_streamed and is_member:
-                groups.append(group)
-                self._multiply(block, position, group)
+                groups.append((tile,))
+                self._multiply(block, position, (tile,))
                 if block.kind != "attention":
-                    self._leave(block, position, group, groups)
+                    self._leave(block, position, (tile,), groups)
         if is_member and not is_streamed:
             groups = [tiles]
             self._multiply(block, position, tiles)
@@ -225,7 +221,7 @@ class _Hybrid(Builder):
         own = self._own[block.stack][position]
         following = self.layout.blocks[block.number + 1] if block.number + 1 < self.layout.end else block
         is_own_next = following.kind == "feed_forward" and not following.is_split
-        groups = self._grouped(own) if self.layout.plan.overlap else [own] if own else []
+        groups = [(tile,) for tile in own] if self.layout.plan.overlap else [own] if own else []
         for group in groups:
             for tile in group:
                 self._connect_own(block, position, tile)
@@ -238,34 +234,6 @@ class _Hybrid(Builder):
         if position in chain:
             terms.insert(0, _value("prod", block.number, tile))
         self._connect(block, position, tile, terms)
-
-    def _grouped(self, tiles: Sequence[Tile]) -> list[Group]:
-        """Return the tiles in the same order, with neighbouring pieces of one owner joined up to the plan's group_tokens."""
-        groups: list[Group] = []
-        for tile in tiles:
-            last = groups[-1] if groups else ()
-            is_next = bool(last) and last[-1].position == tile.position and last[-1].stop == tile.start
-            if is_next and tile.stop - last[0].start <= self.layout.plan.group_tokens:
-                groups[-1] = (*last, tile)
-            else:
-                groups.append((tile,))
-        return groups
-
-    def _merged(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups in the same order; consecutive groups that are neighbours are joined, up to the plan's merge_tokens.
-
-        A product of few tokens takes longer than its share of a product of many.  Usually the next tiles have arrived while the last ran.
-        """
-        merged: list[Group] = []
-        for group in groups:
-            last = merged[-1] if merged else ()
-            both = tuple(sorted((*last, *group), key=lambda tile: tile.number))
-            is_whole = all(tile.stop == following.start for tile, following in itertools.pairwise(both))
-            if last and is_whole and both[-1].stop - both[0].start <= self.layout.plan.merge_tokens:
-                merged[-1] = both
-            else:
-                merged.append(group)
-        return merged
 
     def _feed_forward(self, block: Block, position: int, group: Group) -> None:
         """Append the whole feed-forward block of scheme 2 on some of a position's own tiles."""

@@ -1,4 +1,4 @@
-"""Simulate the time of a plan and tune it: the size of its tiles, their direction on the ring, and small shifts between devices.
+"""Simulate the time of a plan, and choose the size of its tiles and their direction on the ring.
 
 A planner's formulas ignore the order of tiles in a ring; only the simulation shows which device waits for which.
 InferencePrices simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one does.  (A
@@ -8,9 +8,8 @@ layers is simulated as a short one, and its last two steps are repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
@@ -26,9 +25,6 @@ WORTH = 4.0
 GAIN = 0.998
 """Accept a change only if it shortens the time by this factor: simulated times are not exact to a thousandth."""
 
-TRIES = 60
-
-
 PIECES = (2, 3, 4, 6, 8)
 """Numbers of pieces into which the largest tile may be cut."""
 
@@ -39,29 +35,19 @@ def choose_tiles(plan: InferencePlan, price: InferencePrices) -> InferencePlan:
     A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the fewest messages win;
     an emulation or a device with a slow processor prefers these too.
     """
+    plan = found = replace(plan, tile_tokens=0, both_ways=False)
     if plan.paradigm != "hybrid" or plan.num_positions < 2:
-        return replace(plan, tile_tokens=0, group_tokens=0, merge_tokens=0, both_ways=False)
-    smallest, tokens = smallest_tile(price, plan.ranks), plan.tokens(price.lengths[0])
-    largest = max(tokens)
-    sizes = [0, *(-(-largest // count) for count in PIECES if largest / count >= smallest)]
-    plan = found = replace(plan, tile_tokens=0, group_tokens=0, merge_tokens=0, both_ways=False)
+        return plan
+    smallest, largest = smallest_tile(price, plan.ranks), max(plan.tokens(price.lengths[0]))
     best_s = price(found)
-    for tile_tokens in dict.fromkeys(sizes):
+    for tile_tokens in dict.fromkeys((0, *(-(-largest // count) for count in PIECES if largest / count >= smallest))):
         for both_ways in (False, True):
-            tried = replace(plan, tile_tokens=tile_tokens, both_ways=both_ways)
             if both_ways and (plan.num_positions < 3 or (tile_tokens or largest / 2) < smallest):
                 continue
-            for group_tokens in (0, largest) if tile_tokens else (0,):
-                tried = replace(tried, group_tokens=group_tokens)
-                seconds = price(tried)
-                if seconds < GAIN * best_s:
-                    found, best_s = tried, seconds
-    ordered = sorted(tokens, reverse=True)
-    for merged in range(2, plan.num_positions):  # the own tile is there from the start
-        tried = replace(found, merge_tokens=sum(ordered[:merged]))
-        seconds = price(tried)
-        if seconds < GAIN * best_s:
-            found, best_s = tried, seconds
+            tried = replace(plan, tile_tokens=tile_tokens, both_ways=both_ways)
+            seconds = price(tried)
+            if seconds < GAIN * best_s:
+                found, best_s = tried, seconds
     return found
 
 
@@ -74,102 +60,6 @@ def smallest_tile(price: InferencePrices, ranks: Sequence[int]) -> int:
 def tile_options(length: int) -> tuple[int, ...]:
     """Return the tile sizes for which a planner should make plans to tune: whole shares, quarters and sixths of the sequence."""
     return tuple(dict.fromkeys((0, -(-length // 4), -(-length // 6))))
-
-
-def tune(
-    plans: Iterable[InferencePlan],
-    price: InferencePrices,
-    *,
-    fits: Callable[[InferencePlan], bool] = lambda plan: True,
-    is_scheme_free: bool = True,
-    tries: int = TRIES,
-) -> InferencePlan:
-    """Return the fastest plan, from plans of one paradigm or of several: choose its tiles, then shift work between devices.
-
-    The two best hybrid plans are improved step by step.  A step moves tokens, units or columns from one device to another, or changes the
-    order of the ring after the first device; it is kept if it saves time and the plan still fits.
-    is_scheme_free: layers may change their scheme.  tries: the number of plans simulated on the way, for each of the two.
-    """
-    ordered = sorted({choose_tiles(plan, price) if plan.overlap else plan for plan in plans}, key=price)
-    first = ordered[0]
-    if first.overlap and is_scheme_free:  # tiles that are multiplied together can make the other scheme faster
-        others = [replace(first, schemes=(scheme,) * len(first.schemes)) for scheme in (1, 2)]
-        for other in others:
-            if other.schemes != first.schemes and fits(other):
-                ordered.append(choose_tiles(other, price))
-        ordered.sort(key=price)
-    best = min((*(_shifted(plan, price, fits, tries) for plan in ordered[:2]), *ordered[:1]), key=price)
-    while best.overlap:  # new shares may need new tiles, and these new shares
-        again = choose_tiles(best, price)
-        if price(again) >= GAIN * price(best):
-            break
-        best = min(again, _shifted(again, price, fits, tries), key=price)
-    return best
-
-
-def _shifted(plan: InferencePlan, price: InferencePrices, fits: Callable[[InferencePlan], bool], tries: int) -> InferencePlan:
-    if plan.paradigm != "hybrid" or plan.num_positions < 2:
-        return plan
-    length = price.lengths[0]
-    found, best_s = replace(plan, shares=tuple(map(float, plan.tokens(length)))), price(plan)
-    left, has_gained = tries, True
-    while has_gained and left > 0:
-        has_gained = False
-        for change in _changes(found, length):
-            if left == 0:
-                break
-            tried = change(found)
-            if tried is None or not fits(tried):
-                continue
-            left -= 1
-            seconds = price(tried)
-            while seconds < GAIN * best_s:
-                found, best_s, has_gained = tried, seconds, True
-                further = change(found)
-                if left == 0 or further is None or not fits(further):
-                    break
-                left, tried = left - 1, further
-                seconds = price(tried)
-    return found
-
-
-def _changes(plan: InferencePlan, length: int) -> Iterator[Callable[[InferencePlan], InferencePlan | None]]:
-    """Return small changes, largest first.  Each is a function that may be repeated; it returns None if the change is impossible."""
-    pairs = [(a, b) for a in range(plan.num_positions) for b in range(plan.num_positions) if a != b]
-    for a, b in pairs:
-        yield partial(_moved, name="units", source=a, destination=b, amount=1)
-    for share in (16, 40, 100):
-        tokens = max(1, length // share)
-        for a, b in pairs:
-            yield partial(_moved, name="shares", source=a, destination=b, amount=tokens)
-        if 1 in plan.schemes:
-            columns = max(1, sum(plan.columns) // (2 * share))
-            for a, b in pairs:
-                yield partial(_moved, name="columns", source=a, destination=b, amount=columns)
-    for a, b in pairs:
-        if 0 < a < b:
-            yield partial(_swapped, a=a, b=b)
-
-
-def _moved(plan: InferencePlan, name: str, source: int, destination: int, amount: int) -> InferencePlan | None:
-    parts = list(getattr(plan, name))
-    if parts[source] < amount:
-        return None
-    parts[source] -= amount
-    parts[destination] += amount
-    return replace(plan, **{name: tuple(parts)})  # type: ignore[arg-type]
-
-
-def _swapped(plan: InferencePlan, a: int, b: int) -> InferencePlan:
-    order = list(range(plan.num_positions))
-    order[a], order[b] = order[b], order[a]
-    return replace(
-        plan,
-        ranks=tuple(plan.ranks[at] for at in order),
-        units=tuple(plan.units[at] for at in order),
-        columns=tuple(plan.columns[at] for at in order),
-        shares=tuple(plan.shares[at] for at in order),
-    )
 
 
 KEPT_LAYERS = 4

@@ -156,4 +156,4 @@ class ServingLog:
 def _parts(plan: InferencePlan) -> InferencePlan:
     """Return a plan without its cost, with rounded shares."""
     shares = tuple(round(share, 9) for share in plan.shares)
-    return replace(plan, method="", shares=shares, group_tokens=0, merge_tokens=0, length=0, predicted_s=0.0, notes=())
+    return replace(plan, method="", shares=shares, length=0, predicted_s=0.0, notes=())
