@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from workbench import __version__
 from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.serial import shown
 
 OURS = "_workbench._tcp.local."
 KINDS = (OURS, "_ssh._tcp.local.", "_workstation._tcp.local.")
@@ -106,6 +107,13 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
         return tuple(found[address] for address in sorted(found, key=ipaddress.ip_address))
     finally:
         network.close()
+
+
+def named_alike(found: Sequence[Candidate]) -> str:
+    """Return a sentence for each name with several addresses; '' if there is none."""
+    places = {one.name: ", ".join(other.address for other in found if other.name == one.name) for one in found}
+    alike = [f"'{shown(name)}' has the addresses {own}." for name, own in places.items() if ", " in own]
+    return " ".join([*alike, "Take one for each device; a second device of that name needs another (--announce --name)."] if alike else [])
 
 
 def listening(subnet: str) -> list[str]:

@@ -118,6 +118,7 @@ def test_a_serving_fault_that_cannot_be_meant(word, found):
         ("kill:a@3s", "Here faults are counted in steps"),
         ("kill:a@4-3", "must end after it begins"),
         ("kill:a:4@3", "Only slow and memory have a factor"),
+        ("leave:a:0@3", "give notice is computed, not set"),
         ("kill a 3", "It is not KIND:DEVICE"),
         ("slow:a:0.5@3", "factor = 0.5"),
         ("slow:a:nan@3", "factor = nan"),

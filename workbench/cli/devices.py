@@ -81,7 +81,7 @@ def _announce(name: str) -> None:
 
 
 def _discover(*, as_json: bool) -> None:
-    from workbench.discovery import discover
+    from workbench.discovery import discover, named_alike
 
     found = discover()
     if as_json:
@@ -92,6 +92,8 @@ def _discover(*, as_json: bool) -> None:
     print_table(
         "Devices in this network", ("device", "address", "port", "cores", "MB", "machine", "computes by", "battery", "version"), rows
     )
+    if alike := named_alike(found):
+        print(alike)
     if found:
         print(f"Each is a candidate only.  Next: workbench kit init {' '.join(f'USER@{one.address}' for one in found)}")
     else:

@@ -115,7 +115,10 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     except ValueError:
         raise ConfigError(asked, f"The factor '{shown(factor)}' is no number.", "Write, for example, slow:beta:4@20.") from None
     if factor and kind not in WITH_FACTOR:
-        raise ConfigError(asked, f"Only {' and '.join(WITH_FACTOR)} have a factor.", f"Write {kind}:{shown(device)}@{shown(when)}.")
+        found = f"Only {' and '.join(WITH_FACTOR)} have a factor."
+        if kind == "leave":  # Confidant's alpha
+            found += " How long before a device leaves it must give notice is computed, not set: a note of the report says it."
+        raise ConfigError(asked, found, f"Write {kind}:{shown(device)}@{shown(when)}.")
     if own_unit == "step":
         for name, value in (("step", start), ("last step", stop)):
             if value is not None:
