@@ -10,10 +10,9 @@ from workbench.core.serial import from_json, to_json
 from workbench.fetch import ASSETS
 from workbench.models.loading import load_stack
 from workbench.reproduce import find_item
-from workbench.reproduce.pac_plus import executed, executed_cache
+from workbench.reproduce.pac_plus import executed
 from workbench.reproduce.pac_plus.executed_build import run_all
-from workbench.reproduce.pac_plus.executed_runs import Training, answers, ensemble, mcnemar, paired_bootstrap, score
-from workbench.reproduce.pac_plus.executed_training import TappedSplit
+from workbench.reproduce.pac_plus.trainings import TappedSplit, Training, answers, ensemble, mcnemar, paired_bootstrap, score
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.task import Split, Task
@@ -87,7 +86,7 @@ def test_taps_come_back_as_the_backbone_gave_them():
 @pytest.mark.parametrize("technique", ["full", "adapters", "lora", "parallel_adapters"])
 def test_each_technique_trains_on_the_same_footing(technique, data):
     (outcome,) = run_all([small(technique)], None, data, silent).values()
-    assert len(outcome.test_outputs) == len(outcome.validation_outputs) == 20
+    assert len(outcome.test_outputs) == 20
     assert [step for step, _ in outcome.curve] == [5, 10] and outcome.best_step in (5, 10)
     assert outcome.validation_score == max(value for _, value in outcome.curve)
     assert outcome.losses[1] < outcome.losses[0] and outcome.trainable_parameters > 0
@@ -123,7 +122,6 @@ def test_wrong_settings_are_refused(data):
     for changes, match in (
         ({"initialization": "magic"}, "Known are"),
         ({"technique": "prompt"}, "Known are full"),
-        ({"epochs": 0}, "0 epochs"),
     ):
         with pytest.raises(ConfigError, match=match):
             run_all([small(**({"technique": "parallel_adapters"} | changes))], None, data, silent)
@@ -158,7 +156,7 @@ def test_an_ensemble_is_the_mean_of_the_logits(data):
 def test_iterations_to_a_target():
     assert executed.reached(((5, 50.0), (10, 61.0), (15, 60.0)), 60.0) == 10
     assert executed.reached(((5, 50.0),), 60.0) is None
-    assert executed_cache.saving(1, 10.0, 2.0) == 0 and executed_cache.saving(2, 10.0, 2.0) == pytest.approx(40.0)
+    assert executed.saving(1, 10.0, 2.0) == 0 and executed.saving(2, 10.0, 2.0) == pytest.approx(40.0)
 
 
 @pytest.mark.parametrize(

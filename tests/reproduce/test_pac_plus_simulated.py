@@ -11,8 +11,7 @@ from workbench.core.serial import from_json, to_json
 from workbench.reproduce import OOM, Item, Result, Settings, find_item, items_of
 from workbench.reproduce.pac_plus import durations, epochs, grouping
 from workbench.reproduce.pac_plus.durations import contradictions
-from workbench.reproduce.pac_plus.steps import step
-from workbench.reproduce.pac_plus.testbed import MODELS, environment_b, load_constants, nanos, profile
+from workbench.reproduce.pac_plus.testbed import MODELS, environment_b, load_constants, nanos, profile, step
 from workbench.reproduce.result import printed
 
 CONSTANTS = load_constants()

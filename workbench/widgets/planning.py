@@ -10,12 +10,11 @@ from typing import Any
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan
-from workbench.core.timeline import Timeline
-from workbench.planners import Problem, candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
+from workbench.planners import candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
 from workbench.profiler.analytic import analytic_profile
-from workbench.reproduce.pac_plus.steps import step_timeline
+from workbench.reproduce.pac_plus.testbed import SimulatedProblem
 
 MAX_SIMULATIONS = 60
 """Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""
@@ -45,8 +44,8 @@ def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanningProblem(Problem):
-    """A planning problem whose plans are simulated."""
+class PlanningProblem(SimulatedProblem):
+    """A planning problem that can be changed and solved again."""
 
     def on(self, cluster: Cluster) -> PlanningProblem:
         """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
@@ -94,15 +93,6 @@ class PlanningProblem(Problem):
             assert index is not None
             found.append(too_small(self.cluster, rank, index, made.stages[index], needs[rank]))
         return tuple(found)
-
-    def simulated(self, made: Plan, *, title: str = "One mini-batch") -> Timeline:
-        """Return the timeline of one mini-batch under a plan, replayed operation by operation, without memory."""
-        timeline = step_timeline(self.profile, self.cluster, made, "parallel_adapters", self.sequence_length)
-        return replace(timeline, title=title)
-
-    def step_s(self, made: Plan) -> float:
-        """Return the simulated seconds of one mini-batch under a plan."""
-        return self.simulated(made).makespan_s
 
 
 def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:

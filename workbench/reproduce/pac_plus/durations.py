@@ -13,19 +13,17 @@ from typing import Any
 from workbench.profiler.analytic import Technique
 from workbench.profiler.descriptions import describe
 from workbench.reproduce.items import Item, Rows, median_off, swapped
-from workbench.reproduce.pac_plus.counted import BASELINES as TECHNIQUES
-from workbench.reproduce.pac_plus.counted import flops, footprint
-from workbench.reproduce.pac_plus.steps import Paradigm, Step, pac_plus_hours, step
-from workbench.reproduce.pac_plus.testbed import FLOPS_PER_CORE_AND_CYCLE, GIB, MODELS, PAPER, Constants, load_constants, nanos
+from workbench.reproduce.pac_plus import testbed
+from workbench.reproduce.pac_plus.techniques import flops, footprint
+from workbench.reproduce.pac_plus.testbed import DEVICES, GIB, MODELS, PAPER, Constants, Paradigm, Step, load_constants, step
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 
 PARADIGMS: tuple[Paradigm, ...] = ("standalone", "pipeline_parallel", "data_parallel")
-BASELINES = tuple(product(TECHNIQUES, PARADIGMS))
+BASELINES = tuple(product(testbed.BASELINES, PARADIGMS))
 OURS: tuple[Technique, Paradigm] = ("parallel_adapters", "hybrid")
 ROWS = (*BASELINES, OURS)
 PREDICTED_MODELS = MODELS[1:]
 TIE = 0.06  # relative to the shorter time: .41 h printed to two digits is anything from .405 to .415
-DEVICES = 4
 Cells = Mapping[tuple[str, ...], Any]
 
 
@@ -45,8 +43,9 @@ def durations(constants: Constants) -> Cells:
                 found[technique, paradigm, model, task] = OOM
             elif technique == "parallel_adapters":
                 assert made.plan is not None
-                hours = pac_plus_hours(constants, model, made.plan, made.seconds_per_sample, samples, epochs, nanos(constants, 4))
-                found[technique, paradigm, model, task] = sum(hours)
+                cluster = testbed.nanos(constants, DEVICES)
+                spent = testbed.phases(constants, model, cluster, made.plan, made.seconds_per_sample, samples)
+                found[technique, paradigm, model, task] = testbed.hours(spent, epochs)
             else:
                 found[technique, paradigm, model, task] = epochs * samples * made.seconds_per_sample / 3600
     return found
@@ -152,7 +151,7 @@ def _readings(constants: Constants, paper: Cells) -> Rows:
     rows = []
     for name, alone in (("4 samples at a time, as a device of data parallelism", None), ("the mini-batch of 16", constants.mini_batch)):
         found = dict(durations(constants))
-        for technique, model in product(TECHNIQUES, MODELS):
+        for technique, model in product(testbed.BASELINES, MODELS):
             seconds = step(constants, model, technique, "standalone", alone=alone).seconds_per_sample
             found[technique, "standalone", model, "MRPC"] = OOM if seconds is None else seconds
         rows.append((name, verdicts(found, paper)))
@@ -161,13 +160,8 @@ def _readings(constants: Constants, paper: Cells) -> Rows:
 
 def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
     """Return the rows of each contradiction's table."""
-    return {
-        "epochs": _epochs(constants, paper),
-        "full": _full(constants, paper),
-        "idle": _idle(constants, paper),
-        "memory": _memory(constants),
-        "minutes": _minutes(constants, paper),
-    }
+    tables = {"epochs": _epochs, "full": _full, "idle": _idle, "memory": _memory, "minutes": _minutes}
+    return {name: rows_of(constants, paper) for name, rows_of in tables.items()}
 
 
 def _epochs(constants: Constants, paper: Cells) -> Rows:
@@ -195,7 +189,7 @@ def _full(constants: Constants, paper: Cells) -> Rows:
 def _idle(constants: Constants, paper: Cells) -> Rows:
     """The speed of a Nano that the pipeline cells imply, if each stage computes in 4 of 7 slots as in a synchronous pipeline."""
     cores, mhz = next((cores, mhz) for name, cores, mhz in constants.cores_and_mhz if name == "jetson-nano-h")
-    peak = cores * FLOPS_PER_CORE_AND_CYCLE * mhz * 1e6
+    peak = cores * testbed.FLOPS_PER_CORE_AND_CYCLE * mhz * 1e6
     samples = constants.samples("SST-2")
     slots = constants.micro_batches / (constants.micro_batches + DEVICES - 1)
 
@@ -204,16 +198,15 @@ def _idle(constants: Constants, paper: Cells) -> Rows:
 
     alone = rate(MODELS[0], "lora", paper["lora", "standalone", MODELS[0], "SST-2"])
     rows: list[tuple[Number, ...]] = [("lora, standalone", MODELS[0], alone / 1e9, 100 * alone / peak, None, None)]
-    for technique in TECHNIQUES:
-        for model in MODELS:
-            value = paper[technique, "pipeline_parallel", model, "SST-2"]
-            if isinstance(value, float):
-                each = rate(model, technique, value) / DEVICES
-                rows.append((technique, model, each / 1e9, 100 * each / peak, each / slots / 1e9, 100 * each / slots / peak))
+    for technique, model in product(testbed.BASELINES, MODELS):
+        value = paper[technique, "pipeline_parallel", model, "SST-2"]
+        if isinstance(value, float):
+            each = rate(model, technique, value) / DEVICES
+            rows.append((technique, model, each / 1e9, 100 * each / peak, each / slots / 1e9, 100 * each / slots / peak))
     return rows
 
 
-def _memory(constants: Constants) -> Rows:
+def _memory(constants: Constants, paper: Cells) -> Rows:
     """Standalone T5-Base runs, BART-Large with data parallelism does not: no budget fits both at 16 samples on one and 4 on the other."""
 
     def gb(model: str, technique: Technique, share: float) -> float:
@@ -221,7 +214,7 @@ def _memory(constants: Constants) -> Rows:
         return (parts["weights"] + parts["gradients"] + share * parts["activations"]) / GIB
 
     ways = (("T5-Base", 1.0), ("T5-Base", 1 / DEVICES), ("BART-Large", 1 / DEVICES))
-    return [(technique, *(gb(model, technique, share) for model, share in ways)) for technique in TECHNIQUES[1:]]
+    return [(technique, *(gb(model, technique, share) for model, share in ways)) for technique in testbed.BASELINES[1:]]
 
 
 def _minutes(constants: Constants, paper: Cells) -> Rows:

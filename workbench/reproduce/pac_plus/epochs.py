@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.program import Program
-from workbench.planners import Problem
 from workbench.planners.fixed import asteroid, homogeneous
 from workbench.planners.hetpipe import hetpipe as plan_hetpipe
 from workbench.reproduce.items import Item
-from workbench.reproduce.pac_plus.counted import flops
-from workbench.reproduce.pac_plus.steps import fastest, pac_plus_hours, pipelines, seconds_per_sample, step
-from workbench.reproduce.pac_plus.testbed import MODELS, PAPER, Constants, environment_b, load_constants, nanos, profile
+from workbench.reproduce.pac_plus import testbed
+from workbench.reproduce.pac_plus.techniques import flops
+from workbench.reproduce.pac_plus.testbed import DEVICES, MODELS, PAPER, Constants, Phases, load_constants, nanos, problem, step
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 from workbench.schedules.hetpipe import hetpipe as schedule_hetpipe
 from workbench.schedules.lowering import insert_transfers
@@ -53,28 +51,23 @@ def runs(constants: Constants) -> Mapping[tuple[str, str], Run]:
 
 
 def _run(constants: Constants, model: str, system: str) -> Run:
-    cluster, length, samples = environment_b(constants), constants.sequence_length, constants.samples(TASK)
-    given: dict[str, Any] = {"batch_size": constants.mini_batch, "sequence_length": length}
+    cluster, samples, counts = testbed.environment_b(constants), constants.samples(TASK), constants.micro_batches
     if system in (OURS, HOMOGENEOUS):
-        costs_of = profile(constants, model, "parallel_adapters", cluster)
-        # Asteroid may split a mini-batch into more than 4; both get the same freedom.
         plans: list[Plan] = []
-        for count in (constants.micro_batches, 2 * constants.micro_batches, constants.mini_batch):
-            if system == OURS:
-                plans += pipelines(replace(constants, micro_batches=count), costs_of, cluster, max_group=None)
-            else:
-                plans.append(homogeneous(Problem(costs_of, cluster, micro_batches=count, **given)))
-        seconds, plan = fastest(costs_of, cluster, plans, "parallel_adapters", length)
-        hours = {epochs: sum(pac_plus_hours(constants, model, plan, seconds, samples, epochs, cluster)) for epochs in EPOCHS}
-        return Run(hours=hours, plan=_words(plan))
-    costs_of = profile(constants, model, "full", cluster)
-    problem = Problem(costs_of, cluster, micro_batches=constants.micro_batches, **given)
+        # Asteroid may split a mini-batch into more than 4; both get the same freedom.
+        for count in (counts, 2 * counts, constants.mini_batch):
+            asked = problem(constants, model, "parallel_adapters", cluster, micro_batches=count)
+            plans += testbed.pipelines(asked, max_group=None) if system == OURS else [homogeneous(asked)]
+        seconds, plan = testbed.fastest(asked, plans)
+        spent = testbed.phases(constants, model, cluster, plan, seconds, samples)
+        return Run(hours={epochs: testbed.hours(spent, epochs) for epochs in EPOCHS}, plan=_words(plan))
+    asked = problem(constants, model, "full", cluster, micro_batches=counts)
     if system == ASTEROID:
-        plan = asteroid(problem)
-        seconds, words = seconds_per_sample(costs_of, cluster, plan, "full", length), _words(plan)
+        plan = asteroid(asked)
+        seconds, words = asked.sample_s(plan), _words(plan)
     else:
-        workers = plan_hetpipe(problem)
-        costs = VirtualWorkerCosts(costs_of, cluster, workers, sequence_length=length)
+        workers = plan_hetpipe(asked)
+        costs = VirtualWorkerCosts(asked.profile, cluster, workers, sequence_length=asked.sequence_length)
         timeline = simulate(Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs), memory=False)
         seconds = timeline.makespan_s / (WAVES * workers.wave_samples)
         each = (f"ranks {[rank for stage in plan.stages for rank in stage.ranks]} layers {plan.partition()}" for plan in workers.pipelines)
@@ -151,26 +144,23 @@ def fig12(item: Item, settings: Settings) -> Result:
 
 
 @lru_cache(maxsize=64)
-def phases(constants: Constants) -> Mapping[str, tuple[float, float, float]]:
-    """Return, by model, the hours of an epoch through the backbone, of the redistribution, and of an epoch from the cache."""
+def phases(constants: Constants) -> Mapping[str, Phases]:
+    """Return the phases of each model on 4 Nano-H."""
     found = {}
     for model in MODELS:
         made = step(constants, model, "parallel_adapters", "hybrid")
         assert made.plan is not None and made.seconds_per_sample is not None, made.reason
-        samples, on = constants.samples(TASK), nanos(constants, 4)
-        first, moved, cached = pac_plus_hours(constants, model, made.plan, made.seconds_per_sample, samples, 2, on)
-        found[model] = (first, moved, cached)
+        on, samples = nanos(constants, DEVICES), constants.samples(TASK)
+        found[model] = testbed.phases(constants, model, on, made.plan, made.seconds_per_sample, samples)
     return found
 
 
-def saved(hours: tuple[float, float, float], epochs: int) -> float:
+def saved(spent: Phases, epochs: int) -> float:
     """Return the percentage of time that the cache saves in so many epochs."""
-    first, moved, cached = hours
-    with_cache = first + (moved + (epochs - 1) * cached if epochs > 1 else 0.0)
-    return 100 * (1 - with_cache / (epochs * first))
+    return 100 * (1 - testbed.hours(spent, epochs) / (epochs * spent[0]))
 
 
-def _savings(hours: Mapping[str, tuple[float, float, float]]) -> dict[tuple[str, ...], float]:
+def _savings(hours: Mapping[str, Phases]) -> dict[tuple[str, ...], float]:
     """Return our values of section VI-H's claims."""
     at_two, at_ten = ({model: saved(values, epochs) for model, values in hours.items()} for epochs in (SECOND, TENTH))
     return {
@@ -208,9 +198,7 @@ def fig18(item: Item, settings: Settings) -> Result:
         },
         holds={"grows": all(saved(values, n) < saved(values, n + 1) for values in hours.values() for n in epochs[:-1])},
         series={
-            f"{model}, {name}": tuple(
-                (n, n * values[0] if name == "without" else n * values[0] * (1 - saved(values, n) / 100)) for n in epochs
-            )
+            f"{model}, {name}": tuple((n, n * values[0] if name == "without" else testbed.hours(values, n)) for n in epochs)
             for model, values in hours.items()
             for name in ("without", "with the cache")
         },

@@ -1,30 +1,34 @@
-"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and when parity with LoRA holds (PAC+, section VI)."""
+"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and when parity with LoRA holds (PAC+, section VI).
+
+And epochs with and without the activation cache, timed on real steps (section VI-H, Fig. 18).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
+
+import torch
 
 from workbench.core.serial import read_toml
+from workbench.models.evaluation import set_statistics
+from workbench.models.optimization import make_optimizer, set_learning_rate
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import held_bytes
 from workbench.reproduce.items import Item
-from workbench.reproduce.pac_plus.executed_build import backbone, run_all, task_of
-from workbench.reproduce.pac_plus.executed_runs import (
-    RESAMPLES,
-    Difference,
-    Outcome,
-    Training,
-    ensemble,
-    mcnemar,
-    paired_bootstrap,
-    score,
-    score_name,
-    spread,
-)
+from workbench.reproduce.pac_plus import trainings as runs
+from workbench.reproduce.pac_plus.executed_build import Inputs, backbone, run_all, task_of
 from workbench.reproduce.pac_plus.testbed import PAPER
+from workbench.reproduce.pac_plus.trainings import Difference, Outcome, TappedSplit, Training, score_name, spread
 from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.tokenize import collate
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
@@ -38,6 +42,7 @@ OURS = "parallel_adapters"
 TARGET_POINTS = 2.5
 """Maximum loss against LoRA on the embedded task: a search over thirty configurations of the side network reached 2.4."""
 PRECISIONS = ("float32", "float16", "int8", "int4", "nf4")
+Key = TypeVar("Key")
 PAPER_LOSS_POINTS = 2.01
 """The largest loss in the paper's table: T5-Large on MRPC, FP32 to INT4."""
 
@@ -55,21 +60,24 @@ def training(settings: Settings, task: str, technique: str, seed: int, **changes
     return Training(task=task, technique=technique, seed=seed, **given)
 
 
-def run_trainings(settings: Settings, trainings: list[Training]) -> dict[Training, Outcome]:
-    """Run the trainings without a stored outcome; outcomes are stored in the settings' workdir."""
+def outcomes_of(settings: Settings, plans: Mapping[Key, Iterable[Training]]) -> dict[Key, list[Outcome]]:
+    """Run the trainings of each key without a stored outcome; outcomes are stored in the settings' workdir."""
     folder = None if settings.workdir is None else settings.workdir / "trainings"
-    return run_all(trainings, folder, settings.data, settings.progress)
+    wanted = {key: list(plan) for key, plan in plans.items()}
+    # All trainings together, because some share the backbone's taps.
+    done = run_all([one for plan in wanted.values() for one in plan], folder, settings.data, settings.progress)
+    return {key: [done[one] for one in plan] for key, plan in wanted.items()}
 
 
 def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
     """Return the first side's score minus the second's, on the same test samples."""
     own, other = ([one.test_outputs for one in side] for side in (first, second))
-    return paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else RESAMPLES)
+    return runs.paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else runs.RESAMPLES)
 
 
-def mean_score(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean test score over the seeds."""
-    return spread([one.test_score for one in outcomes])[0]
+def tested(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """Return mean and standard deviation of the test scores over the seeds."""
+    return spread([one.test_score for one in outcomes])
 
 
 def paper_means(table: str) -> dict[tuple[str, str], float]:
@@ -84,31 +92,28 @@ def paper_means(table: str) -> dict[tuple[str, str], float]:
 def table6(item: Item, settings: Settings) -> Result:
     """Train each technique on each task with each seed."""
     tasks, paper = tasks_of(settings), paper_means("table6")
-    plan = [training(settings, task, technique, seed) for task in tasks for technique in LABELS for seed in settings.seeds]
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for one, outcome in run_trainings(settings, plan).items():
-        found.setdefault((one.technique, one.task), []).append(outcome)
+    plans = {(one, task): [training(settings, task, one, seed) for seed in settings.seeds] for task in tasks for one in LABELS}
+    found = outcomes_of(settings, plans)
     comparisons, checks = [], []
     scores: list[tuple[Number, ...]] = []
     significance: list[tuple[Number, ...]] = []
     for name in tasks:
         title = TITLES[name]
-        ours = {technique: mean_score(found[technique, name]) for technique in LABELS}
+        ours = {technique: tested(found[technique, name])[0] for technique in LABELS}
         for against, others in (("from the mean of the three", BACKWARD), *((f"from {LABELS[one]}", (one,)) for one in BACKWARD)):
             printed_here = all((technique, title) in paper for technique in LABELS)
             theirs = paper[OURS, title] - sum(paper[one, title] for one in others) / len(others) if printed_here else None
             comparisons.append(item.cell((against, title), theirs, ours[OURS] - sum(ours[one] for one in others) / len(others)))
         for technique, label in LABELS.items():
             outcomes = found[technique, name]
-            mean, deviation = spread([one.test_score for one in outcomes])
             validation = spread([one.validation_score for one in outcomes])[0]
-            row = (title, label, outcomes[0].trainable_parameters, mean, deviation, len(outcomes), score_name(name), validation)
-            scores.append(row)
+            parameters = outcomes[0].trainable_parameters
+            scores.append((title, label, parameters, *tested(outcomes), len(outcomes), score_name(name), validation))
         own, lora = found[OURS, name], found["lora", name]
         difference, task = less(settings, own, lora), task_of(own[0].training, settings.data)
         p_values = []
         if task.kind != "regression":
-            p_values = [mcnemar(task, one.test_outputs, other.test_outputs) for one, other in zip(own, lora, strict=True)]
+            p_values = [runs.mcnemar(task, one.test_outputs, other.test_outputs) for one, other in zip(own, lora, strict=True)]
         by_seed = ", ".join(f"{one:.3g}" for one in p_values)
         significance.append((title, difference.points, difference.low, difference.high, difference.p_value, by_seed))
         said: dict[str, Any] = {"task": title, "difference": difference.text, "p": difference.p_value}
@@ -127,14 +132,12 @@ def parity(item: Item, settings: Settings) -> Result:
         plans = {"LoRA": [training(settings, name, "lora", seed) for seed in settings.seeds]}
         for variant in variants:
             plans[variant] = [training(settings, name, OURS, seed, **VARIANTS[variant]) for seed in settings.seeds]
-        # All trainings together, because the variants share the backbone's taps.
-        done = run_trainings(settings, [one for plan in plans.values() for one in plan])
-        found = {variant: [done[one] for one in plan] for variant, plan in plans.items()}
+        found = outcomes_of(settings, plans)
         lora, title = found["LoRA"], TITLES[name]
         task = task_of(lora[0].training, settings.data)
         for variant, outcomes in found.items():
             texts: tuple[Number, Number] = (None, None)
-            together = ensemble(outcomes)
+            together = runs.ensemble(outcomes)
             if variant != "LoRA":
                 single, joined = less(settings, outcomes, lora), less(settings, [replace(outcomes[0], test_outputs=together)], lora)
                 texts = (single.text, joined.text)
@@ -144,22 +147,20 @@ def parity(item: Item, settings: Settings) -> Result:
                     said.append((f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}", joined))
                 checks += [item.check("parity", one.high >= 0, what=what, difference=one.text, p=one.p_value) for what, one in said]
             validation = spread([one.validation_score for one in outcomes])[0]
-            joint = score(task, together, task.test.labels)
-            tested = spread([one.test_score for one in outcomes])
-            rows.append((title, variant, outcomes[0].trainable_parameters, validation, *tested, joint, *texts))
+            joint = runs.score(task, together, task.test.labels)
+            rows.append((title, variant, outcomes[0].trainable_parameters, validation, *tested(outcomes), joint, *texts))
     return item.result(comparisons, tables={"variants": rows}, checks=checks)
 
 
 def table7(item: Item, settings: Settings) -> Result:
     """Train Parallel Adapters on backbones with quantized weights, with each task and seed."""
     tasks, paper = tasks_of(settings), paper_means("table7")
-    plan = [
-        training(settings, task, OURS, seed, backbone=precision) for task in tasks for precision in PRECISIONS for seed in settings.seeds
-    ]
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for one, outcome in run_trainings(settings, plan).items():
-        found.setdefault((one.backbone, one.task), []).append(outcome)
-    comparisons, model = [], plan[0].model
+    plans = {
+        (precision, task): [training(settings, task, OURS, seed, backbone=precision) for seed in settings.seeds]
+        for task, precision in product(tasks, PRECISIONS)
+    }
+    found = outcomes_of(settings, plans)
+    comparisons, model = [], found[PRECISIONS[0], tasks[0]][0].training.model
     differences: dict[str, list[Difference]] = {}
     for task in tasks:
         title = TITLES[task]
@@ -169,10 +170,8 @@ def table7(item: Item, settings: Settings) -> Result:
             theirs = paper[precision, title] - paper["float32", title] if (precision, title) in paper else None
             comparisons.append(item.cell((f"{precision} less float32", title), theirs, difference.points))
     scores: list[tuple[Number, ...]] = []
-    for task in tasks:
-        for precision in PRECISIONS:
-            outcomes = found[precision, task]
-            scores.append((TITLES[task], precision, *spread([one.test_score for one in outcomes]), len(outcomes), score_name(task)))
+    for (precision, task), outcomes in found.items():
+        scores.append((TITLES[task], precision, *tested(outcomes), len(outcomes), score_name(task)))
     checks = []
     for precision, each in differences.items():
         worst = min(each, key=lambda one: one.points)
@@ -186,10 +185,9 @@ def fig14(item: Item, settings: Settings) -> Result:
     task = "sentiment" if settings.data is None else "mrpc"
     every = 1 if settings.quick else 10 if task == "mrpc" else 25
     ways = [how for how in WAYS if how != "torch_pruned" or find_spec("torch_pruning") is not None]
-    plan = [training(settings, task, OURS, seed, initialization=how, score_every=every) for how in ways for seed in settings.seeds]
-    found: dict[str, list[Outcome]] = {how: [] for how in ways}
-    for one, outcome in run_trainings(settings, plan).items():
-        found[one.initialization].append(outcome)
+    given: dict[str, Any] = {"score_every": every}
+    plans = {how: [training(settings, task, OURS, seed, initialization=how, **given) for seed in settings.seeds] for how in ways}
+    found = outcomes_of(settings, plans)
     curves = {how: mean_curve(outcomes) for how, outcomes in found.items()}
     target = curves["gaussian"][-1][1]
     iterations = {how: reached(curve, target) for how, curve in curves.items()}
@@ -197,8 +195,7 @@ def fig14(item: Item, settings: Settings) -> Result:
     assert gaussian is not None, "a curve reaches its own end"
     rows: list[tuple[Number, ...]] = []
     for how, outcomes in found.items():
-        tested = spread([one.test_score for one in outcomes])
-        rows.append((WAYS[how], outcomes[0].losses[0], outcomes[0].losses[-1], *tested))
+        rows.append((WAYS[how], outcomes[0].losses[0], outcomes[0].losses[-1], *tested(outcomes)))
     checks = []
     for how in ("distilled", "pruned", "torch_pruned", "fan_in"):
         if how in iterations:
@@ -230,3 +227,80 @@ def mean_curve(outcomes: Sequence[Outcome]) -> list[tuple[int, float]]:
 def reached(curve: Sequence[tuple[int, float]], target: float) -> int | None:
     """Return the first step with at least the target, None if there is none."""
     return next((step for step, score in curve if score >= target), None)
+
+
+EPOCHS = tuple(range(1, 11))
+SAMPLES, WARM_UP_STEPS = 1024, 2
+
+
+def fig18_executed(item: Item, settings: Settings) -> Result:
+    """Time an epoch's steps with the backbone and from the cache in alternation, and sum them up to 1 to 10 epochs."""
+    task = "sentiment" if settings.data is None else "mrpc"
+    limit = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
+    one = training(settings, task, OURS, settings.seeds[0], **limit)
+    inputs = Inputs(one, settings.data)
+    train, stack = inputs.data.train, inputs.stack
+    began = time.perf_counter()
+    cached = TappedSplit(stack, train)
+    writing_s = time.perf_counter() - began
+
+    def through_backbone(indices: Sequence[int]) -> Any:
+        batch = collate(train, indices)
+        with torch.no_grad():
+            return batch, stack(batch.input_ids, batch.attention_mask)[1]
+
+    steps = []
+    for source in (through_backbone, cached.batch):
+        adapter = inputs.adapter(one).train()
+        set_statistics(adapter, inputs.statistics)
+        optimizer = make_optimizer(adapter, one.weight_decay)
+        set_learning_rate(optimizer, one.learning_rate)
+        steps.append(partial(_step_s, adapter, optimizer, source))
+    batches = epoch_batches(train.lengths, one.batch_size, one.seed, 0)
+    for indices, step in product(batches[:WARM_UP_STEPS], steps):
+        step(indices)
+    # In alternation, so that other load on the machine affects both sides alike.
+    seconds = [[step(indices) for step in steps] for indices in batches]
+    without, with_cache = (sum(column) for column in zip(*seconds, strict=True))
+    ratios = [backbone / own for backbone, own in seconds]
+    told = {
+        f"saved over {epochs} epochs ({model})": (value, saving(int(epochs), without, with_cache))
+        for (quantity, model, epochs), value in printed(PAPER, "fig18").items()
+        if epochs.isdigit() and quantity == "latency saved"
+    } | {"saved in one cached epoch, at most": (79.51, 100 * (1 - with_cache / without))}
+    named = {"backbone and Parallel Adapters": without, "Parallel Adapters from the cache": with_cache}
+    return item.result(
+        [item.cell((label,), paper, ours) for label, (paper, ours) in told.items()],
+        tables={
+            "seconds": list((named | {"one pass that fills the cache": writing_s}).items()),
+            "ratios": [(len(ratios), statistics.median(ratios), min(ratios), max(ratios))],
+        },
+        holds={"shorter": with_cache < without},
+        series={
+            "without the cache": tuple((float(epochs), epochs * without) for epochs in EPOCHS),
+            "with the cache": tuple((float(epochs), without + (epochs - 1) * with_cache) for epochs in EPOCHS),
+        },
+        task=TITLES[task],
+        samples=len(train),
+        batch=one.batch_size,
+        threads=torch.get_num_threads(),
+        model=one.model,
+        without=without,
+        with_cache=with_cache,
+    )
+
+
+def saving(epochs: int, without_s: float, cached_s: float) -> float:
+    """Return the percentage of time that the cache saves over so many epochs, of which the first runs the backbone."""
+    return 100 * (1 - (without_s + (epochs - 1) * cached_s) / (epochs * without_s))
+
+
+def _step_s(adapter: ParallelAdapter, optimizer: Any, source: Callable[[Sequence[int]], Any], indices: Sequence[int]) -> float:
+    """Train on some samples; return the seconds.  source: their batch and its taps."""
+    began = time.perf_counter()
+    batch, taps = source(indices)
+    logits = adapter.predict(taps, batch.attention_mask, batch.sample_ids)
+    task_loss(logits, batch.labels, adapter.config.kind).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.perf_counter() - began

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,27 +14,20 @@ import torch
 from workbench.core.errors import check_choice
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
-from workbench.models.evaluation import TapStatistics, set_statistics
+from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
 from workbench.models.initialization import How, copy_torch_pruned, initialize
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
-from workbench.reproduce.pac_plus.executed_runs import Outcome, Training
-from workbench.reproduce.pac_plus.executed_training import (
-    TappedSplit,
-    Trainee,
-    adapter_trainee,
-    backbone_trainee,
-    statistics_of,
-    train,
-)
+from workbench.reproduce.pac_plus.trainings import Outcome, TappedSplit, Trainee, Training, adapter_trainee, backbone_trainee, train
 from workbench.reproduce.result import kept_or_made
 from workbench.reproduce.training import SPLITS, TokenizedTask, limited_task, technique_stage
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
-from workbench.tasks.tokenize import text_batches
+from workbench.tasks.tokenize import collate, text_batches
 
+CALIBRATION_SAMPLES, CALIBRATED_AT_ONCE = 1024, 64
 DISTILLATION_SHARE = 4
 """If a comparison uses fewer training samples, this many times as many unlabelled texts are used for distillation."""
 
@@ -45,13 +39,18 @@ def run_all(
 
     folder: None stores none.  data: a folder with the GLUE tasks, for those that need one.
     """
-    bench = _Bench(data, folder, progress)
     found: dict[Training, Outcome] = {}
-    for training in sorted(dict.fromkeys(trainings), key=_grouping):  # stable: trainings that share taps are consecutive
-        path = None if folder is None else folder / training.file_name
-        found[training] = kept_or_made(path, Outcome, partial(bench.outcome, training))
-        progress(f"{training.name}: test {found[training].test_score:.2f}")
-    return {training: found[training] for training in trainings}
+
+    def shared(one: Training) -> tuple[Any, ...]:
+        return one.task, one.model, tuple(map(str, one.samples)), one.max_length, one.backbone
+
+    for alike in [list(group) for _, group in groupby(sorted(dict.fromkeys(trainings), key=shared), shared)]:
+        inputs = Inputs(alike[0], data)
+        for one in alike:
+            path = None if folder is None else folder / one.file_name
+            found[one] = kept_or_made(path, Outcome, partial(_outcome, one, inputs, folder, progress))
+            progress(f"{one.name}: test {found[one].test_score:.2f}")
+    return {one: found[one] for one in trainings}
 
 
 def task_of(training: Training, data: Path | None) -> Task:
@@ -59,99 +58,83 @@ def task_of(training: Training, data: Path | None) -> Task:
     return limited_task(training.task, None if training.task.startswith("sentiment") else data, training.samples)
 
 
-def tokenized_task(training: Training, data: Path | None) -> TokenizedTask:
-    """Return a training's task, tokenized."""
-    return TokenizedTask.of(task_of(training, data), training.model, training.max_length)
+class Inputs:
+    """The inputs of trainings on the same samples and backbone; each is made once it is needed."""
+
+    def __init__(self, training: Training, data: Path | None) -> None:
+        self._training, self._folder = training, data
+
+    @cached_property
+    def data(self) -> TokenizedTask:
+        """Return the task, tokenized."""
+        return TokenizedTask.of(task_of(self._training, self._folder), self._training.model, self._training.max_length)
+
+    @cached_property
+    def stack(self) -> LayerStack:
+        """Return the frozen backbone."""
+        return backbone(self._training.model, self._training.backbone)
+
+    @cached_property
+    def taps(self) -> dict[str, TappedSplit]:
+        """Return the splits with their taps."""
+        return {name: TappedSplit(self.stack, getattr(self.data, name)) for name in SPLITS}
+
+    def adapter(self, training: Training) -> ParallelAdapter:
+        """Return a parallel adapter of a training's shape, not initialized."""
+        stack, task = self.stack, self.data.task
+        sizes: Any = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "is_causal": stack.is_causal}
+        head: Any = {"kind": task.kind, "num_outputs": task.num_outputs, "dropout": training.dropout, "seed": training.seed}
+        return ParallelAdapter(ParallelAdapterConfig(reduction=training.reduction, **sizes, **head))
+
+    @cached_property
+    def statistics(self) -> TapStatistics:
+        """Return the statistics with which adapters standardise their inputs, from the first training samples."""
+        split = self.data.train
+        starts = range(0, min(len(split), CALIBRATION_SAMPLES), CALIBRATED_AT_ONCE)
+        return calibrate(self.stack, (collate(split, range(at, min(at + CALIBRATED_AT_ONCE, len(split)))) for at in starts))
 
 
-def _grouping(training: Training) -> tuple[Any, ...]:
-    return training.task, training.model, tuple(str(one) for one in training.samples), training.backbone
+def _outcome(training: Training, inputs: Inputs, folder: Path | None, progress: Callable[[str], None]) -> Outcome:
+    """Train now."""
+    return train(training, inputs.data, _trainee(training, inputs, folder, progress), progress)
 
 
-class _Bench:
-    """State shared by consecutive trainings; only the last of each kind is kept."""
-
-    def __init__(self, data: Path | None, folder: Path | None, progress: Callable[[str], None]) -> None:
-        self._data, self._folder, self._progress = data, folder, progress
-        self._kept: dict[str, tuple[Any, Any]] = {}
-
-    def _once(self, kind: str, key: Any, make: Callable[[], Any]) -> Any:
-        if kind not in self._kept or self._kept[kind][0] != key:
-            self._kept.pop(kind, None)  # free the old one before the new one is made
-            self._kept[kind] = (key, make())
-        return self._kept[kind][1]
-
-    def outcome(self, training: Training) -> Outcome:
-        """Train now."""
-        return train(training, self.task(training), self.trainee(training), self._progress)
-
-    def task(self, training: Training) -> TokenizedTask:
-        """Return the training's task, tokenized."""
-        key = (training.task, training.model, training.samples, training.max_length)
-        tokenized: TokenizedTask = self._once("task", key, partial(tokenized_task, training, self._data))
-        return tokenized
-
-    def trainee(self, training: Training) -> Trainee:
-        """Return an untrained technique."""
-        check_choice("technique", training.technique, ("full", "lora", "adapters", "parallel_adapters"))
-        if training.technique == "parallel_adapters":
-            return self._adapter_trainee(training)
-        data, stack = self.task(training), load_stack(training.model)
-        stage = technique_stage(stack, data.task, technique=training.technique, dropout=training.dropout, seed=training.seed)
-        return backbone_trainee(stage, data)
-
-    def _adapter_trainee(self, training: Training) -> Trainee:
-        data = self.task(training)
-        key = (*_grouping(training), training.max_length)
-
-        def tap() -> tuple[LayerStack, dict[str, TappedSplit], TapStatistics]:
-            stack = backbone(training.model, training.backbone)
-            splits = {name: TappedSplit(stack, getattr(data, name)) for name in SPLITS}
-            return stack, splits, statistics_of(stack, data.train)
-
-        stack, splits, statistics = self._once("taps", key, tap)
-        adapter = ParallelAdapter(adapter_config(stack, training, data))
-        self._initialize(adapter, training, stack)
-        set_statistics(adapter, statistics)
-        return adapter_trainee(adapter, splits)
-
-    def _initialize(self, adapter: ParallelAdapter, training: Training, stack: LayerStack) -> None:
-        how: Any = training.initialization
-        check_choice("initialization", how, (*get_args(How), "torch_pruned", "distilled"))
-        if how in get_args(How):
-            # Weights to copy are those of the backbone before quantization.
-            initialize(adapter, how, stack=stack if training.backbone == "float32" else load_stack(training.model))
-            return
+def _trainee(training: Training, inputs: Inputs, folder: Path | None, progress: Callable[[str], None]) -> Trainee:
+    """Return an untrained technique."""
+    check_choice("technique", training.technique, ("full", "lora", "adapters", "parallel_adapters"))
+    if training.technique != "parallel_adapters":
+        settings = {"technique": training.technique, "dropout": training.dropout, "seed": training.seed}
+        return backbone_trainee(technique_stage(load_stack(training.model), inputs.data.task, **settings), inputs.data)
+    how: Any = training.initialization
+    check_choice("initialization", how, (*get_args(How), "torch_pruned", "distilled"))
+    adapter = inputs.adapter(training)
+    if how in get_args(How):
+        # Weights to copy are those of the backbone before quantization.
+        initialize(adapter, how, stack=inputs.stack if training.backbone == "float32" else load_stack(training.model))
+    else:
         initialize(adapter, "fan_in")
         if how == "torch_pruned":
             copy_torch_pruned(adapter, load_stack(training.model))
         else:
-            load_distilled(adapter, self._distilled(training, adapter.config))
-
-    def _distilled(self, training: Training, config: ParallelAdapterConfig) -> dict[str, torch.Tensor]:
-        """Return the distilled state of a shape: one for all tasks and seeds, as a server would produce it."""
-        config = replace(config, seed=0, kind="classification", num_outputs=2)
-        texts = load_unlabelled()
-        if training.samples[0] is not None:
-            texts = texts[: DISTILLATION_SHARE * training.samples[0]]
-
-        def make() -> dict[str, torch.Tensor]:
-            batches = text_batches(texts, load_tokenizer(training.model), training.max_length, training.batch_size, 0)
-            return distill(load_stack(training.model), config, batches, self._progress)
-
-        fingerprint = distillation_fingerprint(training.model, "", config, texts)
-        if self._folder is not None:
-            return distilled(self._folder, fingerprint, make)
-        state: dict[str, torch.Tensor] = self._once("distilled", fingerprint, make)
-        return state
+            load_distilled(adapter, _distilled(training, adapter.config, folder, progress))
+    set_statistics(adapter, inputs.statistics)
+    return adapter_trainee(adapter, inputs.taps)
 
 
-def adapter_config(stack: LayerStack, training: Training, data: TokenizedTask) -> ParallelAdapterConfig:
-    """Return the shape of a training's parallel adapter."""
-    return ParallelAdapterConfig(
-        hidden_size=stack.hidden_size, num_layers=stack.num_layers, reduction=training.reduction, is_causal=stack.is_causal,
-        kind=data.task.kind, num_outputs=data.task.num_outputs, dropout=training.dropout, seed=training.seed,
-    )  # fmt: skip
+def _distilled(
+    training: Training, config: ParallelAdapterConfig, folder: Path | None, progress: Callable[[str], None]
+) -> dict[str, torch.Tensor]:
+    """Return the distilled state of a shape: one for all tasks and seeds, as a server would produce it."""
+    config = replace(config, seed=0, kind="classification", num_outputs=2)
+    texts = load_unlabelled()
+    if training.samples[0] is not None:
+        texts = texts[: DISTILLATION_SHARE * training.samples[0]]
+
+    def make() -> dict[str, torch.Tensor]:
+        batches = text_batches(texts, load_tokenizer(training.model), training.max_length, training.batch_size, 0)
+        return distill(load_stack(training.model), config, batches, progress)
+
+    return make() if folder is None else distilled(folder, distillation_fingerprint(training.model, "", config, texts), make)
 
 
 def backbone(model: str, storage: str) -> LayerStack:

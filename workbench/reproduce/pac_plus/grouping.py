@@ -8,14 +8,12 @@ from itertools import product
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
-from workbench.planners import Problem, candidates
+from workbench.planners import candidates
 from workbench.planners.fixed import data_parallel
 from workbench.planners.memory import in_flight, plan_needs, rank_need
 from workbench.profiler.analytic import Technique
 from workbench.reproduce.items import Item
-from workbench.reproduce.pac_plus.steps import fastest, seconds_per_sample
-from workbench.reproduce.pac_plus.testbed import GIB, MODELS, PAPER, Constants, load_constants, nanos, profile
+from workbench.reproduce.pac_plus.testbed import GIB, MODELS, PAPER, Constants, SimulatedProblem, fastest, load_constants, nanos, problem
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 
 COUNTS = (2, 4, 6, 8)
@@ -25,30 +23,32 @@ Cell = tuple[Plan, float, float]  # plan, samples per second, the maximum weight
 Cells = Mapping[tuple[str, ...], Number]
 
 
-def _candidates(constants: Constants, costs_of: Profile, count: int, micro_batches: int, max_group: int | None) -> list[Plan]:
-    """Return plans of each number of stages, none if nothing fits.
+def _problem(constants: Constants, model: str, count: int, micro_batches: int) -> SimulatedProblem:
+    """Return the problem of a number of devices.
 
     'The batch size was consistent with the number of devices' (section VI-G) is read as the micro-batch's, so that a group of all
     devices gives each one sample.
     """
-    try:
-        return candidates(_problem(constants, costs_of, count, micro_batches), objective="bottleneck", max_group=max_group)
-    except PlanError:
-        return []
-
-
-def _problem(constants: Constants, costs_of: Profile, count: int, micro_batches: int) -> Problem:
     sizes = {"batch_size": count * micro_batches, "micro_batches": micro_batches}
-    return Problem(costs_of, nanos(constants, count), **sizes, sequence_length=constants.sequence_length)
+    return problem(constants, model, TECHNIQUE, nanos(constants, count), **sizes)
 
 
 @lru_cache(maxsize=256)
 def best_plan(constants: Constants, model: str, count: int, micro_batches: int) -> Plan | None:
     """Return the plan with the shortest simulated mini-batch, among those of each number of stages; None if nothing fits."""
-    cluster = nanos(constants, count)
-    costs_of = profile(constants, model, TECHNIQUE, cluster)
-    plans = _candidates(constants, costs_of, count, micro_batches, None)
-    return fastest(costs_of, cluster, plans, TECHNIQUE, constants.sequence_length)[1] if plans else None
+    return _plan(_problem(constants, model, count, micro_batches), HYBRID)
+
+
+def _plan(asked: SimulatedProblem, paradigm: str) -> Plan | None:
+    try:
+        if paradigm == DATA:
+            return data_parallel(asked)
+        if paradigm == HYBRID:
+            return fastest(asked, candidates(asked, objective="bottleneck"))[1]
+        plans = candidates(asked, objective="bottleneck", max_group=1)
+        return next((plan for plan in plans if len(plan.stages) == asked.cluster.world_size), None)
+    except PlanError:
+        return None
 
 
 @lru_cache(maxsize=64)
@@ -56,28 +56,13 @@ def scaling(constants: Constants) -> Mapping[tuple[str, str, int], Cell | None]:
     """Return each paradigm's result, by (paradigm, model, devices); None if it runs out of memory."""
     found: dict[tuple[str, str, int], Cell | None] = {}
     for model, count, paradigm in product(MODELS, COUNTS, (DATA, PIPELINE, HYBRID)):
-        cluster = nanos(constants, count)
-        costs_of = profile(constants, model, TECHNIQUE, cluster)
-        plan = _plan(constants, costs_of, model, count, paradigm)
+        asked = _problem(constants, model, count, constants.micro_batches)
+        plan = best_plan(constants, model, count, constants.micro_batches) if paradigm == HYBRID else _plan(asked, paradigm)
         found[paradigm, model, count] = None
         if plan is not None:
-            seconds = seconds_per_sample(costs_of, cluster, plan, TECHNIQUE, constants.sequence_length)
-            needs = plan_needs(costs_of, plan, sequence_length=constants.sequence_length)
-            found[paradigm, model, count] = (plan, 1 / seconds, max(need.weights_bytes for need in needs.values()) / GIB)
+            needs = plan_needs(asked.profile, plan, sequence_length=asked.sequence_length).values()
+            found[paradigm, model, count] = (plan, 1 / asked.sample_s(plan), max(need.weights_bytes for need in needs) / GIB)
     return found
-
-
-def _plan(constants: Constants, costs_of: Profile, model: str, count: int, paradigm: str) -> Plan | None:
-    micro_batches = constants.micro_batches
-    if paradigm == HYBRID:
-        return best_plan(constants, model, count, micro_batches)
-    if paradigm == PIPELINE:
-        plans = _candidates(constants, costs_of, count, micro_batches, 1)
-        return next((plan for plan in plans if len(plan.stages) == count), None)
-    try:
-        return data_parallel(_problem(constants, costs_of, count, micro_batches))
-    except PlanError:
-        return None
 
 
 def gains(constants: Constants) -> dict[tuple[str, int], float]:
@@ -148,27 +133,22 @@ def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
     """Return the groupings of the rule 'fewest stages that fit, even groups'; earlier groups get one more device if needed."""
     found: dict[tuple[str, ...], Number] = {}
     for model, count in product(MODELS, COUNTS):
-        costs_of = profile(constants, model, TECHNIQUE, nanos(constants, count))
+        asked = _problem(constants, model, count, constants.micro_batches)
         even = ([count // stages + (index < count % stages) for index in range(stages)] for stages in range(1, count + 1))
-        fitting = (f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(constants, costs_of, sizes, count))
-        found[model, str(count)] = next(fitting, OOM)
+        found[model, str(count)] = next((f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(asked, sizes)), OOM)
     return found
 
 
-def _fits(constants: Constants, costs_of: Profile, sizes: list[int], count: int) -> bool:
+def _fits(asked: SimulatedProblem, sizes: list[int]) -> bool:
     """Return whether groups of these sizes have memory for all layers: each stage takes as many as fit."""
-    start = 0
+    start, num_layers, budget = 0, asked.profile.num_layers, asked.cluster.devices[0].memory_bytes
     for index, size in enumerate(sizes):
-        samples = -(-count // size)
-        live = in_flight(index, len(sizes), constants.micro_batches)
-        stop = start
-        while stop < costs_of.num_layers:
-            need = rank_need(costs_of, 0, start, stop + 1, samples=samples, sequence_length=constants.sequence_length, in_flight=live)
-            if need.total_bytes > constants.nano_bytes:
-                break
-            stop += 1
-        start = stop
-    return start == costs_of.num_layers
+        live = in_flight(index, len(sizes), asked.micro_batches)
+        given = {"samples": -(-sum(sizes) // size), "sequence_length": asked.sequence_length, "in_flight": live}
+        begun = start
+        while start < num_layers and rank_need(asked.profile, 0, begun, start + 1, **given).total_bytes <= budget:
+            start += 1
+    return start == num_layers
 
 
 def score(found: Cells, paper: Cells, models: tuple[str, ...] = MODELS) -> int:

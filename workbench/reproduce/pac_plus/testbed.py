@@ -1,23 +1,43 @@
-"""The paper's testbed from one documented set of constants: Jetson clusters, and profiles of its models (PAC+, section VI-A, Table IV)."""
+"""The paper's testbed from one documented set of constants, and the seconds of a sample in each paradigm on it (PAC+, sections V, VI-A).
+
+Jetson clusters, and profiles of the paper's models (Table IV).  Plan, schedule, simulate: Table V's rows.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
 from workbench.core.catalogue import MB, load_device
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.costs import broadcast_s
+from workbench.core.errors import PlanError
+from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.program import Program
+from workbench.core.timeline import Timeline
+from workbench.planners import Problem, candidates, standalone
+from workbench.planners.fixed import data_parallel
+from workbench.planners.pac_plus import plan_cached
 from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.reproduce.result import read_constants
+from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
+from workbench.schedules.plan_costs import PlanCosts
+from workbench.simulator import simulate
 
 PAPER = "pac_plus"
 MODELS = ("T5-Base", "BART-Large", "T5-Large")
+BASELINES: tuple[Technique, ...] = ("full", "adapters", "lora")
+DEVICES = 4
 FLOPS_PER_CORE_AND_CYCLE = 2
 BITS_PER_BYTE = 8
 GIB = 2**30  # the paper's GB: T5-Large's 737.7 million fp32 parameters are 2.75 of these (Table I) and 2.95 of the others
-SPEED_KINDS = {"F": "", "B": "backward_factor", "SF": "side_factor", "SB": "side_factor"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +69,6 @@ class Constants:
     adapter_norms: bool
     cores_and_mhz: tuple[tuple[str, int, int], ...]
     datasets: tuple[tuple[str, int, int], ...]
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Return the samples of a micro-batch."""
-        return self.mini_batch // self.micro_batches
 
     def samples(self, task: str) -> int:
         """Return the training samples of a task."""
@@ -100,41 +115,161 @@ def technique_sizes(constants: Constants) -> TechniqueSizes:
     return TechniqueSizes(**{field.name: getattr(constants, field.name) for field in fields(TechniqueSizes)})
 
 
-def profile(constants: Constants, model: str | ModelDescription, technique: Technique, cluster: Cluster) -> Profile:
+def profile(constants: Constants, model: str, technique: Technique, cluster: Cluster) -> Profile:
     """Return the analytic profile of a model on a cluster, with the constants' factors and overheads."""
-    described = description(constants, model) if isinstance(model, str) else model
-    rows = {device.name: _row(constants, described, technique, replace(device, name="one")) for device in cluster.devices}
     return Profile(
-        model=described.name,
+        model=model,
         method=technique,
         source="analytic",
-        layers=tuple(rows[device.name] for device in cluster.devices),
+        layers=tuple(_layers(constants, model, technique, replace(device, name="one")) for device in cluster.devices),
         optimizer_bytes_per_trainable_byte=constants.optimizer_bytes_per_trainable_byte,
     )
 
 
 @lru_cache(maxsize=512)
-def _row(constants: Constants, model: ModelDescription, technique: Technique, device: Device) -> tuple[LayerProfile, ...]:
-    made = analytic_profile(
-        model,
-        Cluster(name="one", devices=(device,)),
-        technique=technique,
-        batch_sizes=(1, constants.mini_batch),  # times are linear in the batch
-        sequence_lengths=(constants.sequence_length,),
-        sizes=technique_sizes(constants),
-    )
-    layers = made.layers[0]
-    return tuple(replace(layer, times=_times(constants, layer, len(layers))) for layer in layers)
+def _layers(constants: Constants, model: str, technique: Technique, device: Device) -> tuple[LayerProfile, ...]:
+    # Times are linear in the batch.
+    sizes: Any = {"batch_sizes": (1, constants.mini_batch), "sequence_lengths": (constants.sequence_length,)}
+    described, alone = description(constants, model), Cluster(name="one", devices=(device,))
+    [layers] = analytic_profile(described, alone, technique=technique, sizes=technique_sizes(constants), **sizes).layers
+    factors = {"B": constants.backward_factor, "SF": constants.side_factor, "SB": constants.side_factor}
+    overheads = {"STEP": constants.step_overhead_s / len(layers)}
+
+    def real(kind: str, grid: Grid) -> Grid:
+        factor, overhead = factors.get(kind, 1.0), overheads.get(kind, constants.operation_overhead_s)
+        return replace(grid, seconds=tuple(tuple(factor * cell + overhead for cell in row) for row in grid.seconds))
+
+    return tuple(replace(layer, times={kind: real(kind, grid) for kind, grid in layer.times.items()}) for layer in layers)
 
 
-def _times(constants: Constants, layer: LayerProfile, num_layers: int) -> dict[str, Grid]:
-    times = {}
-    for kind, grid in layer.times.items():
-        factor, overhead = 1.0, constants.operation_overhead_s
-        if SPEED_KINDS.get(kind):
-            factor = getattr(constants, SPEED_KINDS[kind])
-        if kind == "STEP":
-            overhead = constants.step_overhead_s / num_layers
-        cells = tuple(tuple(factor * cell + overhead for cell in row) for row in grid.seconds)
-        times[kind] = replace(grid, seconds=cells)
-    return times
+Paradigm = Literal["standalone", "data_parallel", "pipeline_parallel", "hybrid"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedProblem(Problem):
+    """A planning problem whose plans are simulated: PAC+'s steps, or those of a technique inside the backbone."""
+
+    def simulated(self, made: Plan, *, title: str = "One mini-batch", gpipe: bool = False) -> Timeline:
+        """Return the timeline of one mini-batch, replayed operation by operation, without memory.  gpipe: all forwards come first."""
+        sizes = (made.micro_batch_size,) * made.num_micro_batches
+        order, world_size = gpipe_order if gpipe else one_f_one_b_order, self.cluster.world_size
+        if self.profile.method in BASELINES:
+            schedule = full_pipeline(made, sizes, order, world_size=world_size)
+        else:
+            schedule = hybrid_1f1b(made, sizes, world_size=world_size, order=order)
+        costs = PlanCosts(self.profile, self.cluster, made, sizes=sizes, lengths=(self.sequence_length,) * len(sizes))
+        return simulate(Program.on(self.cluster, insert_transfers(schedule), costs), title=title, memory=False)
+
+    def step_s(self, made: Plan) -> float:
+        """Return the simulated seconds of one mini-batch under a plan."""
+        return self.simulated(made).makespan_s
+
+    def sample_s(self, made: Plan) -> float:
+        """Return a mini-batch's simulated seconds over its samples."""
+        return self.step_s(made) / made.mini_batch_size
+
+    def cached(self) -> tuple[Timeline, Stage]:
+        """Return one step of a mini-batch from the activation cache, data parallel, and its shares (section V-B)."""
+        stage = plan_cached(self)
+        made = Plan(method="pac_plus", stages=(stage,), micro_batch_size=self.batch_size, num_micro_batches=1)
+        schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=self.cluster.world_size)
+        costs = PlanCosts(self.profile, self.cluster, made, sizes=(self.batch_size,), lengths=(self.sequence_length,))
+        return simulate(Program.on(self.cluster, schedule, costs), memory=False), stage
+
+
+def problem(
+    constants: Constants, model: str, technique: Technique, cluster: Cluster, *, batch_size: int | None = None, micro_batches: int = 1
+) -> SimulatedProblem:
+    """Return the problem of training a model on a cluster.  batch_size: of a mini-batch; the constants' if not given."""
+    costs, batch_size = profile(constants, model, technique, cluster), batch_size or constants.mini_batch
+    sizes = {"batch_size": batch_size, "micro_batches": micro_batches, "sequence_length": constants.sequence_length}
+    return SimulatedProblem(costs, cluster, **sizes)
+
+
+def fastest(asked: SimulatedProblem, plans: Sequence[Plan]) -> tuple[float, Plan]:
+    """Return the minimum seconds per sample, and the first plan that achieves them."""
+    return min(((asked.sample_s(plan), plan) for plan in plans), key=lambda one: one[0])
+
+
+def pipelines(asked: SimulatedProblem, *, max_group: int | None) -> list[Plan]:
+    """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in flight."""
+    in_flight, size = asked.micro_batches, asked.micro_batch_size
+    while True:
+        try:
+            part = replace(asked, batch_size=in_flight * size, micro_batches=in_flight)
+            return candidates(part, objective="bottleneck", max_group=max_group)
+        except PlanError:
+            if in_flight == 1:
+                raise
+            in_flight //= 2
+
+
+class Step(NamedTuple):
+    """A method's step on a cluster: seconds per sample and its plan, or the reason why it runs out of memory."""
+
+    seconds_per_sample: float | None
+    plan: Plan | None = None
+    reason: str = ""
+
+
+def step(constants: Constants, model: str, technique: Technique, paradigm: Paradigm, *, alone: int | None = None) -> Step:
+    """Return a method's step on Nano-H devices.
+
+    Our readings where the paper is silent: a single device takes `alone` samples at a time (default: its share of the cluster's
+    mini-batch, like each device of data parallelism).  The pipelines split a mini-batch into 4 micro-batches; if they do not fit,
+    2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches simultaneously input into the pipeline'
+    (section VI-B).  Of the plans of each number of stages, the one with the shortest simulated mini-batch is taken.
+    """
+    is_alone, is_pipeline = paradigm == "standalone", paradigm in ("pipeline_parallel", "hybrid")
+    samples = (alone or constants.mini_batch // DEVICES) if is_alone else constants.mini_batch
+    micro_batches, cluster = constants.micro_batches if is_pipeline else 1, nanos(constants, 1 if is_alone else DEVICES)
+    asked = problem(constants, model, technique, cluster, batch_size=samples, micro_batches=micro_batches)
+    try:
+        if is_pipeline:
+            plans = pipelines(asked, max_group=1 if paradigm == "pipeline_parallel" else None)
+        else:
+            plans = [standalone(asked) if is_alone else data_parallel(asked)]
+    except PlanError as error:
+        return Step(None, reason=str(error))
+    return Step(*fastest(asked, plans))
+
+
+def redistribution_s(asked: SimulatedProblem, plan: Plan, cached: Stage, samples: int) -> float:
+    """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on them.
+
+    Each device sends a sample's computed activations to the sample's new owner, all devices at once, and then each stage's adapters are
+    broadcast.  Reading and writing the disks overlaps and is not counted.
+    """
+    busy_s: Counter[tuple[str, int]] = Counter()  # of each device's link, in each direction
+    adapters_s = 0.0
+    for stage in plan.stages:
+        layers = asked.profile.layers[0][stage.start : stage.stop]
+        per_sample = sum(layer.tap_bytes(1, asked.sequence_length) for layer in layers)
+        others = [rank for rank in sorted(cached.ranks) if rank not in stage.ranks]
+        adapters_s += broadcast_s(asked.cluster, (stage.ranks[0], *others), sum(layer.trainable_bytes for layer in layers))
+        # A group with the whole model keeps its activations: owners follow the cache where possible.
+        for giver, taker in product(stage.shares, cached.shares if len(plan.stages) > 1 else ()):
+            if taker.rank != giver.rank:
+                share = giver.samples / plan.micro_batch_size * taker.samples / asked.batch_size
+                seconds = asked.cluster.link(giver.rank, taker.rank).transfer_s(round(samples * share * per_sample))
+                for end in (("out", giver.rank), ("in", taker.rank)):
+                    busy_s[end] += seconds  # type: ignore[assignment]
+    return max(busy_s.values(), default=0.0) + adapters_s
+
+
+Phases = tuple[float, float, float]
+"""Hours of PAC+'s first epoch, of the redistribution, and of an epoch from the cache."""
+
+
+def phases(constants: Constants, model: str, cluster: Cluster, plan: Plan, first_s: float, samples: int) -> Phases:
+    """Return the hours of PAC+'s phases.  first_s: of a sample in the first epoch."""
+    asked = problem(constants, model, "parallel_adapters", cluster)
+    timeline, cached = asked.cached()
+    cached_s = samples * timeline.makespan_s / asked.batch_size
+    return samples * first_s / 3600, redistribution_s(asked, plan, cached, samples) / 3600, cached_s / 3600
+
+
+def hours(spent: Phases, epochs: int) -> float:
+    """Return the hours of so many epochs."""
+    first, moved, cached = spent
+    return first + (moved + (epochs - 1) * cached if epochs > 1 else 0.0)

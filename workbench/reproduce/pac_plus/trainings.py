@@ -1,0 +1,326 @@
+"""One training of an executed comparison in one process, its outcome and score, and tests for differences (PAC+, section VI-B, Table VI).
+
+All techniques get the same batches, schedule, selection and test.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.stats import binomtest
+from torch import Tensor, nn
+
+from workbench.core.serial import to_json
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueStage
+from workbench.reproduce.training import TokenizedTask
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.metrics import compute
+from workbench.tasks.task import Task
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
+
+CORRELATION = ("Pearson-Spearman", "pearson", "spearman")
+SCORES = {"mrpc": ("mean of accuracy and F1", "accuracy", "f1"), "stsb": CORRELATION, "sentiment-rating": CORRELATION}
+"""Tasks whose score is a mean of two metrics, as in Table VI: its name and the metrics.  All others use the accuracy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """All inputs of a training's result.
+
+    technique: full, lora, adapters or parallel_adapters.  dropout: in front of the head.
+    backbone: storage of the frozen weights.  samples: at most so many in train, validation, test.
+    averaging: decay of an exponential moving average of the weights that is scored in their place, 0 for none.
+    score_every: score on validation after so many steps as well as after each epoch; 0 for epochs only.
+    """
+
+    task: str
+    model: str
+    technique: str
+    seed: int
+    learning_rate: float
+    epochs: int = 3
+    batch_size: int = 32
+    max_length: int = 128
+    weight_decay: float = 0.01
+    warmup_fraction: float = 0.06
+    dropout: float = 0.1
+    backbone: str = "float32"
+    reduction: int = 8
+    initialization: str = "fan_in"
+    averaging: float = 0.0
+    score_every: int = 0
+    samples: tuple[int | None, int | None, int | None] = (None, None, None)
+
+    @property
+    def name(self) -> str:
+        """Return its name for a progress line, with every setting that is not the default."""
+        named = ("reduction", "initialization", "averaging", "backbone")
+        usual = {field.name: field.default for field in fields(self)}
+        special = [f"{field} {getattr(self, field)}" for field in named if getattr(self, field) != usual[field]]
+        return " ".join((self.task, self.technique, *special, f"seed {self.seed}"))
+
+    @property
+    def file_name(self) -> str:
+        """Return the name of its outcome's file, which differs for each setting."""
+        digest = hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+        return f"{self.task}-{self.technique}-{self.seed}-{digest}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a training.
+
+    curve: (step, validation score), rising steps; the last is the end of the training.  best_step: the end of the epoch with the best
+    validation score, whose weights scored the test split, once.  test_outputs: logits (samples, outputs) of that step, in the order of
+    the sample ids.  losses: mean training loss of each epoch.
+    """
+
+    training: Training
+    curve: tuple[tuple[int, float], ...]
+    best_step: int
+    validation_score: float
+    test_score: float
+    test_outputs: tuple[tuple[float, ...], ...]
+    losses: tuple[float, ...]
+    trainable_parameters: int
+
+
+def score(task: Task, outputs: Sequence[Sequence[float]], labels: Sequence[float]) -> float:
+    """Return a task's score in per cent, as Table VI reports it, of logits (samples, outputs) against labels (samples,)."""
+    return score_answers(task, answers(task, outputs), labels)
+
+
+def score_answers(task: Task, predictions: Sequence[float], labels: Sequence[float]) -> float:
+    """Return the score of predicted classes or numbers (samples,)."""
+    names = SCORES.get(task.name, ("", "accuracy"))[1:]
+    return 100.0 * sum(compute(names, predictions, labels).values()) / len(names)
+
+
+def answers(task: Task, outputs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the predicted classes of logits (samples, outputs), or the numbers in regression."""
+    if task.kind == "regression":
+        return [row[0] for row in outputs]
+    return [float(max(range(len(row)), key=row.__getitem__)) for row in outputs]
+
+
+def score_name(task: str) -> str:
+    """Return the name of a task's score."""
+    return SCORES.get(task, ("accuracy",))[0]
+
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """First minus second in points of the score, the mean over the seeds, with a 95 % interval of resampled test sets.
+
+    p_value: two-sided: twice the share of resamples on the other side of zero.
+    """
+
+    points: float
+    low: float
+    high: float
+    p_value: float
+
+    @property
+    def is_significant(self) -> bool:
+        """Return whether the interval excludes zero."""
+        return not self.low <= 0 <= self.high
+
+    @property
+    def text(self) -> str:
+        """Return it as a cell of a table."""
+        return f"{self.points:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def paired_bootstrap(
+    task: Task, first: Sequence[Sequence[Sequence[float]]], second: Sequence[Sequence[Sequence[float]]], resamples: int = RESAMPLES
+) -> Difference:
+    """Compare two techniques: test logits, (samples, outputs) for each seed.  The same samples are drawn for both and all seeds."""
+    labels = np.asarray(task.test.labels, dtype=np.float64)
+    sides = [[np.asarray(answers(task, one)) for one in side] for side in (first, second)]
+
+    def difference(rows: np.ndarray) -> float:
+        means = [np.mean([score_answers(task, one[rows], labels[rows]) for one in side]) for side in sides]
+        return float(means[0] - means[1])
+
+    generator = np.random.default_rng(0)
+    drawn = np.sort([difference(generator.integers(0, len(labels), len(labels))) for _ in range(resamples)])
+    other_side = min(float(np.mean(drawn <= 0)), float(np.mean(drawn >= 0)))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Difference(
+        points=difference(np.arange(len(labels))), low=float(low), high=float(high), p_value=min(1.0, max(2 * other_side, 1 / resamples))
+    )
+
+
+def mcnemar(task: Task, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    """Return the exact two-sided p-value of McNemar's test of two sets of test logits (samples, outputs); classification only."""
+    one, other = (np.asarray(answers(task, side)) == np.asarray(task.test.labels) for side in (first, second))
+    only_first, only_second = int((one & ~other).sum()), int((other & ~one).sum())
+    return 1.0 if only_first + only_second == 0 else float(binomtest(only_first, only_first + only_second).pvalue)
+
+
+def ensemble(outcomes: Sequence[Outcome]) -> tuple[tuple[float, ...], ...]:
+    """Return the mean of several seeds' test logits, (samples, outputs)."""
+    return tuple(tuple(row) for row in np.mean([one.test_outputs for one in outcomes], axis=0).tolist())
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and standard deviation (of the sample; 0 for a single value)."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+class TappedSplit:
+    """A tokenized split and its taps, (L + 1) x d values for each real token, without padding.
+
+    dtype: of the stored values; bfloat16 halves the memory (all-MiniLM-L6-v2: 5.4 kB a token).
+    """
+
+    def __init__(self, stack: LayerStack, split: TokenizedSplit, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.split = split
+        lengths = torch.tensor(split.lengths)
+        self._starts = lengths.cumsum(0) - lengths
+        # Padding points to the row of zeros at the end.
+        self._taps: list[Tensor] = []
+        with torch.no_grad():
+            for batch in evaluation_batches(split):
+                taps = stack(batch.input_ids, batch.attention_mask)[1]
+                if not self._taps:
+                    self._taps = [torch.zeros(int(lengths.sum()) + 1, stack.hidden_size, dtype=dtype) for _ in taps]
+                rows, real = self._rows(batch.indices, batch.input_ids.shape[1]), batch.attention_mask.bool()
+                for kept, tap in zip(self._taps, taps, strict=True):
+                    kept[rows[real]] = tap[real].to(dtype)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Batch, list[Tensor]]:
+        """Return samples as a padded batch and their taps, (n, t, d) each, with zeros in the padding."""
+        batch = collate(self.split, indices)
+        rows = self._rows(batch.indices, batch.input_ids.shape[1])
+        return batch, [kept[rows] for kept in self._taps]
+
+    def _rows(self, indices: Sequence[int], width: int) -> Tensor:
+        at = torch.arange(width)[None]
+        starts = self._starts[list(indices)][:, None]
+        ends = torch.tensor([len(self.split.ids[index]) for index in indices])[:, None]
+        return torch.where(at < ends, starts + at, len(self._taps[0]) - 1)
+
+
+class Trainee(NamedTuple):
+    """A technique to be trained and scored.
+
+    logits: (split, sample indices, epoch) -> logits (n, outputs) and labels (n,); the split is 'train', 'validation' or 'test'.
+    """
+
+    module: nn.Module
+    logits: Callable[[str, Sequence[int], int], tuple[Tensor, Tensor]]
+
+
+def adapter_trainee(adapter: ParallelAdapter, splits: dict[str, TappedSplit]) -> Trainee:
+    """Return a parallel adapter with taps from memory: the backbone does not run."""
+
+    def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
+        batch, taps = splits[split].batch(indices)
+        return adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch), batch.labels
+
+    return Trainee(adapter, logits)
+
+
+def backbone_trainee(stage: TechniqueStage, data: TokenizedTask) -> Trainee:
+    """Return a whole backbone with trainable parts inside it, and its head."""
+
+    def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
+        batch = collate(getattr(data, split), indices)
+        _, last_hidden = stage(batch.input_ids, batch.attention_mask)
+        return stage.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch), batch.labels
+
+    return Trainee(stage, logits)
+
+
+def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
+    """Train, choose the epoch on validation, score the test split once with its weights.
+
+    Random numbers are drawn from the training's seed; the caller's generators do not change.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        return _train(training, data, trainee, progress)
+
+
+def _train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
+    module, optimizer = trainee.module, make_optimizer(trainee.module, training.weight_decay)
+    lengths = data.train.lengths
+    per_epoch = len(epoch_batches(lengths, training.batch_size, training.seed, 0))
+    mean = copy.deepcopy(_trained(module)) if training.averaging else {}
+    curve: list[tuple[int, float]] = []
+    losses: list[float] = []
+    best: tuple[float, int, dict[str, Tensor]] | None = None
+    step = 0
+    for epoch in range(training.epochs):
+        total = 0.0
+        for indices in epoch_batches(lengths, training.batch_size, training.seed, epoch):
+            module.train()
+            logits, labels = trainee.logits("train", indices, epoch)
+            loss = task_loss(data, logits, labels)
+            loss.backward()
+            rate = learning_rate_at(step, training.epochs * per_epoch, training.learning_rate, training.warmup_fraction)
+            set_learning_rate(optimizer, rate)
+            optimizer.step()
+            optimizer.zero_grad()
+            total += loss.item() * len(indices)
+            step += 1
+            for name, moment in mean.items():  # the first weights soon lose their influence
+                moment.lerp_(module.get_parameter(name).detach(), 1 - min(training.averaging, step / (step + 10)))
+            if training.score_every and step % training.score_every == 0 and step % per_epoch:
+                curve.append((step, _score(data, trainee, "validation")[0]))
+        losses.append(total / len(lengths))
+        own = copy.deepcopy(_trained(module)) if mean else {}
+        module.load_state_dict(mean, strict=False)  # scored in place of the trained weights
+        found, _ = _score(data, trainee, "validation")
+        if best is None or found > best[0]:
+            best = found, step, copy.deepcopy(_trained(module))
+        module.load_state_dict(own, strict=False)
+        curve.append((step, found))
+        progress(f"{training.name}: epoch {epoch + 1}, loss {losses[-1]:.3f}, {found:.2f}")
+    assert best is not None
+    module.load_state_dict(best[2], strict=False)
+    test_score, test_outputs = _score(data, trainee, "test")
+    return Outcome(
+        training=training, curve=tuple(curve), best_step=best[1], validation_score=best[0], test_score=test_score,
+        test_outputs=test_outputs, losses=tuple(losses),
+        trainable_parameters=sum(one.numel() for one in module.parameters() if one.requires_grad)
+    )  # fmt: skip
+
+
+def task_loss(data: TokenizedTask, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss of logits (n, outputs) against labels (n,): classes, or numbers, which are standardised."""
+    if data.task.kind == "classification":
+        return F.cross_entropy(logits, labels)
+    known = torch.tensor(data.train.labels)
+    return F.mse_loss(logits.squeeze(1), (labels - known.mean()) / known.std().clamp(min=1e-6))
+
+
+def _score(data: TokenizedTask, trainee: Trainee, name: str) -> tuple[float, tuple[tuple[float, ...], ...]]:
+    """Return the score and the logits in the order of the samples."""
+    split: TokenizedSplit = getattr(data, name)
+    rows: list[tuple[float, ...]] = [()] * len(split)
+    trainee.module.eval()
+    with torch.no_grad():
+        for batch in evaluation_batches(split):
+            logits, _ = trainee.logits(name, batch.indices, 0)
+            for index, row in zip(batch.indices, logits.float().tolist(), strict=True):
+                rows[index] = tuple(row)
+    return score(data.task, rows, split.labels), tuple(rows)
+
+
+def _trained(module: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
