@@ -142,8 +142,8 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
         stacks = shards[0].layout.stacks
         made = InferenceLayout.decode(plan, stacks, past=caches[0].length, memory_length=memory_length if len(stacks) > 1 else 0)
         pairs = zip(shards, caches, strict=True)
-        handlers = [InferenceHandlers(shard, made, None, what="last", step=shard.step(cache)) for shard, cache in pairs]
-        logits = _output(decode_schedule(made), handlers, (tokens,) * len(stacks))
+        handlers = [InferenceHandlers(shard, made, shard.step(cache), what="last") for shard, cache in pairs]
+        logits = _output(decode_schedule(made), handlers, (tokens[:, None],) * len(stacks))
     for cache in caches:
         cache.advance()
     return logits

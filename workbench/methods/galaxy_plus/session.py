@@ -27,8 +27,8 @@ from workbench.models.sharding import (
     KeyValueCache,
     ModelLayout,
     ModelShard,
+    Run,
     ShardSpec,
-    Step,
     WeightSource,
     load_shard,
     model_layout,
@@ -37,7 +37,6 @@ from workbench.models.sharding import (
     shard_spec,
 )
 from workbench.models.sharding.held import What
-from workbench.models.sharding.run import Run
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Handler
@@ -198,9 +197,8 @@ class InferenceSession(DeviceSession):
         memory_length = request.length if request.decoder_length else 0
         prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
         with torch.inference_mode():
-            step: Step = shard.step(cache)
-            handlers = InferenceHandlers(shard, prepared.layout, None, what="last", step=step)
-            answer = self._run(prepared, handlers, [torch.tensor(last)] * len(self.stacks))
+            handlers = InferenceHandlers(shard, prepared.layout, shard.step(cache), what="last")
+            answer = self._run(prepared, handlers, [torch.tensor([last])] * len(self.stacks))
         cache.advance()
         return answer
 
@@ -267,26 +265,20 @@ Contents = tuple[Any, ...]
 
 
 class InferenceHandlers:
-    """One request's operations on one rank; with `step` (and without `run`), those of one further token.
+    """The operations on one rank of one request, or of one further token of it (a Run of ModelShard.step).
 
     what: the result that HEAD returns.  A value that covers several tiles is one tensor, with the tiles in token order.  If one operation
     writes several values for the next one on this rank (`ctx`), the first contains all.
     """
 
-    def __init__(
-        self, shard: ModelShard, layout: InferenceLayout, run: Run | None, *, what: What = "hidden", step: Step | None = None
-    ) -> None:
-        self._shard, self._layout, self._whole, self._what, self._step = shard, layout, run, what, step
+    def __init__(self, shard: ModelShard, layout: InferenceLayout, run: Run, *, what: What = "hidden") -> None:
+        self._shard, self._layout, self._run, self._what = shard, layout, run, what
         self._is_sequence = layout.plan.paradigm == "sequence"
-
-    @property
-    def _run(self) -> Run:
-        assert self._whole is not None, "a single token's operations ask for no run"
-        return self._whole
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
-        table: dict[str, Handler] = {
+        is_divided = self._layout.is_decoding
+        return {
             "EMB": self._embed,
             "ENTER": self._enter,
             "QKV": self._query_key_value,
@@ -296,7 +288,7 @@ class InferenceHandlers:
             "CATT": self._cross_attend,
             "OUT": self._leave,
             "COUT": self._leave,
-            "UP": lambda op, reads: (self._shard.up(op.stage, _joined(reads)),),
+            "UP": lambda op, reads: (self._shard.up(op.stage, _joined(reads), is_divided=is_divided),),
             "DOWN": lambda op, reads: self._split(op, self._shard.down(op.stage, reads[0])),
             "ADD": lambda op, reads: (reads[1].add_(reads[0]),),
             "CONN": self._connect,
@@ -305,30 +297,10 @@ class InferenceHandlers:
             ALLREDUCE: self._term,
             BROADCAST: self._wide,
         }
-        return table if self._step is None else table | self._token_table(self._step)
-
-    def _token_table(self, step: Step) -> dict[str, Handler]:
-        """Return the handlers of a single token: `ModelShard.decode` runs a whole block at the block's last operation."""
-
-        def passed_on(op: Op, reads: Contents) -> Contents:
-            return (reads[0],) * len(op.writes)
-
-        def decode(op: Op, reads: Contents) -> Contents:
-            return (self._shard.decode(op.stage, reads[0], step),)
-
-        def layer(op: Op, reads: Contents) -> Contents:
-            return (self._shard.layer_step(op.stage, reads[0], step),)
-
-        return {
-            "EMB": lambda op, reads: (self._shard.embed_step(reads[0], step),) * len(op.writes),
-            **dict.fromkeys(("QKV", "ATT", "CQ", "CATT", "UP"), passed_on),
-            **dict.fromkeys(("OUT", "COUT", "DOWN"), decode),
-            "LAYER": layer,
-        }
 
     def _embed(self, op: Op, reads: Contents) -> Contents:
         stack = self._layout.blocks[op.stage].stack
-        return self._split(op, self._shard.embed(stack, reads[0]))
+        return self._split(op, self._shard.embed(stack, reads[0], self._run.past))
 
     def _enter(self, op: Op, reads: Contents) -> Contents:
         hidden = self._shard.enter(self._layout.blocks[op.stage].stack, reads[0])

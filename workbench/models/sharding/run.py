@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.sharding.held import HeldBlock
-from workbench.models.sharding.layout import Block, ModelLayout, StackLayout
+from workbench.models.sharding.layout import Block, ModelLayout
 from workbench.models.sharding.slices import Ranges, units_of
 from workbench.models.stack import buckets_of
 
@@ -79,20 +78,14 @@ class Run:
 
     rotary: cosines and sines, (1, t, 1, head size) each.  cache: where keys and values are stored.
     projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
+    past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's for it, by units.
     """
 
     lengths: tuple[int, ...]
     rotary: tuple[Tensor, Tensor] | None
     cache: KeyValueCache | None = None
     projected: tuple[int, tuple[Tensor, ...]] | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Step:
-    """The next token of each sample.  biases: T5's, by units."""
-
-    cache: KeyValueCache
-    rotary: tuple[Tensor, Tensor] | None
+    past: int = 0
     biases: dict[Ranges, Tensor] = field(default_factory=dict)
 
 
@@ -115,22 +108,18 @@ class Positions:
         """
         is_causal = self.layout.stacks[block.stack].is_causal
         if self.tables[block.stack] is None:
-            return self._tail(start, stop) if is_causal and start else None
+            return self._tail(start, stop) if is_causal and start and not run.past else None
+        if run.past:
+            if ranges not in run.biases:
+                run.biases[ranges] = _bias(self.layout, self.tables, block.stack, ranges, torch.arange(start, stop), stop)
+            return run.biases[ranges]
         bias = self._whole_bias(block.stack, ranges, run.lengths[block.stack])
         return bias[:, :, start:stop, : stop if is_causal else None]
 
-    def step(self, cache: KeyValueCache) -> Step:
-        """Return the inputs of the attention for the next token of each sample."""
-        return Step(cache=cache, rotary=_turns(self.layout, torch.tensor([[cache.length]])))
-
-    def step_mask(self, block: Block, ranges: Ranges, step: Step) -> Tensor | None:
-        """Return the bias of the attention for one token.  None without T5's bias."""
-        if block.kind == "cross_attention" or self.tables[block.stack] is None:
-            return None
-        if ranges not in step.biases:
-            at = step.cache.length
-            step.biases[ranges] = _bias(self.layout, self.tables, block.stack, ranges, torch.tensor([at]), at + 1)
-        return step.biases[ranges]
+    def step(self, cache: KeyValueCache) -> Run:
+        """Return the state for the attention of the next token of each sample."""
+        rotary = _turns(self.layout, torch.tensor([[cache.length]]))
+        return Run(lengths=(1,) * len(self.layout.parts), rotary=rotary, cache=cache, past=cache.length)
 
 
 def _bias(layout: ModelLayout, tables: tuple[Tensor | None, ...], stack: int, ranges: Ranges, queries: Tensor, num_keys: int) -> Tensor:
@@ -189,30 +178,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *
 
     queries: (n, heads, q, head size).  keys, values: (n, units, k, head size).
     """
+    count, heads, length, head_size = queries.shape
+    if length == 1:  # all queries of a group attend to the same keys, so they are treated like tokens
+        queries, is_causal = queries.reshape(count, keys.shape[1], -1, head_size), False
     context = F.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
     )
-    return context.transpose(1, 2).reshape(context.shape[0], context.shape[2], -1)
-
-
-def decode_attention(block: Block, part: StackLayout, held: HeldBlock, hidden: Tensor, step: Step, mask: Tensor | None) -> Tensor:
-    """Return the partial product (n, 1, d) of a self-attention, which appends to the cache, or a cross-attention, which only reads it.
-
-    mask: mask or bias of the attention.
-    """
-    if not held.count:
-        return torch.zeros_like(hidden)
-    projected = F.linear(hidden, held.inputs[0], held.biases[0])
-    if block.kind == "cross_attention":
-        (queries,) = split_heads(projected, (held.count,), part.shape.head_size)
-        keys, values = step.cache.whole(block.number)
-    else:
-        heads = held.count * part.shape.heads_per_unit
-        if step.rotary is not None:
-            projected = rotate(projected, heads + held.count, step.rotary, part.shape.head_size)
-        queries, keys, values = split_heads(projected, (heads, held.count, held.count), part.shape.head_size)
-        keys, values = step.cache.extend(block.number, keys, values)
-    # All queries of a group attend to the same keys, so they are treated like tokens.
-    queries = queries.reshape(len(hidden), held.count, -1, part.shape.head_size)
-    context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=block.scale)
-    return F.linear(context.reshape(len(hidden), 1, -1), held.output)
+    return context.reshape(count, heads, length, head_size).transpose(1, 2).reshape(count, length, -1)

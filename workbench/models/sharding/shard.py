@@ -7,7 +7,7 @@ A shard is loaded from disk by its own weights; another shard reads only the mis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.held import Connection, Ends, HeldBlock, What, hold_block, hold_connection
 from workbench.models.sharding.layout import ITEM_BYTES, Block, ModelLayout, StackLayout
-from workbench.models.sharding.run import KeyValueCache, Positions, Run, Step, attend, decode_attention, rotate, split_heads
+from workbench.models.sharding.run import KeyValueCache, Positions, Run, attend, rotate, split_heads
 from workbench.models.sharding.slices import Ranges, ShardSpec, size
 
 _TANH = "gelu_pytorch_tanh"
@@ -99,7 +99,7 @@ class ModelShard:
         held = self.held[number]
         return F.linear(hidden, held.inputs[0], held.biases[0])
 
-    def attend(self, number: int, tiles: Sequence[Tensor], run: Run, start: int = 0, stop: int | None = None) -> Tensor:
+    def attend(self, number: int, tiles: Sequence[Tensor], run: Run, start: int | None = None, stop: int | None = None) -> Tensor:
         """Return the own units' context (n, stop - start, group x units x head size) for queries [start, stop), by default all.
 
         tiles: qkv of all tokens, in order.  Shared work is done only once, however many calls for parts follow.
@@ -110,12 +110,15 @@ class ModelShard:
             heads = held.count * part.shape.heads_per_unit
             if run.rotary is not None and held.count:
                 projected = rotate(projected, heads + held.count, run.rotary, part.shape.head_size)
-            run.projected = number, split_heads(projected, (heads, held.count, held.count), part.shape.head_size)
-            if run.cache is not None and part.shape.is_causal:
-                run.cache.keep(number, *run.projected[1][1:], grows=True)
+            queries, keys, values = split_heads(projected, (heads, held.count, held.count), part.shape.head_size)
+            if run.cache is not None and run.past:
+                keys, values = run.cache.extend(number, keys, values)
+            elif run.cache is not None and part.shape.is_causal:
+                run.cache.keep(number, keys, values, grows=True)
+            run.projected = number, (queries, keys, values)
         queries, keys, values = run.projected[1]
-        length = queries.shape[2]
-        return self._attended(number, queries[:, :, start:stop], keys, values, run, start, length if stop is None else stop)
+        first, last = run.past if start is None else start, run.past + queries.shape[2] if stop is None else stop
+        return self._attended(number, queries[:, :, first - run.past : last - run.past], keys, values, run, first, last)
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
@@ -144,7 +147,8 @@ class ModelShard:
         if part.shape.is_causal:
             keys, values = keys[:, :, :stop], values[:, :, :stop]
         mask = self.positions.mask(block, held.ranges, run, start, stop)
-        return attend(queries, keys, values, mask, is_causal=part.shape.is_causal and mask is None, scale=block.scale)
+        is_causal = part.shape.is_causal and mask is None and not run.past
+        return attend(queries, keys, values, mask, is_causal=is_causal, scale=block.scale)
 
     def cross_keys_values(self, number: int, memory: Tensor) -> Tensor:
         """Return the own units' keys and values (n, t, 2 x units x head size) for the encoder's output."""
@@ -152,9 +156,11 @@ class ModelShard:
         return F.linear(memory, held.inputs[1], held.biases[1])
 
     def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
-        """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder tokens."""
+        """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder tokens, or cached."""
         held, block, part = self._block(number)
-        if run.projected is None or run.projected[0] != number:
+        if run.past and run.cache is not None:
+            run.projected = number, run.cache.whole(number)
+        elif run.projected is None or run.projected[0] != number:
             run.projected = number, split_heads(_joined(keys_values), (held.count, held.count), part.shape.head_size)
             if run.cache is not None:
                 run.cache.keep(number, *run.projected[1], grows=False)
@@ -168,14 +174,23 @@ class ModelShard:
 
     # Feed-forward network.
 
-    def up(self, number: int, hidden: Tensor) -> Tensor:
-        """Return the activations (n, t, columns) of the device's columns."""
-        held = self.held[number]
-        return self._activate(F.linear(hidden, held.inputs[0], held.biases[0]), self._blocks[number])
+    def up(self, number: int, hidden: Tensor, *, is_divided: bool = False) -> Tensor:
+        """Return the activations (n, t, columns) of the device's columns.
+
+        is_divided: of its part alone if the layer is divided by columns, also where the device has all of them (scheme 2).
+        """
+        held, block, _ = self._block(number)
+        matrix, bias, own = held.inputs[0], held.biases[0], self.spec.layers[block.layer].own_columns
+        if not is_divided or own == held.count:
+            return self._activate(F.linear(hidden, matrix, bias), block)
+        # Other devices' columns are stored after the own ones, in both gate and up.
+        tops = range(0, len(matrix), held.count)
+        parts = [F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops]
+        return self._activate(torch.cat(parts, dim=-1), block)
 
     def down(self, number: int, activations: Tensor) -> Tensor:
-        """Return the partial product (n, t, d), without the bias."""
-        return F.linear(activations, self.held[number].output)
+        """Return the partial product (n, t, d), without the bias, of the leading columns that have activations."""
+        return F.linear(activations, self.held[number].output[:, : activations.shape[-1]])
 
     # Connection.
 
@@ -196,35 +211,27 @@ class ModelShard:
     def layer(self, layer: int, state: Tensor, run: Run, memory: Tensor | None = None) -> Tensor:
         """Return the residual stream (n, t, d) after a layer stored whole.  After a stack's last layer: its final hidden state.
 
-        memory: the encoder's output, for a decoder layer.
+        memory: the encoder's output, for a decoder layer; None if its keys and values are in the cache.
         """
-
-        def product(block: Block, hidden: Tensor) -> Tensor:
-            number = block.number
-            if block.kind == "attention":
-                return self.out(number, self.attend(number, (self.qkv(number, hidden),), run))
-            if block.kind == "cross_attention":
-                assert memory is not None
-                queries, keys_values = self.qkv(number, hidden), self.cross_keys_values(number, memory)
-                return self.out(number, self.cross_attend(number, (queries,), (keys_values,), run))
-            return self.down(number, self.up(number, hidden))
-
-        return self._layer(layer, state, product)
-
-    def layer_step(self, layer: int, state: Tensor, step: Step) -> Tensor:
-        """Return the residual stream (n, 1, d) of the next token after a layer stored whole; otherwise as `layer`."""
-        return self._layer(layer, state, lambda block, hidden: self.decode(block.number, hidden, step))
-
-    def _layer(self, layer: int, state: Tensor, product: Callable[[Block, Tensor], Tensor]) -> Tensor:
         for block in self.layout.layer_blocks(layer):
             norm = self.connections[block.number]
             is_pre = self.layout.parts[block.stack].is_pre_norm
-            state = self._add(block.number, product(block, self._norm(norm, state) if is_pre else state), state)
+            product = self._product(block, self._norm(norm, state) if is_pre else state, run, memory)
+            state = self._add(block.number, product, state)
             if not is_pre:
                 state = self._norm(norm, state)
             if block.is_last:
                 state = self._finish(block.stack, state)
         return state
+
+    def _product(self, block: Block, hidden: Tensor, run: Run, memory: Tensor | None) -> Tensor:
+        number = block.number
+        if block.kind == "attention":
+            return self.out(number, self.attend(number, (self.qkv(number, hidden),), run))
+        if block.kind == "cross_attention":
+            keys_values = [] if memory is None else [self.cross_keys_values(number, memory)]
+            return self.out(number, self.cross_attend(number, (self.qkv(number, hidden),), keys_values, run))
+        return self.down(number, self.up(number, hidden))
 
     # Token by token.
 
@@ -238,29 +245,9 @@ class ModelShard:
             )
         return KeyValueCache(capacity)
 
-    def step(self, cache: KeyValueCache) -> Step:
-        """Return the inputs of the attention for the next token, the same on every device."""
+    def step(self, cache: KeyValueCache) -> Run:
+        """Return the state for the attention of the next token of each sample, the same on every device."""
         return self.positions.step(cache)
-
-    def embed_step(self, tokens: Tensor, step: Step) -> Tensor:
-        """Return the residual stream (n, 1, d) of each sample's next token (n,)."""
-        return self.embed(len(self.layout.parts) - 1, tokens[:, None], offset=step.cache.length)
-
-    def decode(self, number: int, hidden: Tensor, step: Step) -> Tensor:
-        """Return a block's partial product (n, 1, d) for one token per sample, from the own units or the own columns."""
-        held, block, part = self._block(number)
-        if block.kind != "feed_forward":
-            return decode_attention(block, part, held, hidden, step, self.positions.step_mask(block, held.ranges, step))
-        own = self.spec.layers[block.layer].own_columns
-        if own == held.count:
-            return self.down(number, self.up(number, hidden))
-        if not own:
-            return torch.zeros_like(hidden)
-        # Under scheme 2 other devices' columns are stored after the own ones, in both gate and up.
-        matrix, bias = held.inputs[0], held.biases[0]
-        tops = range(0, len(matrix), held.count)
-        parts = [F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops]
-        return F.linear(self._activate(torch.cat(parts, dim=-1), block), held.output[:, :own])
 
     def _block(self, number: int) -> tuple[HeldBlock, Block, StackLayout]:
         block = self._blocks[number]
