@@ -16,7 +16,7 @@ import pytest
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, MemoryBudgetError, PlanError, RuntimeSetupError
-from workbench.runtime import engine_run, engine_starter
+from workbench.runtime import engine_starter, whole_job
 from workbench.runtime import engines as engines_module
 from workbench.runtime.engines import EngineCluster, EnginePool
 from workbench.runtime.jobs import run_job
@@ -130,12 +130,6 @@ def test_memory_beyond_the_budget(engines: EngineCluster) -> None:
     assert all(reading.rss_bytes > 50_000_000 for reading in engines.memory())
 
 
-def test_job_over_its_time(engines: EngineCluster) -> None:
-    with pytest.raises(RuntimeSetupError, match=r"given 1 s.*'device-0', 'device-2'"):
-        engines.run(engine_jobs.sleep_deaf, [60, 0, 60], timeout_s=1)
-    assert works_again(engines)
-
-
 def test_killed_engine_is_named_with_its_step(engines: EngineCluster) -> None:
     pids = engines.engine_pids
 
@@ -176,7 +170,7 @@ def test_frozen_engine_is_named(engines: EngineCluster) -> None:
 
 
 def test_a_device_frozen_before_the_first_meeting_is_named(engines: EngineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_run, "FROZEN_S", 1.0)
+    monkeypatch.setattr(whole_job, "FROZEN_S", 1.0)
     pids = engines.engine_pids
 
     def freeze(rank: int, event: Any) -> None:

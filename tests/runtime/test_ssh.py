@@ -120,7 +120,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     engines = SshEngines(real_cluster(), tmp_path / "run", table)
     service, [seat, _] = SshService(engines, table), engines.seats
     seat.connection, seat.call = agent.connection, table.named("workbench.methods.fine_tuning.method:serve_rank")
-    service._running.add(0)
+    service.running.add(0)
     arrives = threading.Event()
 
     def frames() -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -62,6 +62,10 @@ class Service(Processes, Protocol):
     """
 
     address: str
+
+    @property
+    def running(self) -> Collection[int]:
+        """Return the ranks whose job has neither ended nor died, as far as `news` has reported."""
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
         """Start function(context, payload) on one engine, which must be idle."""

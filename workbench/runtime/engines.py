@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, GroupNotFormedError, RuntimeSetupError
 from workbench.runtime.context import STOP_FILE, RankContext
-from workbench.runtime.engine_run import GRACE_S, EngineRun
 from workbench.runtime.engine_service import EngineService
 from workbench.runtime.engine_session import EngineSession
 from workbench.runtime.engine_starter import EnginesLate
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import Fidelity, probe
+from workbench.runtime.whole_job import GRACE_S, WholeJob
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -155,11 +155,10 @@ class EngineCluster:
         payloads: Sequence[P],
         *,
         on_event: Callable[[int, Any], None] | None = None,
-        timeout_s: float | None = None,
     ) -> list[R]:
         """Run function(context, payloads[rank]) on every device at once; return the results by rank.
 
-        on_event(rank, event): called in this process with the events that ranks publish.  timeout_s: for the whole job.
+        on_event(rank, event): called in this process with the events that ranks publish.
         Raises the device's own WorkbenchError, DeviceLostError when an engine dies, MemoryBudgetError when the kernel killed an engine
         for its memory use, RuntimeSetupError, or another exception of the function with a note that names the device.
         If the job's process group does not form before any rank has published an event, the job runs once more on new engines.
@@ -176,11 +175,11 @@ class EngineCluster:
             )
         try:
             try:
-                return self._run(function, payloads, on_event, timeout_s)
+                return self._run(function, payloads, on_event)
             except _NothingDone:
                 # Seen on busy machines: gloo's connections hang in one process, and then in every later group of that process.
                 self.stop()
-                return self._run(function, payloads, on_event, timeout_s)
+                return self._run(function, payloads, on_event)
         except _NothingDone as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
@@ -192,14 +191,20 @@ class EngineCluster:
         function: Callable[[RankContext, P], R],
         payloads: Sequence[P],
         on_event: Callable[[int, Any], None] | None,
-        timeout_s: float | None,
     ) -> list[R]:
         """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
         with self._lent() as session:
             service = EngineService(session, self._context)
-            job = EngineRun(session, service, self.device_names, function, on_event=on_event, request_stop=self.request_stop)
+            job = WholeJob(
+                service,
+                self.device_names,
+                function,
+                on_event=on_event,
+                request_stop=self.request_stop,
+                is_frozen=lambda rank: session.engines[rank].frozen,
+            )
             try:
-                return job.results(payloads, timeout_s)
+                return job.results(payloads)
             except GroupNotFormedError as error:
                 if job.last_events:
                     raise

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError
+from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
 from workbench.core.serial import shown
 from workbench.models.hub import brought_folder, locate, snapshot_of
 from workbench.models.loading import is_tiny
@@ -23,19 +23,19 @@ from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import News
-from workbench.runtime.jobs import Outcome, error_of, root_cause
+from workbench.runtime.jobs import Outcome
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, decode_told, encode, encode_told
 from workbench.runtime.relays import Relays, make_certificate
 from workbench.runtime.ssh import Connection, Span, agent_command, digest_of
 from workbench.runtime.ssh_agent import CERTIFICATE
 from workbench.runtime.ssh_seat import KeyStore, Seat
+from workbench.runtime.whole_job import WholeJob
 
 _KILL_S = 2.0
 """After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
 _RETURN_S = 60.0
 """So long a lost device is tried again: whoever put its cable back sees it take part, and whoever took it away does not wait for long."""
-_GRACE_S = 5.0
 _DATA_WORDS = {"tls": "by TLS 1.3", "plain": "as plain TCP", "wireguard": "by WireGuard"}
 
 
@@ -222,30 +222,8 @@ class SshEngines:
         Raises the error of the device that explains the others', or DeviceLostError if one is lost.
         """
         with self.service() as service:
-            for rank, payload in enumerate(payloads):
-                service.start(rank, function, payload)
-            outcomes: dict[int, Outcome] = {}
-            failures: dict[int, BaseException] = {}
-            died: set[int] = set()
-            deadline_s: float | None = None
             names = [device.name for device in self.cluster.devices]
-            while len(outcomes) + len(failures) < len(payloads) and (deadline_s is None or time.monotonic() < deadline_s):
-                for rank, kind, content in service.news(0.05):
-                    if kind == "event" and on_event is not None:
-                        on_event(rank, content)
-                    elif kind == "died":
-                        died.add(rank)
-                        asked = f"Device '{names[rank]}' (rank {rank}) was running {function.__name__}."
-                        failures[rank] = DeviceLostError(asked, f"It is lost: {self.seats[rank].why}", "Run again.")
-                    elif kind == "ended" and content.error is not None:
-                        failures[rank] = error_of(content, names[rank])
-                    elif kind == "ended":
-                        outcomes[rank] = content
-                if failures and deadline_s is None:
-                    deadline_s = time.monotonic() + _GRACE_S
-            if failures:
-                raise failures[root_cause(failures, frozenset(died))]
-            return [outcomes[rank].result for rank in range(len(payloads))]
+            return WholeJob(service, names, function, on_event=on_event, request_stop=service.request_stop).results(payloads)
 
     @contextlib.contextmanager
     def service(self) -> Iterator[SshService]:
@@ -276,13 +254,13 @@ class SshService:
 
     def __init__(self, engines: SshEngines, table: CallTable) -> None:
         self._engines = engines
-        self._running: set[int] = set()
+        self.running: set[int] = set()
         self._restarts: set[int] = set()
         self._closing = threading.Event()
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
         """Start function(context, payload) on one device, which must not be at another job."""
-        self._running.add(rank)
+        self.running.add(rank)
         self._engines.start(rank, function, payload)
 
     def command(self, rank: int, content: Any) -> bool:
@@ -291,7 +269,7 @@ class SshService:
         A ping would wait behind files; while some are on their way, the connection watches over the device.
         """
         seat = self._engines.seats[rank]
-        if rank not in self._running or seat.connection is None:
+        if rank not in self.running or seat.connection is None:
             return False
         if isinstance(content, c.Ping) and seat.connection.is_sending:
             self._engines.tell(rank, "event", encode_told(seat.pong))
@@ -317,17 +295,17 @@ class SshService:
             if kind == "restarted":
                 self._restarts.discard(rank)
                 found.append(News(rank, "restarted", content))
-            elif rank not in self._running or seat.call is None:
+            elif rank not in self.running or seat.call is None:
                 continue
             elif kind == "event":
                 event = decode_told(content, seat.call, f"An event of device '{seat.device.name}'")
                 seat.pong = event if isinstance(event, c.Pong) else seat.pong
                 found.append(News(rank, "event", event))
             elif kind == "died":
-                self._running.discard(rank)
+                self.running.discard(rank)
                 found.append(News(rank, "died", content))
             else:
-                self._running.discard(rank)
+                self.running.discard(rank)
                 found.append(News(rank, "ended", _outcome(rank, seat, kind, content)))
         return found
 
@@ -350,7 +328,7 @@ class SshService:
         if rank in self._restarts:
             return
         self._restarts.add(rank)
-        self._running.discard(rank)
+        self.running.discard(rank)
 
         def work() -> None:
             error: BaseException | None = None
@@ -379,19 +357,23 @@ class SshService:
         bytes_now = [None if link is None else link.health.get("rss_bytes", 0) for link in links]
         return tuple(None if now is None else MemoryReading(rss_bytes=now, peak_rss_bytes=0, data_bytes=0) for now in bytes_now)
 
+    def request_stop(self) -> None:
+        """Make should_stop() true on every rank that has a job."""
+        for rank in self.running:
+            connection = self._engines.seats[rank].connection
+            if connection is not None:
+                connection.post("ask to stop", wanted=True)
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Wait a while for the jobs, which were told to end; those that do not are killed."""
         deadline_s = time.monotonic() + timeout_s
         self._closing.set()
         for rank in self._restarts:
             self._engines.seats[rank].close()
-        for rank in self._running:
-            connection = self._engines.seats[rank].connection
-            if connection is not None:
-                connection.post("ask to stop", wanted=True)
-        while (self._running or self._restarts) and time.monotonic() < deadline_s:
+        self.request_stop()
+        while (self.running or self._restarts) and time.monotonic() < deadline_s:
             self.news(0.05)
-        for rank in self._running:
+        for rank in self.running:
             self.kill(rank)
             self._engines.seats[rank].why = "it did not end its job."
 

@@ -1,4 +1,4 @@
-"""One job running on all engines: its answers, failures, pending ranks and the error to report."""
+"""One job on all engines, emulated or real: its answers, failures, pending ranks and the error to report."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from workbench.core.errors import DeviceLostError, RuntimeSetupError
-from workbench.runtime.engine_service import EngineService
-from workbench.runtime.engine_session import EngineSession
+from workbench.core.errors import DeviceLostError
+from workbench.runtime.devices import Service
 from workbench.runtime.jobs import error_of, only_peers_blamed, root_cause
 
 _POLL_S = 0.05
@@ -18,20 +17,23 @@ FROZEN_S = 20.0
 """An engine that stays stopped (SIGSTOP) for this long is given up."""
 
 
-class EngineRun:
-    """Runs one job; cannot be reused.  names: of the devices.  request_stop: makes should_stop() true on the job's ranks."""
+class WholeJob:
+    """Runs one job; cannot be reused.  names: of the devices.
+
+    request_stop: makes should_stop() true on the job's ranks.  is_frozen(rank): whether its engine lives but is suspended, if known.
+    """
 
     def __init__(
         self,
-        session: EngineSession,
-        service: EngineService,
+        service: Service,
         names: Sequence[str],
         function: Callable[..., Any],
         *,
         on_event: Callable[[int, Any], None] | None,
         request_stop: Callable[[], None],
+        is_frozen: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self.session, self.service, self.names, self.function = session, service, names, function
+        self.service, self.names, self.function, self.is_frozen = service, names, function, is_frozen
         self.on_event, self.request_stop = on_event, request_stop
         self.name = getattr(function, "__name__", "the job")
         self.results_of: dict[int, Any] = {}
@@ -46,11 +48,10 @@ class EngineRun:
         """Return the ranks that have neither answered nor failed."""
         return [rank for rank in self.service.running if rank not in self.failures]
 
-    def results(self, payloads: Sequence[Any], timeout_s: float | None) -> list[Any]:
+    def results(self, payloads: Sequence[Any]) -> list[Any]:
         """Send the job to all ranks and wait; return their results or raise the root cause of a failure."""
         for rank, payload in enumerate(payloads):
             self.service.start(rank, self.function, payload)
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         grace_s: float | None = None
         while self.pending:
             self._take_news()
@@ -61,12 +62,6 @@ class EngineRun:
                 self.request_stop()
             if grace_s is not None and now_s > grace_s:
                 break
-            if deadline_s is not None and now_s > deadline_s and not self.failures:
-                raise RuntimeSetupError(
-                    f"The job {self.name} was given {timeout_s:g} s.",
-                    f"It had not ended on {', '.join(repr(self.names[rank]) for rank in self.pending)}.",
-                    "Raise timeout_s, or look for what these devices wait for.",
-                )
         if self.failures:
             self._blame_the_silent()
             raise self.failures[root_cause(self.failures, frozenset(self.died))]
@@ -80,8 +75,7 @@ class EngineRun:
                     self.on_event(rank, content)
             elif kind == "died":
                 self.died.add(rank)
-                pid = self.session.engines[rank].pid
-                self.failures.setdefault(rank, self._lost(rank, f"Its engine (process {pid}) was killed or crashed."))
+                self.failures.setdefault(rank, self._lost(rank, f"It is lost: {content or 'its engine was killed or crashed.'}"))
             elif content.error is None:
                 self.results_of[rank] = content.result
             else:
@@ -93,17 +87,17 @@ class EngineRun:
             return
         self._looked_s = now_s
         for rank in self.pending:
-            if not self.session.engines[rank].frozen:
+            if not self.is_frozen(rank):
                 self._frozen_since_s.pop(rank, None)
             elif now_s - self._frozen_since_s.setdefault(rank, now_s) > FROZEN_S:
                 self.died.add(rank)
-                self.session.engines[rank].kill()
+                self.service.kill(rank)
                 self.failures[rank] = self._lost(rank, f"Its engine has been frozen for {FROZEN_S:g} s.")
 
     def _blame_the_silent(self) -> None:
         """Name the device that does not answer when all other devices only report an unresponsive peer."""
         if self.pending and not self.died and only_peers_blamed(self.failures):
-            frozen = [rank for rank in self.pending if self.session.engines[rank].frozen]
+            frozen = [rank for rank in self.pending if self.is_frozen(rank)]
             raise self._lost((frozen or self.pending)[0], "It fell silent: its peers waited for it until the group's timeout.")
 
     def _lost(self, rank: int, found: str) -> DeviceLostError:
@@ -114,5 +108,5 @@ class EngineRun:
         return DeviceLostError(
             f"Device '{self.names[rank]}' (rank {rank}) was running {self.name}, {place or 'before its first step was reported'}.",
             found,
-            "The devices were stopped and cleaned up; run again: engines restart by themselves.",
+            "Run again: engines restart by themselves.",
         )
