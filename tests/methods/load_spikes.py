@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
 from workbench.core.serving import Reaction, ReschedulingSettings, StreamSettings
-from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult, cut
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpikeResult, cut
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 
@@ -17,8 +18,9 @@ REACTIONS: tuple[Reaction, ...] = ("none", "exclude")
 def load_spike_simulated(
     profile: InferenceProfile,
     cluster: Cluster,
-    spike: LoadSpike,
+    spike: Fault,
     *,
+    until_s: float,
     length: int,
     rescheduling: ReschedulingSettings | None = None,
     noise: float = 0.05,
@@ -34,8 +36,8 @@ def load_spike_simulated(
             times,
             stream=StreamSettings(num_requests=1_000_000, length=length),
             rescheduling=replace(rescheduling or ReschedulingSettings(), reaction=reaction),
-            faults=(spike.fault,),
-            world=SimulatedWorld(noise=noise, until_s=spike.until_s),
+            faults=(spike,),
+            world=SimulatedWorld(noise=noise, until_s=until_s),
         )
         for reaction in REACTIONS
     }

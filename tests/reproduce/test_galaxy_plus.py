@@ -9,9 +9,9 @@ from load_spikes import load_spike_simulated
 
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Link
+from workbench.core.device_faults import Fault
 from workbench.core.serial import from_json, to_json
 from workbench.methods.galaxy_plus.planning import prices_of
-from workbench.methods.galaxy_plus.serving.experiments import LoadSpike
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
 from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Item, Result, Settings, find_item, items_of
@@ -122,7 +122,7 @@ def test_constants_were_fitted_on_env_a_where_they_are_best():
 
 
 def test_impossible_configurations_are_found_with_their_sums():
-    weights, accounting, balance, asked, _, _ = speedups.contradictions(CONSTANTS, PAPER).values()
+    weights, accounting, balance = speedups.contradictions(CONSTANTS, PAPER).values()
     impossible = {(row[0], row[1]) for row in weights if str(row[-1]).startswith("impossible")}
     assert impossible == {("ViT-Huge", "Env. B"), ("GPT2-L", "Env. B"), ("OPT-L", "Env. B")}
     assert speedups.least_bytes("ViT-Huge", 22)[0] / GB == pytest.approx(1.15, abs=0.01)
@@ -130,7 +130,6 @@ def test_impossible_configurations_are_found_with_their_sums():
     with_gib = next(row for row in accounting if "2^30" in row[0])
     assert with_gib[3] > 22, "with 2^30 bytes ViT-Huge has more layers of scheme 2 than printed"
     assert [row[-1] for row in balance].count("yes") == 5
-    assert max(row[-1] for row in asked) > 100, "a factor beyond perfect balance"
 
 
 def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
@@ -159,12 +158,8 @@ def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
     assert overlapped + 0.5 * sent < handled <= overlapped + sent * 1.001
 
 
-def test_edgeshard_readings_use_the_devices_that_they_say():
-    found = {reading: run_system(CONSTANTS, "Bert-L", "Env. B", EDGESHARD, None, reading) for reading in ("latency", "balanced", "equal")}
-    assert found["latency"].plan.ranks == (0,), "the whole model fits on one fast device"
-    assert found["balanced"].plan.num_positions == 4
-    assert found["equal"].plan.layers == (6, 6, 6, 6)
-    assert found["latency"].seconds < found["balanced"].seconds < found["equal"].seconds
+def test_edgeshard_is_a_pipeline_through_all_devices():
+    assert run_system(CONSTANTS, "Bert-L", "Env. B", EDGESHARD).plan.num_positions == 4
     assert "rpi-s" in run_system(CONSTANTS, "OPT-L", "Env. B", MEGATRON).reason
 
 
@@ -210,8 +205,8 @@ def test_fig_16_executed_is_told_from_its_reports():
     item, on = find_item("galaxy_plus", "fig16-executed"), straggler.devices()
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
     fast = replace(on, devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices))
-    spike = LoadSpike(rank=1, start_s=5.0, factor=4.0, until_s=16.0)
-    found = load_spike_simulated(analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, length=128, noise=0.0)
+    spike = Fault(kind="slow", rank=1, start=5.0, factor=4.0)
+    found = load_spike_simulated(analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, until_s=16.0, length=128, noise=0.0)
     made = straggler.result_of(item, found, "all-MiniLM-L6-v2", 128)
     assert failing(made) == []
     assert all(one.kind == "measured" for one in made.comparisons)

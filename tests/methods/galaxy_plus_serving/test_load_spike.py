@@ -6,7 +6,8 @@ import pytest
 from load_spikes import load_spike_simulated
 
 from workbench.core.catalogue import load_cluster
-from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult
+from workbench.core.device_faults import Fault
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpikeResult
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.profiler.inference import analytic_inference
 
@@ -15,7 +16,7 @@ from workbench.profiler.inference import analytic_inference
 def result() -> LoadSpikeResult:
     cluster = load_cluster("galaxy-env-b").part([0, 1, 2])
     profile = analytic_inference("DistilBERT", cluster)
-    return load_spike_simulated(profile, cluster, LoadSpike(rank=1, start_s=10.0, factor=5.0, until_s=30.0), length=284)
+    return load_spike_simulated(profile, cluster, Fault(kind="slow", rank=1, start=10.0, factor=5.0), until_s=30.0, length=284)
 
 
 def test_throughput_comes_back_with_rescheduling_and_not_without(result: LoadSpikeResult) -> None:

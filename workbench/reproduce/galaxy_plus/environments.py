@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
 from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, Run, run_system
 from workbench.reproduce.galaxy_plus.testbed import ENVIRONMENTS, GB, MODELS, PAPER, TABLE_V, Constants, cluster, load_constants
-from workbench.reproduce.items import Item, Rows
+from workbench.reproduce.items import Item
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
 
 MBITS = (125, 250, 500, 750, 1000)
@@ -152,7 +151,7 @@ def fig13(item: Item, settings: Settings) -> Result:
     nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in found)
     return item.result(
         comparisons,
-        tables={"factors": rows, "nano_speeds": _nano_speeds(constants), "sensitivity": item.sensitivity(constants, score, (4.0, 4.0))},
+        tables={"factors": rows, "sensitivity": item.sensitivity(constants, score, (4.0, 4.0))},
         holds={
             "nanos": not behind[NANOS],
             "cards": not {"OPT-L", "OPT-XL"} & {model for model, _ in behind[CARDS]},
@@ -164,13 +163,3 @@ def fig13(item: Item, settings: Settings) -> Result:
         nanos=nanos,
         cards=cards,
     )
-
-
-def _nano_speeds(constants: Constants) -> Rows:
-    """The largest factor in Env. C if a Nano computed more slowly than in PAC+'s tables."""
-    rows: list[tuple[Number, ...]] = []
-    gflops = cluster(constants, NANOS).devices[0].flops_per_s / 1e9
-    for factor in (1.0, 0.5, 0.25, 0.125):
-        largest, model, system = most(runs(replace(constants, nano_speed_factor=factor * constants.nano_speed_factor)), NANOS)
-        rows.append((factor * gflops, largest, f"{model} over {system}"))
-    return rows

@@ -16,7 +16,7 @@ from workbench.plots.export import Captioned
 from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.drawing import draw, paired_bars
 from workbench.reproduce.galaxy_plus.scaling import plans, scheduled
-from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, OURS, READINGS, Reading, run_system
+from workbench.reproduce.galaxy_plus.systems import BASELINES, OURS, run_system
 from workbench.reproduce.galaxy_plus.testbed import (
     ENVIRONMENTS,
     GB,
@@ -41,14 +41,14 @@ SHARES = (0.0, 0.25, 0.375, 0.5, 1.0)
 Cells = Mapping[tuple[str, ...], Number]
 
 
-def cells(constants: Constants, reading: Reading = "balanced") -> dict[tuple[str, ...], Number]:
+def cells(constants: Constants) -> dict[tuple[str, ...], Number]:
     """Return our [P,Q] and speed-ups, or OOM, by (model, environment, quantity)."""
     found: dict[tuple[str, ...], Number] = {}
     for model, environment in product(TABLE_V, ENVIRONMENTS):
         own = run_system(constants, model, environment, OURS)
         found[model, environment, CONFIGURATION] = own.configuration
         for system in BASELINES:
-            speed_up = own.speed_up(run_system(constants, model, environment, system, reading=reading))
+            speed_up = own.speed_up(run_system(constants, model, environment, system))
             found[model, environment, SPEED_UP[system]] = OOM if speed_up is None else speed_up
     return found
 
@@ -112,7 +112,6 @@ def table5(item: Item, settings: Settings) -> Result:
         tables={
             "plans": plans(constants),
             "scheduled": scheduled(constants),
-            "readings": _readings(constants, paper),
             "sensitivity": item.sensitivity(constants, lambda changed: score(cells(changed), paper), score(copied, others)),
             **contradictions(constants, paper),
         },
@@ -141,20 +140,6 @@ def _second(value: Number) -> int:
     return int(value.strip("[]").split(",")[1]) if isinstance(value, str) and value.startswith("[") else -(10**6)
 
 
-def _readings(constants: Constants, paper: Cells) -> Rows:
-    """EdgeShard's stages, three ways."""
-    label = SPEED_UP[EDGESHARD]
-    found = [cells(constants, reading) for reading in READINGS]
-    rows: list[tuple[Number, ...]] = []
-    for environment, model in product(ENVIRONMENTS, TABLE_V):
-        labels = (model, environment, label)
-        rows.append((model, environment, paper[labels], *(each[labels] for each in found)))
-    rows.append(("median deviation of all speed-ups %", "both", None, *(median_deviation(each, paper) for each in found)))
-    rows.append(("median deviation %", "Env. B", None, *(median_deviation(each, paper, ENVIRONMENTS[1:]) for each in found)))
-    rows.append(("rows in order of 12", "both", None, *(columns_in_order(each, paper, TIE)[0] for each in found)))
-    return rows
-
-
 def draw_table5(item: Item, result: Result) -> list[Captioned]:
     """Return the speed-ups, a figure for each environment, and the layers of scheme 2."""
     *charts, chart = item.figures
@@ -172,9 +157,6 @@ def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
         "weights": _weights(constants, paper),
         "accounting": _accounting(constants, paper),
         "balance": _balance(constants, paper),
-        "asked": _asked(constants, paper),
-        "sizes": _sizes(),
-        "text": _text(paper),
     }
 
 
@@ -261,43 +243,3 @@ def _balance(constants: Constants, paper: Cells) -> Rows:
         most = seconds * sum(speeds)
         rows.append((model, weights / GB, told, most, told > most if isinstance(told, float) else None))
     return [(*row[:-1], "yes" if row[-1] else "no") for row in rows]
-
-
-def _asked(constants: Constants, paper: Cells) -> Rows:
-    """How close to perfect balance with a free network Galaxy+ must be for the printed factors over EdgeShard."""
-    rows: list[tuple[Number, ...]] = []
-    for environment in ENVIRONMENTS:
-        speeds = [device.flops_per_s for device in cluster(constants, environment).devices]
-        for model in TABLE_V:
-            made = run_system(constants, model, environment, EDGESHARD).plan
-            told = paper[model, environment, f"speed-up over {EDGESHARD}"]
-            if made is None or not isinstance(told, float):
-                continue
-            pipeline = sum(count / speed for count, speed in zip(made.layers, speeds, strict=True))
-            perfect = sum(made.layers) / sum(speeds)
-            rows.append((model, environment, told, pipeline / perfect, 100 * told / (pipeline / perfect)))
-    return rows
-
-
-def _sizes() -> Rows:
-    rows: list[tuple[Number, ...]] = []
-    for model, changed, text in (
-        ("T5-L", replace(MODELS["T5-L"], hidden=2048, feed_forward=8192), "with the printed hidden size 2048"),
-        ("OPT-L", replace(MODELS["OPT-L"], heads=32, head_dim=64), "with the published 32 heads, of 64, not the printed 16, of 128"),
-    ):
-        told = printed(PAPER, "table5")[model, "any", "parameters"]
-        rows.append((model, told, MODELS[model].params / 1e6, text, changed.params / 1e6))
-    return rows
-
-
-def _text(paper: Cells) -> Rows:
-    in_a = {model: paper[model, ENVIRONMENTS[0], "speed-up over ES"] for model in TABLE_V}
-    most = printed(PAPER, "fig12")["Env. A", "M-LM, SP and ES", "most"]
-    told = printed(PAPER, "claims")["speed-up over EdgeShard in Env. A", "most"]
-    beyond = ", ".join(model for model, value in in_a.items() if isinstance(value, float) and isinstance(most, float) and value > most)
-    largest = max(value for value in in_a.values() if isinstance(value, float))
-    rows: tuple[tuple[Number, ...], ...] = (
-        ("most over EdgeShard in Env. A: section IV-B against Table V", told, largest, "3.59 is GPT2-L's in Env. B"),
-        ("most over any baseline in Env. A: section IV-C against Table V", most, largest, f"at 500 Mbit/s already beyond: {beyond}"),
-    )
-    return rows

@@ -10,7 +10,7 @@ from workbench.core.device_faults import Fault
 from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, made_up_host
-from workbench.methods.galaxy_plus.serving.experiments import LoadSpike, LoadSpikeResult, load_spike_executed
+from workbench.methods.galaxy_plus.serving.experiments import LoadSpikeResult, load_spike_executed
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.models.loading import model_facts
@@ -29,8 +29,8 @@ STEP_S = 10.0
 REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude"}
 WITHOUT, WITH = REACTIONS
 
-SPIKE = LoadSpike(rank=LOADED, start_s=20.0, factor=4.0, until_s=45.0)
-QUICK_SPIKE = LoadSpike(rank=LOADED, start_s=3.0, factor=4.0, until_s=9.0)
+BEGINS_S, UNTIL_S = (20.0, 3.0), (45.0, 9.0)
+"""Of the load and of the service when executed; the second ones when quick."""
 
 
 @lru_cache(maxsize=8)
@@ -133,14 +133,15 @@ def devices() -> Cluster:
 
 def fig16_executed(item: Item, settings: Settings) -> Result:
     """Serve the stream on emulated devices with and without re-scheduling, and by the best plan without the loaded device."""
-    on, spike = devices(), QUICK_SPIKE if settings.quick else SPIKE
+    on, spike = devices(), Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR)
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
     # A tiny model would finish at once on this host: an imaginary slow core gives it a large model's time.
     asked = HostQuestion(model=model, facts=model_facts(model), longest=length)
     host = made_up_host(model, 1e8) if settings.quick else host_profile(asked, ignore)
     engines = EngineCluster.start(on)
     try:
-        found = load_spike_executed(model, on, engines, host, spike, length=length, notify=settings.progress)
+        until_s = UNTIL_S[settings.quick]
+        found = load_spike_executed(model, on, engines, host, spike, until_s=until_s, length=length, notify=settings.progress)
     finally:
         engines.stop()
     return result_of(item, found, model, length)
@@ -173,12 +174,12 @@ def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Re
             "answers": sum(report.num_wrong for report in reports.values()) == 0,
             "kept": all(report.valid for report in reports.values()),
         },
-        series=_series(reports, found.spike.start_s, 1.0, 1.0),
+        series=_series(reports, found.spike.start, 1.0, 1.0),
         model=model,
         length=length,
         label=reports[WITHOUT].label,
         factor=found.spike.factor,
-        start_s=found.spike.start_s,
+        start_s=found.spike.start,
         before=before,
         without=without,
         after=after,

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.planners import galaxy_plus
 from workbench.reproduce.galaxy_plus.testbed import Constants, cluster, handling, profile
 from workbench.reproduce.result import OOM
@@ -113,20 +112,38 @@ class _Ring:
         return max(done)
 
 
+def _staged(problem: galaxy_plus.SequenceProblem) -> InferencePlan:
+    """Return EdgeShard as the paper must have run it: a pipeline through all devices whose slowest stage is as fast as possible.
+
+    EdgeShard's programme for throughput aims at this; among equally good stages those on fast devices are filled first.
+    """
+    costs, on = problem.profile, problem.cluster
+    layer_s = [1 / galaxy_plus.capacity(costs, rank, problem.lengths) for rank in range(on.world_size)]
+    slowest = sorted(count * seconds for seconds in layer_s for count in range(1, costs.num_layers + 1))
+    rooms = ([int(limit / seconds + 1e-9) for seconds in layer_s] for limit in slowest)
+    room = next(each for each in rooms if min(each) and sum(each) >= costs.num_layers)
+    left, shares = costs.num_layers - on.world_size, [1] * on.world_size
+    for rank in sorted(range(on.world_size), key=lambda each: layer_s[each]):
+        more = min(left, room[rank] - 1)
+        shares[rank] += more
+        left -= more
+    ranks = tuple(range(on.world_size))
+    plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.length)
+    problem.check(plan)
+    return plan
+
+
 OURS, GALAXY, MEGATRON, SEQUENCE, EDGESHARD = "Galaxy+", "Galaxy", "M-LM", "SP", "ES"
 PLANNERS: dict[str, galaxy_plus.InferencePlanner] = {
     OURS: galaxy_plus.algorithm_1,
     GALAXY: galaxy_plus.galaxy,
     MEGATRON: galaxy_plus.megatron_lm,
     SEQUENCE: galaxy_plus.sequence_parallel,
-    EDGESHARD: galaxy_plus.edgeshard,
+    EDGESHARD: _staged,
 }
 WITH_GPUS = ("Env. C", "Env. D")
 """Here overlap costs kernel launches and no processor time; it is used only where it is faster."""
 BASELINES = (MEGATRON, SEQUENCE, EDGESHARD, GALAXY)
-Reading = Literal["latency", "balanced", "equal"]
-"""How to read EdgeShard: its programme for latency; a pipeline with the fastest possible slowest stage; equal layers on every device."""
-READINGS: tuple[Reading, ...] = ("latency", "balanced", "equal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +171,14 @@ def run_system(
     environment: str,
     system: str,
     mbit_per_s: float | None = None,
-    reading: Reading = "balanced",
 ) -> Run:
     """Return a method's plan under the paper's memory accounting and its simulated seconds for a model in an environment."""
     on = cluster(constants, environment, mbit_per_s, collectives=system in (MEGATRON, SEQUENCE))
     costs = profile(constants, model, environment)
     length, decoder_length = constants.length(model), constants.decoder_tokens
     problem = galaxy_plus.SequenceProblem(costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
-    is_staged = system == EDGESHARD and reading != "latency"
     try:
-        plan = _staged(problem, is_equal=reading == "equal") if is_staged else PLANNERS[system](problem)
+        plan = PLANNERS[system](problem)
     except PlanError as error:
         return Run(reason=str(error))
     handled = handling(constants, on)
@@ -171,26 +186,3 @@ def run_system(
     seconds = {way: printed_s(way, costs, on, problem.lengths, handled) for way in ways}
     best = min(ways, key=lambda way: seconds[way])
     return Run(plan=best, seconds=seconds[best])
-
-
-def _staged(problem: galaxy_plus.SequenceProblem, *, is_equal: bool) -> InferencePlan:
-    """Return a pipeline through all devices: with equal layers on each, or with the fastest possible slowest stage.
-
-    EdgeShard's programme for throughput aims at the latter; among equally good stages those on fast devices are filled first.
-    """
-    costs, on = problem.profile, problem.cluster
-    shares = list(proportional_parts(costs.num_layers, (1,) * on.world_size))
-    if not is_equal:
-        layer_s = [1 / galaxy_plus.capacity(costs, rank, problem.lengths) for rank in range(on.world_size)]
-        slowest = sorted(count * seconds for seconds in layer_s for count in range(1, costs.num_layers + 1))
-        rooms = ([int(limit / seconds + 1e-9) for seconds in layer_s] for limit in slowest)
-        room = next(each for each in rooms if min(each) and sum(each) >= costs.num_layers)
-        left, shares = costs.num_layers - on.world_size, [1] * on.world_size
-        for rank in sorted(range(on.world_size), key=lambda each: layer_s[each]):
-            more = min(left, room[rank] - 1)
-            shares[rank] += more
-            left -= more
-    ranks = tuple(range(on.world_size))
-    plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.length)
-    problem.check(plan)
-    return plan

@@ -126,25 +126,13 @@ def _text(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSpike:
-    """A load on one device: it computes `factor` times slower from start_s on.  until_s: of the service."""
-
-    rank: int
-    start_s: float
-    factor: float
-    until_s: float
-
-    @property
-    def fault(self) -> Fault:
-        """Return it as a fault."""
-        return Fault(kind="slow", rank=self.rank, start=self.start_s, factor=self.factor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpikeResult:
-    """reports: by reaction.  best_per_s: answers per second of the best plan without the loaded device, obtained like the reports."""
+    """A load on one device, which computes spike.factor times slower from its start on.
 
-    spike: LoadSpike
+    reports: by reaction.  best_per_s: answers per second of the best plan without the loaded device, obtained like the reports.
+    """
+
+    spike: Fault
     reports: dict[Reaction, ServingReport]
     best_per_s: float
 
@@ -154,15 +142,15 @@ class LoadSpikeResult:
         Only answers after the throughput has fallen count: from the second request on that began after the load.
         """
         report = self.reports[reaction]
-        later = [request.end_s for request in report.requests if request.start_s > self.spike.start_s]
+        later = [request.end_s for request in report.requests if request.start_s > self.spike.start]
         if len(later) < 2:
             return None
         after_s = report.restored_after_s(later[0], share * self.best_per_s, window_s=1.0)
-        return None if after_s is None else later[0] + after_s - self.spike.start_s
+        return None if after_s is None else later[0] + after_s - self.spike.start
 
     def throughput_per_s(self, reaction: Reaction) -> tuple[float, float]:
         """Return the requests per second before the load, and in the second half of the time after it."""
-        report, start_s = self.reports[reaction], self.spike.start_s
+        report, start_s = self.reports[reaction], self.spike.start
         return report.throughput_per_s(0.0, start_s), report.throughput_per_s((start_s + report.end_s) / 2, report.end_s)
 
 
@@ -171,12 +159,13 @@ def load_spike_executed(
     cluster: Cluster,
     engines: EngineCluster,
     host: InferenceProfile,
-    spike: LoadSpike,
+    spike: Fault,
     *,
+    until_s: float,
     length: int,
     notify: Callable[[str], None] = lambda line: None,
 ) -> LoadSpikeResult:
-    """Run the experiment on emulated devices, and for comparison the best plan without the loaded device.
+    """Run the experiment on emulated devices for until_s seconds, and for comparison the best plan without the loaded device.
 
     The same engines serve that plan right after.
     """
@@ -197,8 +186,8 @@ def load_spike_executed(
         return cut(report)
 
     compared: dict[Reaction, str] = {"none": "without re-scheduling", "exclude": "with re-scheduling"}
-    reports = {reaction: served(name, reaction, (spike.fault,), spike.until_s) for reaction, name in compared.items()}
-    best = served("the best plan without the device", "none", (), min(10.0, spike.until_s / 2), left_out=(spike.rank,))
+    reports = {reaction: served(name, reaction, (spike,), until_s) for reaction, name in compared.items()}
+    best = served("the best plan without the device", "none", (), min(10.0, until_s / 2), left_out=(spike.rank,))
     return LoadSpikeResult(spike=spike, reports=reports, best_per_s=best.throughput_per_s(1.0, best.end_s))
 
 
