@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.planners.galaxy_plus import SequenceProblem
+from workbench.planners.galaxy_plus.memory import InferenceNeed
 
 
 def costs(speed: float, *, hidden: int, unit_width: int, per_op_s: float = 0.0, conn: float = 1.0, cross: bool = False) -> StackCosts:
@@ -126,3 +129,14 @@ def unequal(seed: int, *, world_size: int | None = None, stack: StackShape | Non
         first_bytes=int(0.02 * whole) if draw.random() < 0.3 else 0,
     )
     return profile, cluster, draw.choice((17, 64, 197, 284, 512))
+
+
+def check_inference(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, **given: Any) -> None:
+    """Raise PlanError if a plan does not fit."""
+    SequenceProblem(profile, cluster, length=plan.length, **given).check(plan)
+
+
+def inference_needs(plan: InferencePlan, profile: InferenceProfile, **given: Any) -> dict[int, InferenceNeed]:
+    """Return what each rank of a plan needs; the cluster does not matter."""
+    cluster: Any = None
+    return SequenceProblem(profile, cluster, length=plan.length, **given).needs(plan)

@@ -13,7 +13,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost,
 from workbench.core.program import Program
 from workbench.core.schedule import COMMUNICATION, Op, Value
 from workbench.methods.galaxy_plus.planning import tune
-from workbench.planners.galaxy_plus import SequenceProblem, inference_needs
+from workbench.planners.galaxy_plus import SequenceProblem
 from workbench.schedules.inference import (
     InferenceCosts,
     InferenceLayout,
@@ -200,15 +200,16 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     free = tuned()
     assert free.units[free.ranks.index(3)] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
     assert priced(free) < 0.75 * priced(bad)
-    needs = inference_needs(bad, priced.profile, length=284)
+    asked = SequenceProblem(priced.profile, priced.cluster, length=284)
+    needs = asked.needs(bad)
     room = {device.name: needs[rank].total_bytes for rank, device in enumerate(priced.cluster.devices)}
     bound = tuned(**room)
     assert priced(free) < priced(bound) < priced(bad)
-    kept = inference_needs(bound, priced.profile, length=284)
+    kept = asked.needs(bound)
     assert all(need.total_bytes <= room[f"d{rank}"] for rank, need in kept.items())
-    assert any(need.total_bytes > room[f"d{rank}"] for rank, need in inference_needs(free, priced.profile, length=284).items())
+    assert any(need.total_bytes > room[f"d{rank}"] for rank, need in asked.needs(free).items())
     alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(4,))
-    assert tune(SequenceProblem(priced.profile, priced.cluster, length=284), [alone], priced) == alone
+    assert tune(asked, [alone], priced) == alone
     assert tile_options(284) == (0, 71, 48)
 
 

@@ -9,7 +9,7 @@ import torch
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.methods.galaxy_plus.prepare import Request
-from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
+from workbench.methods.galaxy_plus.session import InferenceSession, SessionSetup
 from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.models.sharding import ModelLayout
 from workbench.runtime.context import RankContext
@@ -29,7 +29,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cases:
-    """What one session does, in order; each plan is loaded with what the one before left, every other one again."""
+    """What one session does, in order."""
 
     model: str
     cluster: Cluster
@@ -41,9 +41,8 @@ def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None
     setup = SessionSetup(model=asked.model, cluster=asked.cluster)
     answers: list[torch.Tensor | None] = []
     with group(context, 20.0) as process_group, InferenceSession(context, setup, process_group) as session:
-        holding: Holding | None = None
-        for number, case in enumerate(asked.cases):
-            holding = session.load(case.plan, spare=holding if number % 2 else None)
+        for case in asked.cases:
+            holding = session.load(case.plan)
             if case.tokens:
                 text = session.generate(holding, case.request, case.tokens)
                 answers.append(torch.tensor(text.tokens) if text.tokens else None)

@@ -2,14 +2,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from galaxy_plus_builders import instance, shape, unequal
+from galaxy_plus_builders import check_inference, instance, shape, unequal
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.planners.galaxy_plus import (
     INFERENCE_SYSTEMS,
     SequenceProblem,
-    check_inference,
     edgeshard,
     galaxy,
     local,

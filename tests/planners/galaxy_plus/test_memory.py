@@ -1,11 +1,11 @@
 from dataclasses import replace
 
 import pytest
-from galaxy_plus_builders import instance, shape
+from galaxy_plus_builders import check_inference, inference_needs, instance, shape
 
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
-from workbench.planners.galaxy_plus import HELD, PAPER, MemoryRule, check_inference, inference_needs
+from workbench.planners.galaxy_plus import HELD, PAPER, MemoryRule
 
 STACK = shape(4, 4)
 PLAN = InferencePlan(

@@ -2,10 +2,10 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from galaxy_plus_builders import instance, shape, unequal
+from galaxy_plus_builders import check_inference, inference_needs, instance, shape, unequal
 
 from workbench.core.errors import ConfigError
-from workbench.planners.galaxy_plus import PAPER, SequenceProblem, check_inference, inference_needs, oracle, price_plan
+from workbench.planners.galaxy_plus import PAPER, SequenceProblem, oracle, price_plan
 from workbench.planners.galaxy_plus.pricing import Cut
 from workbench.planners.galaxy_plus.programme import hybrid_plan
 

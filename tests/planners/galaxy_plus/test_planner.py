@@ -1,10 +1,10 @@
 import pytest
-from galaxy_plus_builders import instance, shape, unequal
+from galaxy_plus_builders import check_inference, instance, shape, unequal
 
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
-from workbench.planners.galaxy_plus import PAPER, SequenceProblem, algorithm_1, check_inference, oracle, plan, price_plan
+from workbench.planners.galaxy_plus import PAPER, SequenceProblem, algorithm_1, oracle, plan, price_plan
 from workbench.planners.galaxy_plus.search import Search
 
 

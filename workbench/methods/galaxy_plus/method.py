@@ -22,7 +22,7 @@ from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outco
 from workbench.methods.common.records import device_event, measured_timeline, overrun_share
 from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_memory, check_plan, inference_of, plan_job, predict, shown_request
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, local_hidden, local_texts, prepare, require_known
-from workbench.methods.galaxy_plus.profiles import HostQuestion, as_profile, catalogue_profile, host_profile, of_devices
+from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.methods.training.method import ProfiledMethod
@@ -63,7 +63,8 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
-        return as_profile(catalogue_profile(prepared, cluster))
+        vocabulary = prepared.facts.vocabulary_size if prepared.options.generate else 0
+        return as_profile(analytic_profile(prepared.job.model, prepared.layout, cluster, vocabulary))
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""

@@ -16,7 +16,7 @@ from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, check_inference, plan, stack_lengths
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan, stack_lengths
 from workbench.planners.galaxy_plus.search import Search, is_split
 from workbench.schedules.inference import (
     MESSAGE_S,
@@ -196,7 +196,7 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
 
 def check_memory(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, chosen: InferencePlan) -> None:
     """Raise PlanError, naming device and missing bytes, if a device's budget is too small for the longest request."""
-    check_inference(chosen, profile, cluster, length=prepared.longest, decoder_length=prepared.decoder_length)
+    _problem(prepared, profile, cluster).check(chosen)
 
 
 def inference_of(profile: Profile) -> InferenceProfile:

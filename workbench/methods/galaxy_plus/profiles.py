@@ -185,12 +185,6 @@ def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
     return analytic_profile(model, model_layout(model), Cluster(name="host", devices=(device,)))
 
 
-def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> InferenceProfile:
-    """Return the costs computed from the devices' FLOP/s."""
-    vocabulary = prepared.facts.vocabulary_size if prepared.options.generate else 0
-    return analytic_profile(prepared.job.model, prepared.layout, cluster, vocabulary)
-
-
 def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabulary: int = 0) -> InferenceProfile:
     """Return a model's costs computed from the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
     first_bytes, last_bytes = layout.end_bytes

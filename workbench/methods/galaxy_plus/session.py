@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, DeviceLostError, require_numbers
+from workbench.core.errors import DeviceLostError, require_numbers
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, Op, Value
 from workbench.methods.common.session import DeviceSession
@@ -132,16 +132,10 @@ class InferenceSession(DeviceSession):
         super().__exit__(*exc)
         self._slices.close()
 
-    def load(self, plan: InferencePlan, *, spare: Holding | None = None) -> Holding:
-        """Return this rank's slices for a plan, read from disk.
-
-        spare: the current slices, of which as much as possible is reused.  All devices must agree on it.
-        """
-        held = None if spare is None else [spare.specs.get(rank) for rank in plan.ranks]
-        specs = {rank: shard_spec(plan, position, self.stacks, held=held) for position, rank in enumerate(plan.ranks)}
-        if self.rank not in specs:
-            return Holding(plan=plan, shard=None, specs=specs)
-        shard, _ = self._slices.read(specs[self.rank], None if spare is None else spare.shard)
+    def load(self, plan: InferencePlan) -> Holding:
+        """Return this rank's slices for a plan, read from disk."""
+        specs = {rank: shard_spec(plan, position, self.stacks) for position, rank in enumerate(plan.ranks)}
+        shard = self._slices.read(specs[self.rank], None)[0] if self.rank in specs else None
         return Holding(plan=plan, shard=shard, specs=specs)
 
     def prepare(self, plan: InferencePlan, request: Request) -> Prepared:
@@ -168,14 +162,8 @@ class InferenceSession(DeviceSession):
     def generate(self, holding: Holding, request: Request, num_tokens: int) -> Generated:
         """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
 
-        Raises ConfigError for a plan or a model that cannot generate.
+        Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide a token.
         """
-        if holding.plan.paradigm == "sequence":
-            raise ConfigError(
-                "A text by sequence parallelism was asked for.",
-                "A single token cannot be divided among devices.",
-                "Choose another system, or ask for hidden states.",
-            )
         shard, is_first = holding.shard, self.rank == holding.plan.ranks[0]
         asked = request._replace(what="last")
         if shard is None:

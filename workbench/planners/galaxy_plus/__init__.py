@@ -10,9 +10,8 @@ from workbench.planners.galaxy_plus.baselines import (
     megatron_lm,
     replan,
     sequence_parallel,
-    slowed,
 )
-from workbench.planners.galaxy_plus.memory import HELD, PAPER, MemoryRule, SequenceProblem, check_inference, inference_needs
+from workbench.planners.galaxy_plus.memory import HELD, PAPER, MemoryRule, SequenceProblem
 from workbench.planners.galaxy_plus.planner import plan
 from workbench.planners.galaxy_plus.pricing import price_plan
 from workbench.planners.galaxy_plus.programme import oracle

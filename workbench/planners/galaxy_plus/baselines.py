@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
 from workbench.planners.galaxy_plus.memory import SequenceProblem
@@ -169,19 +169,6 @@ INFERENCE_SYSTEMS: dict[str, InferencePlanner] = {
     "edgeshard": edgeshard,
     "local": local,
 }
-
-
-def slowed(profile: InferenceProfile, slowdowns: Mapping[int, float]) -> InferenceProfile:
-    """Return the profile with each rank slowed down by its measured factor."""
-    for rank, factor in slowdowns.items():
-        if not (0 <= rank < profile.world_size and factor > 0):
-            raise ConfigError(
-                f"Rank {rank} {factor} times slower was asked for.",
-                f"There are ranks 0 to {profile.world_size - 1}.",
-                "Name one of them and a factor above 0.",
-            )
-        profile = profile.slowed(rank, factor)
-    return profile
 
 
 def replan(

@@ -67,36 +67,6 @@ class InferenceNeed:
         return self.attention_bytes + self.feed_forward_bytes + self.layer_bytes + self.ends_bytes + self.working_bytes
 
 
-def inference_needs(
-    plan: InferencePlan,
-    profile: InferenceProfile,
-    *,
-    length: int | None = None,
-    decoder_length: int | None = None,
-    memory: MemoryRule = HELD,
-) -> dict[int, InferenceNeed]:
-    """Return the need of every rank in the plan (Eq. 8 for 'hybrid'), for a sequence of `length` tokens (default: the plan's)."""
-    lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
-    working = profile.working_bytes_per_token * max(lengths) if memory.working else 0
-    attention, feed_forward, layer = ([0] * plan.num_positions for _ in range(3))
-    for shape, count, units, columns in plan.parts(profile.stacks, full_everywhere=memory.full_everywhere):
-        for i, (own_units, own_columns) in enumerate(zip(units, columns, strict=True)):
-            attention[i] += count * own_units * (shape.unit_bytes + shape.cross_unit_bytes)
-            feed_forward[i] += count * own_columns * shape.column_bytes
-            if plan.paradigm != "pipeline" or own_units or own_columns:
-                layer[i] += count * shape.layer_bytes
-    return {
-        rank: InferenceNeed(
-            attention_bytes=attention[i],
-            feed_forward_bytes=feed_forward[i],
-            layer_bytes=layer[i] if memory.layers else 0,
-            ends_bytes=memory.ends_bytes(profile, i),
-            working_bytes=working,
-        )
-        for i, rank in enumerate(plan.ranks)
-    }
-
-
 def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
     """Return the bytes of a unit in all layers, of a column in scheme-1 layers, and of a column in scheme-2 layers.
 
@@ -107,38 +77,6 @@ def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float,
         sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks) / first.num_units,
         sum((shape.num_layers - q) * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
         sum(q * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
-    )
-
-
-def check_inference(
-    plan: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int | None = None,
-    decoder_length: int | None = None,
-    memory: MemoryRule = HELD,
-) -> None:
-    """Raise PlanError if the plan does not fit, naming the device, its need, its memory, and the missing bytes there and in total."""
-    needs = inference_needs(plan, profile, length=length, decoder_length=decoder_length, memory=memory)
-    missing = {rank: need.total_bytes - memory.budget_bytes(cluster, rank) for rank, need in needs.items()}
-    short = {rank: nbytes for rank, nbytes in missing.items() if nbytes > 0}
-    if not short:
-        return
-    worst = max(short, key=lambda rank: short[rank])
-    need, device = needs[worst], cluster.devices[worst]
-    whole = ""
-    if len(short) > 1:
-        named = ", ".join(f"'{cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in short.items())
-        whole = f" In all {readable(sum(short.values()))} are missing: {named}."
-    raise PlanError(
-        f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"its part of the {plan.method} plan of '{profile.model}' needs {readable(need.total_bytes)}"
-        f" (attention {readable(need.attention_bytes)}, feed-forward {readable(need.feed_forward_bytes)},"
-        f" norms and biases {readable(need.layer_bytes)},"
-        f" embedding and head {readable(need.ends_bytes)}, activations {readable(need.working_bytes)}):"
-        f" {readable(short[worst])} are missing.{whole}",
-        "Add a device, raise its memory, use scheme 1 in more layers, or a smaller model.",
     )
 
 
@@ -188,13 +126,49 @@ class SequenceProblem:
         return chosen
 
     def needs(self, plan: InferencePlan) -> dict[int, InferenceNeed]:
-        """Return the need of every rank in a plan."""
-        return inference_needs(plan, self.profile, length=self.longest[0], decoder_length=self.decoder_length, memory=self.memory)
+        """Return the need of every rank in a plan (Eq. 8 for 'hybrid')."""
+        profile, memory = self.profile, self.memory
+        working = profile.working_bytes_per_token * max(self.longest) if memory.working else 0
+        attention, feed_forward, layer = ([0] * plan.num_positions for _ in range(3))
+        for shape, count, units, columns in plan.parts(profile.stacks, full_everywhere=memory.full_everywhere):
+            for i, (own_units, own_columns) in enumerate(zip(units, columns, strict=True)):
+                attention[i] += count * own_units * (shape.unit_bytes + shape.cross_unit_bytes)
+                feed_forward[i] += count * own_columns * shape.column_bytes
+                if plan.paradigm != "pipeline" or own_units or own_columns:
+                    layer[i] += count * shape.layer_bytes
+        return {
+            rank: InferenceNeed(
+                attention_bytes=attention[i],
+                feed_forward_bytes=feed_forward[i],
+                layer_bytes=layer[i] if memory.layers else 0,
+                ends_bytes=memory.ends_bytes(profile, i),
+                working_bytes=working,
+            )
+            for i, rank in enumerate(plan.ranks)
+        }
 
     def check(self, plan: InferencePlan) -> None:
-        """Raise PlanError if a plan does not fit (see check_inference)."""
-        length, decoder_length = self.longest[0], self.decoder_length
-        check_inference(plan, self.profile, self.cluster, length=length, decoder_length=decoder_length, memory=self.memory)
+        """Raise PlanError if a plan does not fit, naming the device, its need, its memory, and the missing bytes there and in total."""
+        needs = self.needs(plan)
+        missing = {rank: need.total_bytes - self.memory.budget_bytes(self.cluster, rank) for rank, need in needs.items()}
+        short = {rank: nbytes for rank, nbytes in missing.items() if nbytes > 0}
+        if not short:
+            return
+        worst = max(short, key=lambda rank: short[rank])
+        need, device = needs[worst], self.cluster.devices[worst]
+        whole = ""
+        if len(short) > 1:
+            named = ", ".join(f"'{self.cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in short.items())
+            whole = f" In all {readable(sum(short.values()))} are missing: {named}."
+        raise PlanError(
+            f"Device '{device.name}' has {readable(device.memory_bytes)};",
+            f"its part of the {plan.method} plan of '{self.profile.model}' needs {readable(need.total_bytes)}"
+            f" (attention {readable(need.attention_bytes)}, feed-forward {readable(need.feed_forward_bytes)},"
+            f" norms and biases {readable(need.layer_bytes)},"
+            f" embedding and head {readable(need.ends_bytes)}, activations {readable(need.working_bytes)}):"
+            f" {readable(short[worst])} are missing.{whole}",
+            "Add a device, raise its memory, use scheme 1 in more layers, or a smaller model.",
+        )
 
     def room_bytes(self, ranks: Sequence[int], *, position: int | None = None) -> list[int]:
         """Return the bytes on each rank for attention and feed-forward weights, after subtracting its fixed memory.

@@ -6,7 +6,7 @@ from itertools import product
 
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import SEND
-from workbench.planners.galaxy_plus import inference_needs
+from workbench.planners.galaxy_plus import SequenceProblem
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench.profiler.inference import stack_sizes, working_bytes
 from workbench.reproduce.galaxy_plus.testbed import GIB, MODELS, PAPER, Constants, cluster, load_constants, profile
@@ -138,7 +138,7 @@ def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tupl
             start, stop = layout.span(op)
             pairs = (stop - start) * (TOKENS if op.kind == "ATT" else 1)
             flops += sizes.unit_flops(op.kind) * pairs * layout.width(layout.blocks[op.stage], count - 1)
-    need = inference_needs(plan, costs, length=TOKENS, memory=constants.memory_rule)[count - 1]
+    need = SequenceProblem(costs, on, length=TOKENS, memory=constants.memory_rule).needs(plan)[count - 1]
     return need.attention_bytes + need.feed_forward_bytes, flops, sent
 
 

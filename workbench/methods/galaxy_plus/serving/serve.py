@@ -21,7 +21,7 @@ from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planne
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
-from workbench.planners.galaxy_plus import SequenceProblem, replan, slowed
+from workbench.planners.galaxy_plus import SequenceProblem, replan
 from workbench.planners.galaxy_plus import plan as make_plan
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.coordinator import Coordinator
@@ -66,22 +66,21 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
 
     @lru_cache(maxsize=256)
     def simulated(plan: InferencePlan, own: tuple[tuple[int, float], ...]) -> BlockTimes:
-        return _simulated(plan, slowed(profile, dict(own)), cluster, lengths)
+        slower = profile
+        for rank, factor in own:
+            slower = slower.slowed(rank, factor)
+        timeline = simulate(Programs(cluster, profile.stacks, slower).sequence(plan, lengths).program, memory=False)
+        blocks: dict[int, dict[int, float]] = {}
+        for span in timeline.spans:
+            if not span.op.is_communication:
+                of_rank = blocks.setdefault(span.rank, {})
+                of_rank[span.op.stage] = of_rank.get(span.op.stage, 0.0) + span.end_s - span.start_s
+        return BlockTimes(timeline.makespan_s, blocks)
 
     def times(plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:
         return simulated(plan, tuple(sorted((rank, factor) for rank, factor in slow_downs.items() if rank in plan.ranks and factor != 1.0)))
 
     return times
-
-
-def _simulated(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> BlockTimes:
-    timeline = simulate(Programs(cluster, profile.stacks, profile).sequence(plan, lengths).program, memory=False)
-    blocks: dict[int, dict[int, float]] = {}
-    for span in timeline.spans:
-        if not span.op.is_communication:
-            own = blocks.setdefault(span.rank, {})
-            own[span.op.stage] = own.get(span.op.stage, 0.0) + span.end_s - span.start_s
-    return BlockTimes(timeline.makespan_s, blocks)
 
 
 DEFAULT_LENGTH = 64
