@@ -20,8 +20,8 @@ from workbench.models.sharding import (
     shard_spec,
     weights_of,
 )
+from workbench.models.sharding.layout import deal
 from workbench.models.sharding.shard import _parts
-from workbench.models.sharding.slices import deal
 
 from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, separator_of, shards_of, tiny_case
 

@@ -19,6 +19,7 @@ from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan, stack_lengths
 from workbench.planners.galaxy_plus.search import Search, is_split
 from workbench.schedules.inference import (
+    GAIN,
     MESSAGE_S,
     InferenceCosts,
     InferenceLayout,
@@ -28,7 +29,6 @@ from workbench.schedules.inference import (
     inference_schedule,
     tile_options,
 )
-from workbench.schedules.inference.tuning import GAIN
 from workbench.simulator import simulate
 
 TRIES = 120

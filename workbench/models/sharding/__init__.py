@@ -2,7 +2,6 @@
 
 from workbench.models.sharding.building import WeightSource, model_layout, open_weights, weights_of
 from workbench.models.sharding.held import What
-from workbench.models.sharding.layout import ModelLayout
+from workbench.models.sharding.layout import LayerSlices, ModelLayout, ShardSpec, shard_spec
 from workbench.models.sharding.run import KeyValueCache, Run
 from workbench.models.sharding.shard import ModelShard, added_bytes, load_shard, reload_shard
-from workbench.models.sharding.slices import LayerSlices, ShardSpec, shard_spec

@@ -15,8 +15,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.families import embed_words, words_of
 from workbench.models.products import head_scale
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.layout import Block, Cut, ModelLayout, NormLayout
-from workbench.models.sharding.slices import Ranges, size
+from workbench.models.sharding.layout import Block, Cut, ModelLayout, NormLayout, Ranges, size
 from workbench.models.stack import embed
 
 

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.sharding.layout import Block, ModelLayout
-from workbench.models.sharding.slices import Ranges, units_of
+from workbench.models.sharding.layout import Block, ModelLayout, Ranges, units_of
 from workbench.models.stack import buckets_of
 
 _KEPT = 8

@@ -16,9 +16,8 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.held import Connection, Ends, HeldBlock, What, hold_block, hold_connection
-from workbench.models.sharding.layout import ITEM_BYTES, Block, ModelLayout, StackLayout
+from workbench.models.sharding.layout import ITEM_BYTES, Block, ModelLayout, Ranges, ShardSpec, StackLayout, size
 from workbench.models.sharding.run import KeyValueCache, Positions, Run, attend, rotate, split_heads
-from workbench.models.sharding.slices import Ranges, ShardSpec, size
 
 _TANH = "gelu_pytorch_tanh"
 """The one of transformers' equivalent GELU functions that runs as one kernel."""

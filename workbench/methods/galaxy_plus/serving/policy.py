@@ -17,9 +17,8 @@ from workbench.core.inference import InferencePlan
 from workbench.core.serving import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
-from workbench.methods.galaxy_plus.serving.detector import means
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
-from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
+from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone

@@ -1,5 +1,6 @@
 """The portal's decisions: which device is excluded or readmitted, and which plan is wanted (Galaxy+, section III-E).
 
+A straggler is repeatedly slower than the others in the same work, by its reports during computation (III-E1).
 It is pure: events and times in, decisions out.  The simulation drives it in virtual time, the portal of emulated devices in
 real time.
 """
@@ -7,15 +8,94 @@ real time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.serving import ReschedulingSettings
-from workbench.methods.galaxy_plus.serving.detector import BlockSeconds, StragglerDetector, compare
 from workbench.methods.galaxy_plus.serving.log import ServingLog
+
+BlockSeconds = Mapping[int, Mapping[int, float]]
+"""Seconds of computation by rank and block number (blocks are counted through the whole model)."""
+
+
+class Verdict(NamedTuple):
+    """A device's report compared with the others.  slowness: median over blocks.  is_slow: most of its blocks were slow."""
+
+    slowness: float
+    is_slow: bool
+
+
+def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return each block's mean seconds over a device's reports of a period; a report may cover only some blocks."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for report in reports:
+        for block, seconds in report.items():
+            found[block].append(seconds)
+    return {block: sum(seconds) / len(seconds) for block, seconds in found.items()}
+
+
+def compare(measured: BlockSeconds, expected: BlockSeconds, slow_factor: float) -> dict[int, Verdict]:
+    """Compare the devices block by block.
+
+    Each block's seconds are divided by the plan's expectation for the device, which makes unequal devices with unequal shares comparable,
+    then by the median of that quotient over the other devices in the same block.  So a slowdown of all devices, or a shared error
+    of the cost model, makes no straggler.  A single device gets 1.
+    """
+    quotients: dict[int, dict[int, float]] = defaultdict(dict)
+    for rank, blocks in measured.items():
+        for block, seconds in blocks.items():
+            share = expected.get(rank, {}).get(block, 0.0)
+            if share > 0:
+                quotients[block][rank] = seconds / share
+    relative: dict[int, list[float]] = {rank: [] for rank in measured}
+    for by_rank in quotients.values():
+        for rank, quotient in by_rank.items():
+            others = [value for other, value in by_rank.items() if other != rank]
+            if others and median(others) > 0:
+                relative[rank].append(quotient / median(others))
+    return {
+        rank: Verdict(median(values), 2 * sum(value > slow_factor for value in values) > len(values)) if values else Verdict(1.0, False)
+        for rank, values in relative.items()
+    }
+
+
+class StragglerDetector:
+    """Remembers each device's last reports."""
+
+    def __init__(self, settings: ReschedulingSettings) -> None:
+        self._settings = settings
+        self._last: dict[int, deque[Verdict]] = {}
+
+    def add(self, verdicts: Mapping[int, Verdict]) -> None:
+        """Add one report of every device."""
+        for rank, verdict in verdicts.items():
+            self._last.setdefault(rank, deque(maxlen=self._settings.window)).append(verdict)
+
+    def slowness(self, rank: int) -> float:
+        """Return the median of a device's last slow reports, of all reports if none was slow; 1 without any."""
+        last = self._last.get(rank, ())
+        values = [verdict.slowness for verdict in last if verdict.is_slow] or [verdict.slowness for verdict in last]
+        return median(values) if values else 1.0
+
+    def stragglers(self) -> tuple[int, ...]:
+        """Return the ranks that were slow in `repeats` of their last `window` reports, the slowest first."""
+        found = [rank for rank, last in self._last.items() if sum(verdict.is_slow for verdict in last) >= self._settings.repeats]
+        return tuple(sorted(found, key=lambda rank: -self.slowness(rank)))
+
+    def has_been_below(self, rank: int, slowness: float) -> bool:
+        """Return whether a device's last `repeats` reports all were at most `slowness`."""
+        last = list(self._last.get(rank, ()))[-self._settings.repeats :]
+        return len(last) == self._settings.repeats and all(verdict.slowness <= slowness for verdict in last)
+
+    def forget(self) -> None:
+        """Forget all reports, because they are invalid after a change of the plan."""
+        self._last.clear()
+
 
 Planner = Callable[[tuple[int, ...]], InferencePlan]
 """(ranks that may take part) -> plan.  Raises PlanError if none fits."""

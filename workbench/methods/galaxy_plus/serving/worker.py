@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ import torch.distributed as dist
 from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.inference import InferencePlan
+from workbench.core.schedule import Op
 from workbench.methods.galaxy_plus.planning import Programs
 from workbench.methods.galaxy_plus.prepare import Request
-from workbench.methods.galaxy_plus.serving.detector import ReportingPacer
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
 from workbench.models.sharding import ModelShard, ShardSpec, model_layout
 from workbench.runtime.commands import End, StepDone
@@ -25,7 +26,7 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import release_free_memory
-from workbench.runtime.pacing import Pacer
+from workbench.runtime.pacing import Paced, Pacer
 
 WARM_UP = -1
 """Number of the requests before the first measured one: a process does much work for the first time then."""
@@ -108,6 +109,46 @@ class UnderWay(NamedTuple):
 
     number: int
     since_s: float
+
+
+class ReportingPacer(Pacer):
+    """A pacer that adds up the seconds of every operation by block, and sends the sums after each period and on request.
+
+    Operations arrive from the executor as partial(handler, operation, contents).  Delays of a busy host are excluded, because the
+    emulated device does not cause them.
+    """
+
+    def __init__(
+        self, factor: float, *, every_s: float, tell: Callable[[dict[int, float]], None], dilation: float = 1.0, **time: Any
+    ) -> None:
+        """time: clock and sleep (see Pacer)."""
+        super().__init__(factor, dilation=dilation, **time)
+        self._every_s, self._tell = every_s * dilation, tell
+        self._blocks: dict[int, float] = {}
+        self._told_s = self._clock()
+
+    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
+        """See Pacer.run."""
+        done = super().run(function, duration_s, begin_s)
+        if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
+            block = function.args[0].stage
+            seconds = (done.end_s - done.start_s - done.late_s) / self._dilation
+            self._blocks[block] = self._blocks.get(block, 0.0) + seconds
+            if done.end_s - self._told_s > self._every_s:
+                self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: the blocks before are complete
+        return done
+
+    def tell(self, before: int | None = None) -> None:
+        """Send the sums since the last call.  before: only blocks before this one; None: all."""
+        ready = {block: seconds for block, seconds in self._blocks.items() if before is None or block < before}
+        if ready:
+            self._blocks = {block: seconds for block, seconds in self._blocks.items() if block not in ready}
+            self._told_s = self._clock()
+            self._tell(ready)
+
+    def forget(self) -> None:
+        """Discard the sums of a failed request."""
+        self._blocks = {}
 
 
 def serve_worker(context: RankContext, setup: tuple[SessionSetup, float, str]) -> None:
