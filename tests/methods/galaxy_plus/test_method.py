@@ -15,7 +15,7 @@ from tests.methods.galaxy_plus.ranks import serve_with_little, stop_after
 from workbench import experiment
 from workbench.cli.show import summary
 from workbench.core import Cluster, Job, Report
-from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError
+from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError, ScheduleError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.fetch import asset_path
 from workbench.methods.base import Planned, ignore
@@ -205,9 +205,12 @@ def test_a_plan_of_another_kind_is_refused(data: Path) -> None:
         )
     plan = experiment.plan(job_for(data, system="galaxy"), four_devices())
     assert plan.inference is not None
-    wrong = replace(plan, inference=replace(plan.inference, columns=(1,) * len(plan.inference.ranks)))
-    with pytest.raises(ConfigError, match="columns"):
-        experiment.run(job_for(data), four_devices(), "simulate", chosen_plan=wrong)
+    ones = (1,) * len(plan.inference.ranks)
+    wrong_parts = {"columns": ones, "units": (99, *ones[1:]), "schemes": ()}
+    for name, given in wrong_parts.items():
+        wrong = replace(plan, inference=replace(plan.inference, **{name: given}))
+        with pytest.raises((ConfigError, ScheduleError), match=name):
+            experiment.run(job_for(data), four_devices(), "simulate", chosen_plan=wrong)
 
 
 def test_a_sweep_lays_measured_beside_simulated(data: Path, engines: EngineCluster, tmp_path: Path) -> None:

@@ -7,27 +7,10 @@ import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan
 from workbench.models.loading import model_config, model_from_config
 from workbench.models.sharding import load_shard, model_layout, shard_spec, weights_of
 
 from .builders import hybrid, run_plan, shards_of, tiny_case
-
-
-def test_partitions_have_to_add_up():
-    case = tiny_case("bert")
-    with pytest.raises(ConfigError, match=r"on 5 devices.*has 4 attention units, the partition 5.*a device may get none"):
-        shard_spec(hybrid(case, (1,) * 5, (64, 0, 0, 0, 0), (1.0,) * 5, (1,)), 0, case.layout.stacks)
-    with pytest.raises(ConfigError, match="has 64 columns, the partition 60"):
-        shard_spec(hybrid(case, (4,), (60,), (1.0,), (1,)), 0, case.layout.stacks)
-    with pytest.raises(ConfigError, match="schemes for 0 layers"):
-        shard_spec(
-            InferencePlan(method="x", paradigm="hybrid", ranks=(0,), units=(4,), columns=(64,), shares=(1.0,)), 0, case.layout.stacks
-        )
-    with pytest.raises(ConfigError, match="The model has 3"):
-        shard_spec(InferencePlan(method="x", paradigm="pipeline", ranks=(0, 1), layers=(3, 1)), 0, case.layout.stacks)
-    with pytest.raises(ConfigError, match="position 3 was asked for"):
-        shard_spec(hybrid(case, (4,), (64,), (1.0,), (1,)), 3, case.layout.stacks)
 
 
 def test_more_devices_than_heads_work_if_some_get_none():

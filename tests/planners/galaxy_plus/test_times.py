@@ -14,8 +14,7 @@ from workbench.planners.galaxy_plus import (
     price_plan,
     stack_lengths,
 )
-from workbench.planners.galaxy_plus.pricing import HybridPricer, cut_of
-from workbench.planners.galaxy_plus.times import hop_lines, ring_s
+from workbench.planners.galaxy_plus.pricing import HybridPricer, cut_of, hop_lines, ring_s
 
 STACK = StackShape(num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100)
 

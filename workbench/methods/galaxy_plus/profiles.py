@@ -28,7 +28,7 @@ from workbench.models.sharding import (
     open_weights,
 )
 from workbench.planners.galaxy_plus import stack_lengths
-from workbench.planners.galaxy_plus.times import layer_s
+from workbench.planners.galaxy_plus.pricing import layer_s
 from workbench.profiler.inference import analytic_from
 from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
 from workbench.profiler.timing import Call

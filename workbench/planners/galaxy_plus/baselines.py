@@ -19,11 +19,9 @@ import numpy as np
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.planners.galaxy_plus.algorithm_1 import algorithm_1
 from workbench.planners.galaxy_plus.memory import SequenceProblem
-from workbench.planners.galaxy_plus.planner import Price, plan
-from workbench.planners.galaxy_plus.pricing import boundary_bytes, price_plan
-from workbench.planners.galaxy_plus.times import ends_s, layer_s
+from workbench.planners.galaxy_plus.planner import Price, algorithm_1, plan
+from workbench.planners.galaxy_plus.pricing import boundary_bytes, ends_s, layer_s, price_plan
 
 InferencePlanner = Callable[[SequenceProblem], InferencePlan]
 """Returns a plan for one sequence.  Raises PlanError, naming device and bytes, if none fits."""

@@ -10,7 +10,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.ranges import Fraction, require_ranges
-from workbench.planners.galaxy_plus.times import stack_lengths
+from workbench.planners.galaxy_plus.pricing import stack_lengths
 from workbench.planners.memory import readable
 
 

@@ -20,8 +20,7 @@ from scipy.sparse import csr_matrix
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.planners.galaxy_plus.memory import SequenceProblem, part_bytes
-from workbench.planners.galaxy_plus.pricing import Cut, price_plan
-from workbench.planners.galaxy_plus.times import Line, block_lines, hop_lines, num_blocks
+from workbench.planners.galaxy_plus.pricing import Cut, Line, block_lines, hop_lines, num_blocks, price_plan
 
 Row = dict[int, float]
 """Coefficients by variable."""

@@ -10,9 +10,8 @@ from functools import cache
 
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.planners.galaxy_plus.memory import SequenceProblem, part_bytes
-from workbench.planners.galaxy_plus.pricing import Cut, HybridPricer, cut_of
+from workbench.planners.galaxy_plus.pricing import Cut, HybridPricer, Line, capacity, cut_of, ends_s
 from workbench.planners.galaxy_plus.programme import hybrid_plan
-from workbench.planners.galaxy_plus.times import Line, capacity, ends_s
 
 Ranks = tuple[int, ...]
 Price = Callable[[InferencePlan], float]
