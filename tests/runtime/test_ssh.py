@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from ssh_hosts import home, over_pipes, real_cluster
 
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime import ssh
-from workbench.runtime.messages import CallTable, Parts, decode_told, encode_told
+from workbench.runtime.messages import AnswerMessage, CallTable, Parts, decode_told, encode_told
 from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message, Messages, require_wireguard
 from workbench.runtime.ssh import Connection, failure_of
 from workbench.runtime.ssh_devices import SshEngines, SshService
@@ -226,6 +226,15 @@ def test_messages_cross_a_stream_in_any_pieces() -> None:
     assert found == sent
     with pytest.raises(RuntimeSetupError, match="was expected"):
         list(Messages().of(b"\0\0\0\3abc"))
+
+
+def test_a_device_without_memory_is_told_from_one_whose_peer_fell_silent() -> None:
+    call = CallTable({"workbench.runtime.measuring:measure_rank_host": ""}).named("workbench.runtime.measuring:measure_rank_host")
+    asked = AnswerMessage.of_error(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2000000 bytes."))
+    error = asked.outcome(0, call, "pi0").error
+    assert isinstance(error, MemoryBudgetError) and "'pi0' asked for 2.000 MB more. Its system refused." in str(error)
+    other = AnswerMessage.of_error(RuntimeError("gloo: connection to a peer: Resource temporarily unavailable")).outcome(0, call, "pi0")
+    assert type(other.error) is RuntimeError
 
 
 def test_commands_and_events_are_typed() -> None:

@@ -27,7 +27,7 @@ from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
 from workbench.core.serial import shown
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
-from workbench.runtime.jobs import Outcome
+from workbench.runtime.jobs import Outcome, tells_of_peer
 from workbench.runtime.memory import as_memory_error
 
 Moved = tuple[PurePath, PurePath]
@@ -239,8 +239,8 @@ class AnswerMessage:
         if self.error in _ERRORS:
             return Outcome(rank=rank, error=_ERRORS[self.error](*self.parts), text=self.text)
         other = RuntimeError(self.parts[0])
-        error = as_memory_error(other, device, None) or other
-        return Outcome(rank=rank, error=error, text=self.text)
+        error = None if tells_of_peer(other) else as_memory_error(other, device, None)
+        return Outcome(rank=rank, error=error or other, text=self.text)
 
 
 class StoreMail:
