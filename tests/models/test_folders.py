@@ -20,7 +20,7 @@ from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_config, model_facts
 from workbench.models.sharding import load_shard, model_layout, open_weights, shard_spec
 from workbench.models.tokenizer import tiny_tokenizer
-from workbench.models.zeroth_order import TrainableConfig, load_backbone, load_causal_stage
+from workbench.models.zeroth_order import TrainableConfig, load_causal_model
 
 LAYERS = 4
 Spoil = Callable[[Path], object]
@@ -104,8 +104,8 @@ def sharded(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None, what: 
 
 def forward_only(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None) -> Tensor:
     """The last stage's layers and head, as forward-only training loads them."""
-    stack, _ = load_backbone(name)
-    model = load_causal_stage(name, LAYERS // 2, LAYERS, TrainableConfig(technique="lora_fa", rank=2))
+    stack = load_stack(name)
+    model = load_causal_model(name, TrainableConfig(technique="lora_fa", rank=2), span=(LAYERS // 2, LAYERS))
     assert model.head is not None
     return model.head(stack(ids, mask, targets)[0])
 

@@ -33,7 +33,7 @@ from workbench.models.hub import (
     suggestion,
 )
 from workbench.models.partial_loading import HEADER, LACKING, StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
-from workbench.models.products import LanguageModelHead, head_of, no_head
+from workbench.models.products import Head, head_of
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import ImageTokenizer, TextTokenizer, image_tokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
 
@@ -43,16 +43,17 @@ _TINY = re.compile(r"tiny-([a-z0-9]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
 
 
-def load_stack(name: str, dtype: torch.dtype = torch.float32) -> LayerStack:
+def load_stack(name: str, dtype: torch.dtype = torch.float32, *, with_head: bool = False) -> LayerStack:
     """Return the frozen stack of a model.
 
     name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a hub name.
+    with_head: load the language model head of a decoder-only model, too; that of an encoder-decoder always is.
     Raises ConfigError for an unknown name or family, MissingDataError if the files are unavailable.
     """
-    model = load_model(name, dtype) if is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
+    model = load_model(name, dtype) if with_head or is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
     family = family_of(model.config.model_type)
     separator_id = load_tokenizer(name).separator_id if family.has_token_types else None
-    head = head_of(model) if family.decoder is not None else None
+    head = head_of(model) if family.decoder is not None or (with_head and family.is_causal) else None
     return LayerStack(model.base_model, separator_id=separator_id, language_model_head=head)
 
 
@@ -80,18 +81,12 @@ def load_stage(
     return stage
 
 
-def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> LanguageModelHead:
-    """Return an encoder-decoder's frozen head.  If the folder holds safetensors, its layers are not loaded.
-
-    Raises ConfigError for a model without a decoder.
-    """
-    config = model_config(name)
-    if family_of(config.model_type).decoder is None:
-        raise no_head(name)
+def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> Head:
+    """Return the frozen head of a model that predicts words.  If the folder holds safetensors, its layers are not loaded."""
     tensors = stored_weights(name)
-    head = None if tensors is None else read_head(config, tensors, dtype)
-    head = head or load_stack(name, dtype).language_model_head
-    assert head is not None
+    head: Head | None = None if tensors is None else read_head(model_config(name), tensors, dtype)
+    head = head or load_stack(name, dtype, with_head=True).language_model_head
+    assert head is not None, "a model without words"
     return head
 
 

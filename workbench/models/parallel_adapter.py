@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
-from workbench.models.products import LanguageModelHead
+from workbench.models.products import Head
 from workbench.models.side_layers import TOKEN_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
 from workbench.models.stack import padding_mask
 
@@ -48,7 +48,7 @@ class ParallelAdapterStage(nn.Module):
         if stop == config.num_layers:
             self.last = SequenceHead(config) if config.kind == "sequence_to_sequence" else SideHead(config)
         # In a tuple, so that the backbone's head does not become a parameter of this module.
-        self._language_model_head: tuple[LanguageModelHead, ...] = ()
+        self._language_model_head: tuple[Head, ...] = ()
         initialize(self, "fan_in")
 
     @property
@@ -61,7 +61,7 @@ class ParallelAdapterStage(nn.Module):
         """Return whether `attach` was called."""
         return bool(self._language_model_head)
 
-    def attach(self, head: LanguageModelHead) -> None:
+    def attach(self, head: Head) -> None:
         """Attach the backbone's frozen head to the last stage, for sequence-to-sequence.  It is not saved with the adapter."""
         self._language_model_head = (head,)
 

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from workbench.core.errors import ConfigError
-
 MANTISSA_BITS = 4
 """Significant binary digits in the number of rows passed to oneDNN, which compiles a kernel of about a megabyte for each number.
 
@@ -129,23 +127,40 @@ class LanguageModelHead(nn.Module):
         )
 
 
+class ProjectedHead(nn.Module):
+    """A head after the matrix that projects OPT-350m's hidden states to its narrower word embedding."""
+
+    def __init__(self, projection: nn.Module, head: LanguageModelHead) -> None:
+        super().__init__()
+        self.projection, self.head = projection, head
+
+    @property
+    def weight(self) -> Any:
+        """Return the head's weight."""
+        return self.head.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits (..., V) for hidden states (..., d)."""
+        return self.head(self.projection(hidden))
+
+    def of_tokens(self, tokens: Sequence[int]) -> ProjectedHead:
+        """Return a head that predicts only these tokens."""
+        return ProjectedHead(self.projection, self.head.of_tokens(tokens))
+
+
+Head = LanguageModelHead | ProjectedHead
+
+
 def head_scale(config: Any) -> float:
     """Return the factor by which a model multiplies its last hidden state before the head."""
     return config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
 
 
-def head_of(model: Any) -> LanguageModelHead:
-    """Return the head of a Hugging Face encoder-decoder.  For a base model without one, return the word embedding."""
+def head_of(model: Any) -> Head:
+    """Return the head of a Hugging Face model that predicts words.  For a base model without one, return the word embedding."""
     lm_head = getattr(model, "lm_head", None)
     weight = model.get_input_embeddings().weight if lm_head is None else lm_head.weight
     bias = getattr(model, "final_logits_bias", None)
-    return LanguageModelHead(weight, bias=None if bias is None else bias[0], scale=head_scale(model.config))
-
-
-def no_head(name: str) -> ConfigError:
-    """Return the error for a model that has no decoder."""
-    return ConfigError(
-        f"Sequence-to-sequence on '{name}' was asked for.",
-        "It has one stack of layers, no encoder and decoder.",
-        "Choose a T5 or BART model, or another kind of target.",
-    )
+    head = LanguageModelHead(weight, bias=None if bias is None else bias[0], scale=head_scale(model.config))
+    projection = getattr(model.base_model.decoder, "project_out", None) if model.config.model_type == "opt" else None
+    return head if projection is None else ProjectedHead(projection, head)

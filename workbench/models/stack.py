@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import Family, LayerContext, Part, call_layer, embed_image, embed_words, family_of, layer_paths
-from workbench.models.products import LanguageModelHead
+from workbench.models.products import Head
 
 
 class LayerStack(nn.Module):
@@ -24,10 +24,10 @@ class LayerStack(nn.Module):
     family: an entry of FAMILIES.  separator_id: the token that starts a second text (for families with token types).
     b_0 is the embedding's output, b_i the output of layer i - 1; b_L is taken after the final norm if the family has one.
     num_encoder_layers: of an encoder-decoder, whose last encoder output is also taken after the encoder's norm; None for a single stack.
-    decoder_start_id: the first token of every target.  language_model_head: of an encoder-decoder.
+    decoder_start_id: the first token of every target.  language_model_head: of an encoder-decoder, of others only if asked for.
     """
 
-    def __init__(self, model: Any, *, separator_id: int | None = None, language_model_head: LanguageModelHead | None = None) -> None:
+    def __init__(self, model: Any, *, separator_id: int | None = None, language_model_head: Head | None = None) -> None:
         super().__init__()
         self.config = model.config
         self.family_name: str = model.config.model_type

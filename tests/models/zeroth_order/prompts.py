@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.models.zeroth_order import load_backbone
+from workbench.models.loading import load_stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ class Naive:
     """A model's loss with LoRA-FA's product merged into its weights, one sample after another: nothing of the package's own."""
 
     def __init__(self, name: str, dtype=torch.float64) -> None:
-        self.stack, self.head = load_backbone(name, dtype)
+        self.stack = load_stack(name, dtype, with_head=True)
+        self.head = self.stack.language_model_head
 
     def loss(self, model, values: dict[str, Tensor], batch: Prompts) -> float:
         """model: where A is taken from.  values: B by name, and the head of a model without words."""

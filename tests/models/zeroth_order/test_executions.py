@@ -16,7 +16,6 @@ from workbench.models.zeroth_order import (
     ZerothOrderConfig,
     gradients_of,
     load_causal_model,
-    load_causal_stage,
     make_log,
 )
 
@@ -131,7 +130,7 @@ def test_stages_make_the_steps_of_the_whole(family):
     whole = load_causal_model(name, CONFIG)
     made = Prge(whole, ESTIMATE).step(batch, 0)
     for execution in ("both", "inner"):
-        stages = [load_causal_stage(name, start, stop, CONFIG) for start, stop in ((0, 1), (1, 3), (3, 4))]
+        stages = [load_causal_model(name, CONFIG, span=span) for span in ((0, 1), (1, 3), (3, 4))]
         states = None
         for stage in stages:
             estimator = Prge(stage, estimate(execution=execution))

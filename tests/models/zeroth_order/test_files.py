@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from workbench.models.lora import require_peft
 from workbench.models.quantization import QuantizationConfig
-from workbench.models.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model, load_causal_stage, save_for_peft
+from workbench.models.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model, save_for_peft
 
 from .prompts import prompts
 
@@ -41,7 +41,7 @@ def test_heads_and_stages_of_files_are_those_of_transformers(family, quantizatio
     estimate = ZerothOrderConfig(queries=1, epsilon=0.1)
     expected, states = Prge(model, estimate).losses(batch, 0), None
     for start in (0, 1):
-        stage = load_causal_stage(str(tmp_path), start, start + 1, config, quantization=quantization)
+        stage = load_causal_model(str(tmp_path), config, span=(start, start + 1), quantization=quantization)
         held = {name for name, _ in stage.named_parameters()} | {name for name, _ in stage.named_buffers()}
         assert not any(name.startswith(f"backbone.layers.{1 - start}.") for name in held)
         states = Prge(stage, estimate).forward_stage(states, batch, 0, [0])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
+from workbench.models.loading import load_stack
 from workbench.models.lora import require_peft
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.zeroth_order import (
@@ -14,7 +15,6 @@ from workbench.models.zeroth_order import (
     TrainableConfig,
     ZerothOrderConfig,
     gradients_of,
-    load_backbone,
     smallest_epsilon,
     warn_of_rounding,
 )
@@ -29,8 +29,8 @@ ESTIMATE = ZerothOrderConfig(queries=4, epsilon=1e-2, learning_rate=0.02)
 def with_peft(technique, family, ours):
     """The same backbone with peft's layers in it, which are given our values."""
     peft = require_peft()
-    stack, head = load_backbone(f"tiny-{family}-2")
-    stage = stack.stage(0, 2)
+    stack = load_stack(f"tiny-{family}-2", with_head=True)
+    stage, head = stack.stage(0, 2), stack.language_model_head
     targets = [name.removesuffix(".base") for name, _ in ours.backbone.named_modules() if name.endswith(".base")]
     transposed = family == "gpt2"
     if technique == "vera":
@@ -62,9 +62,9 @@ def with_peft(technique, family, ours):
 def test_the_layers_compute_what_peft_does(technique, family):
     ours, batch = load(f"tiny-{family}-2", TrainableConfig(technique=technique, rank=8, alpha=16)), prompts()
     beginning = ours.logits_at(batch)
-    plain, head = load_backbone(f"tiny-{family}-2")
+    plain = load_stack(f"tiny-{family}-2", with_head=True)
     rows = torch.arange(3)[:, None]
-    untouched = head(plain(batch.input_ids, batch.attention_mask)[0][rows, batch.positions])
+    untouched = plain.language_model_head(plain(batch.input_ids, batch.attention_mask)[0][rows, batch.positions])
     torch.testing.assert_close(beginning, untouched, rtol=1e-4, atol=1e-5)
     ours.trainables.flat.add_(ours.trainables.noise(3), alpha=0.3)
     stage, head = with_peft(technique, family, ours)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,6 @@ from workbench.models.zeroth_order import (
     ZerothOrderConfig,
     gradients_of,
     load_causal_model,
-    load_causal_stage,
     make_log,
     passes_of,
     replay,
@@ -113,9 +111,8 @@ def load_model(prepared: PreparedJob, precision: Precision | None = None, span: 
     """
     precision = precision or prepared.options.precision
     compute = activation_type(precision, prepared.options.compute_dtype)
-    stored = stored_as(precision, compute)
-    load = load_causal_model if span is None else partial(load_causal_stage, start=span[0], stop=span[1])
-    return load(prepared.job.model, config=prepared.trainable, quantization=stored, dtype=getattr(torch, compute))
+    stored, dtype = stored_as(precision, compute), getattr(torch, compute)
+    return load_causal_model(prepared.job.model, prepared.trainable, span=span, quantization=stored, dtype=dtype)
 
 
 def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | None:

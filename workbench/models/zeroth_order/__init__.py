@@ -6,9 +6,7 @@ from workbench.models.zeroth_order.estimators import FirstOrder, Mezo, Prge, Ste
 from workbench.models.zeroth_order.loading import (
     TrainedDescription,
     find_trained,
-    load_backbone,
     load_causal_model,
-    load_causal_stage,
     load_trained,
     save_for_peft,
 )

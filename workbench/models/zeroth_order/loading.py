@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,108 +21,53 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.models.families import family_of
-from workbench.models.loading import load_model, load_stage, load_tokenizer, model_config, model_from_config, stored_weights
+from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_config, model_from_config
 from workbench.models.lora import save_lora
-from workbench.models.partial_loading import parameters_on_meta, read_head, save_tensors
-from workbench.models.products import LanguageModelHead, head_of
+from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import FloatType, QuantizationConfig
 from workbench.models.saving import PeftTask, Published, base_of, published
-from workbench.models.stack import LayerStack, module_at
+from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
 from workbench.models.zeroth_order.causal_model import CausalModel
 from workbench.models.zeroth_order.trainables import TrainableConfig
 
 
-class ProjectedHead(nn.Module):
-    """A head after the matrix that projects OPT-350m's hidden states to its narrower word embedding."""
-
-    def __init__(self, projection: nn.Module, head: LanguageModelHead) -> None:
-        super().__init__()
-        self.projection, self.head = projection, head
-
-    @property
-    def weight(self) -> Any:
-        """Return the head's weight."""
-        return self.head.weight
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., V) for hidden states (..., d)."""
-        return self.head(self.projection(hidden))
-
-    def of_tokens(self, tokens: Sequence[int]) -> ProjectedHead:
-        """Return a head that predicts only these tokens."""
-        return ProjectedHead(self.projection, self.head.of_tokens(tokens))
-
-
 def load_causal_model(
-    name: str, config: TrainableConfig, *, quantization: QuantizationConfig | None = None, dtype: torch.dtype = torch.float32
+    name: str,
+    config: TrainableConfig,
+    *,
+    span: tuple[int, int] | None = None,
+    quantization: QuantizationConfig | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> CausalModel:
-    """Return a complete model with added trainable values.
+    """Return a complete model with added trainable values, or a stage of it.
 
+    span: layers [start, stop), with the embedding or head at either end of the model, read layer by layer.  A stage's trainable values,
+    their noise and the frozen matrices equal those of the same layers in the whole model.
     quantization: of the frozen backbone.  dtype: of weights and activations without quantization.
     From now on this process keeps freed memory (see keep_freed_memory).
     Raises ConfigError and MissingDataError as load_stack does, and ConfigError as CausalModel and quantize do.
     """
-    stack, head = load_backbone(name, dtype)
-    return _made(stack.stage(0, stack.num_layers), head, config, quantization)
-
-
-def load_causal_stage(
-    name: str,
-    start: int,
-    stop: int,
-    config: TrainableConfig,
-    *,
-    quantization: QuantizationConfig | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> CausalModel:
-    """Return layers [start, stop) of a model, with the embedding or head at either end of the model; options as in load_causal_model.
-
-    Its trainable values, their noise and the frozen matrices equal those of the same layers in the whole model.
-    """
-    with parameters_on_meta():
-        skeleton = LayerStack(model_from_config(model_config(name)))
-    stage = load_stage(name, start, stop, dtype, after_layer=None if quantization is None else lambda layer: quantize(layer, quantization))
-    head = _stage_head(name, dtype) if stop == skeleton.num_layers else None
-    model = _made(stage, head, config, quantization)
-    if start and config.technique != "full":
-        model.trainables.preceding = sizes_of(skeleton.stage(0, start), config)
-    return model
-
-
-def load_backbone(name: str, dtype: torch.dtype = torch.float32) -> tuple[LayerStack, nn.Module | None]:
-    """Return a model's stack and its language model head (None if it has no vocabulary).  Raises as load_stack does."""
-    model = load_model(name, dtype)
-    family = family_of(model.config.model_type)
-    separator_id = load_tokenizer(name).separator_id if family.has_token_types else None
-    stack = LayerStack(model.base_model, separator_id=separator_id)
-    if not family.is_causal and family.decoder is None:
-        return stack, None
-    head: nn.Module = head_of(model)
-    projection = module_at(model.base_model, "decoder.project_out") if model.config.model_type == "opt" else None
-    return stack, head if projection is None else ProjectedHead(projection, head)
-
-
-def _made(stage: Any, head: nn.Module | None, config: TrainableConfig, quantization: QuantizationConfig | None) -> CausalModel:
     keep_freed_memory()
+    stage: BackboneStage
+    if span is None:
+        stack = load_stack(name, dtype, with_head=True)
+        stage, head = stack.stage(0, stack.num_layers), stack.language_model_head
+    else:
+        stage = load_stage(name, *span, dtype, after_layer=None if quantization is None else lambda layer: quantize(layer, quantization))
+        predicts_words = stage.family.is_causal or stage.family.decoder is not None
+        head = load_language_model_head(name, dtype) if predicts_words and stage.stop == stage.num_layers else None
     # Together, so that a head tied to the word embedding stays tied.
     frozen = nn.ModuleList([stage] if head is None else [stage, head]).requires_grad_(False)
     if quantization is not None:
         quantize(frozen, quantization)
-    return CausalModel(stage, None if head is None else frozen[1], config)
-
-
-def _stage_head(name: str, dtype: torch.dtype) -> nn.Module | None:
-    """Return a model's language model head, read without the other weights where its files allow it."""
-    config = model_config(name)
-    family = family_of(config.model_type)
-    if family.decoder is None and not family.is_causal:
-        return None
-    tensors = stored_weights(name)
-    head = None if tensors is None else read_head(config, tensors, dtype)
-    return head or load_backbone(name, dtype)[1]
+    model = CausalModel(stage, None if head is None else frozen[1], config)
+    if stage.start and config.technique != "full":
+        with parameters_on_meta():
+            skeleton = LayerStack(model_from_config(model_config(name)))
+        model.trainables.preceding = sizes_of(skeleton.stage(0, stage.start), config)
+    return model
 
 
 TRAINED = "trained.safetensors"

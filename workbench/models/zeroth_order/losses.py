@@ -22,8 +22,6 @@ MAX_LOGITS = 1 << 22
 
 PromptLike = Any
 """A batch with the fields of tasks.prompts.PromptBatch, except that labels and indices may be missing."""
-Head = Any
-"""A language model head: weight (V, d), a tensor or a stored one; called with hidden states (..., d), it returns logits (..., V)."""
 
 
 def word_losses(
@@ -31,12 +29,13 @@ def word_losses(
     batch: PromptLike,
     num_parts: int,
     norm: Callable[[Tensor], Tensor],
-    head: Head,
+    head: Any,
     packing: Packing | None = None,
 ) -> Tensor:
     """Return (P,) float32: the mean over a part's samples of the mean loss over their target tokens.
 
-    hidden: (P*E, t, d), or (P*R, N, d) with a packing, before the norm, which is applied only to the required rows.
+    hidden: (P*E, t, d), or (P*R, N, d) with a packing, before the norm, which is applied only to the required rows.  head: a products.Head,
+    or a quantized one.
     """
     count = len(batch.targets)
     sample, column = batch.target_mask.nonzero(as_tuple=True)
@@ -51,7 +50,7 @@ def word_losses(
     return losses @ weight[sample]
 
 
-def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tensor], head: Head, packing: Packing | None = None) -> Tensor:
+def word_logits(hidden: Tensor, batch: PromptLike, norm: Callable[[Tensor], Tensor], head: Any, packing: Packing | None = None) -> Tensor:
     """Return (n, k, V) float32 for one part's hidden states (n, t, d), or (R, N, d) with a packing."""
     if packing is None:
         rows = hidden.gather(1, batch.positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
@@ -67,7 +66,7 @@ def class_losses(logits: Tensor, batch: PromptLike) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), classes, reduction="none").view(parts, count).mean(dim=1)
 
 
-def _cross_entropy(rows: Tensor, target: Tensor, head: Head, choices: Tensor | None) -> Tensor:
+def _cross_entropy(rows: Tensor, target: Tensor, head: Any, choices: Tensor | None) -> Tensor:
     """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at a time."""
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     if choices is not None:
