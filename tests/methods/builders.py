@@ -9,15 +9,13 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.evaluation import calibrate, set_statistics
-from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.parallel_adapter import Kind, ParallelAdapter, ParallelAdapterConfig
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.tasks.embedded import SOURCES
-from workbench.tasks.spans import IGNORED, Window
-from workbench.tasks.tokenize import TokenizedSplit, collate
+from workbench.tasks.tokenize import IGNORED, TokenizedSplit, Window, collate
 
 LEARNING_RATE = 5e-4
 FLOAT32 = QuantizationConfig(storage="float32")

@@ -21,10 +21,9 @@ from workbench.methods.ringada.phases import RingPhase
 from workbench.methods.ringada.prepare import RingAdaOptions
 from workbench.methods.ringada.rank_job import RingRankJob
 from workbench.methods.ringada.rounds import Policy, Round, RoundShape, Unfreezing
-from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at
-from workbench.models.parallel_adapter import ParallelAdapter, task_loss
+from workbench.models.parallel_adapter import Kind, ParallelAdapter, ParallelAdapterConfig, task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.schedules.ringada import Iteration
 from workbench.tasks import load_task

@@ -14,8 +14,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.common.result import LoadedResult, load_result, write_result
 from workbench.methods.fine_tuning import prepare as fine_tuning_prepare
-from workbench.methods.p_rge import compute as p_rge_compute
 from workbench.methods.p_rge import prepare as p_rge_prepare
+from workbench.methods.p_rge import worker as p_rge_worker
 from workbench.methods.pac_plus import prepare as pac_plus_prepare
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
@@ -41,7 +41,7 @@ def saved(folder: Path, job: Job) -> LoadedResult:
         save_trained(folder, model, TrainedDescription(config=prepared.config, quantization=prepared.options.quantization, **about))
     else:
         prepared = p_rge_prepare.prepare(job)
-        values = p_rge_compute.load_model(prepared).trainables.state()
+        values = p_rge_worker.load_model(prepared).trainables.state()
         save_prompted(folder / "trained.safetensors", values, PromptedDescription(model=job.model, trainable=prepared.trainable))
     metrics = {METRICS.get(prepared.task.kind, "accuracy"): 0.5}
     made = replace(report(), job=job, artifacts={"adapter": str(folder)}, metrics=metrics, chosen_epoch=2)

@@ -15,8 +15,8 @@ from workbench.core import Plan, Share, Stage
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.method import run_rank
 from workbench.methods.ringada.rounds import Unfreezing
-from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
+from workbench.models.parallel_adapter import Kind
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import PlanError
 from workbench.planners.adaptive import Pace, Price, Setting, candidates, choose
 
 ASKED = Setting(4, 4)
@@ -40,8 +40,6 @@ def test_the_most_wanted_that_fits_is_chosen() -> None:
     assert choose(candidates(ASKED), price, step_s=0.01) == Setting(1, 1)  # none is so fast: the fastest
     with pytest.raises(PlanError, match=r"0\.0 MB of memory are missing"):
         choose([ASKED], price)
-    with pytest.raises(ConfigError, match="Raise step_s"):
-        choose([ASKED], price, step_s=0.0)
 
 
 def test_a_change_of_pace_lasts_a_window_and_exceeds_the_threshold() -> None:
@@ -60,8 +58,6 @@ def test_a_change_of_pace_lasts_a_window_and_exceeds_the_threshold() -> None:
     for _ in range(3):
         pace.observe(0, 1.0, 1.0)
     assert pace.changed() == {0: 1.0}  # and back
-    with pytest.raises(ConfigError, match="above 1"):
-        Pace(threshold=1.0)
 
 
 def test_moments_are_noise() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.core.serial import from_json
-from workbench.models.loading import load_tokenizer
+from workbench.methods.common.result import model_encoder
 from workbench.models.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
 from workbench.reproduce.p_rge import executed
 from workbench.reproduce.p_rge.executed_training import Trial
@@ -70,7 +70,7 @@ def test_the_long_training_reaches_the_floor_as_its_check_says():
 
 def score(model: CausalModel, name: str, max_length: int) -> float:
     task = load_prompt_task("sentiment", train_samples=1, validation_samples=1, test_samples=100)
-    return 100 * evaluate(model.logits_at, task, task.test, load_tokenizer(name), is_causal=True, max_length=max_length).value
+    return 100 * evaluate(model.logits_at, task, task.test, model_encoder(task.prompt, name, max_length)).value
 
 
 @cache

@@ -15,7 +15,7 @@ from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_tokenizer
 from workbench.tasks import load_task
 from workbench.tasks.batching import split_samples
-from workbench.tasks.spans import answer_f1, exact_match, mean_of, score
+from workbench.tasks.metrics import answer_f1, exact_match, mean_of, score
 from workbench.tasks.task import Span, Split
 from workbench.tasks.tokenize import collate, tokenize
 

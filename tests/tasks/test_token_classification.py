@@ -11,7 +11,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_tokenizer
 from workbench.tasks import load_task
-from workbench.tasks.spans import entity_f1, score
+from workbench.tasks.metrics import entity_f1, score
 from workbench.tasks.tokenize import collate, tokenize
 
 ROWS = [{"tokens": ["Emma", "left", "Rouen", f"in {n}."[:2], str(900 + n)], "tags": ["B-PER", "O", "B-LOC", "O", "O"]} for n in range(20)]

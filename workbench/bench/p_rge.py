@@ -20,7 +20,6 @@ from workbench.models.quantization.config import StorageType
 from workbench.models.zeroth_order import (
     CausalModel,
     Copies,
-    Execution,
     FirstOrder,
     Mezo,
     Prge,
@@ -28,6 +27,7 @@ from workbench.models.zeroth_order import (
     ZerothOrderConfig,
     load_causal_model,
 )
+from workbench.planners.query_costs import Execution
 from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts
 

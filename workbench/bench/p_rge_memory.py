@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 import torch
 
 from workbench.bench.frame import Progress, Step, child_peak_bytes, line_of, peak_bytes
-from workbench.models.loading import load_tokenizer
+from workbench.methods.common.result import model_encoder
 from workbench.models.zeroth_order import CausalModel, Copies, FirstOrder, Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.zeroth_order import MemoryRule, forward_memory
-from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts, encode_prompts, load_prompt_task
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts, load_prompt_task
 from workbench.tasks.prompts.encoding import EncodedRow
 
 Side = Literal["inference", "P-RGE", "P-RGE, kept copies", "first-order LoRA-FA"]
@@ -35,7 +35,7 @@ def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts
     loss: 'vocabulary', or 'label_words' alone.
     """
     task = load_prompt_task("sentiment", train_samples=SENTENCES)
-    encoded = encode_prompts(task.train, task.prompt, load_tokenizer(model), is_causal=True, max_length=length)
+    encoded = model_encoder(task.prompt, model, length).split(task.train)
     stream = list(chain.from_iterable(row.ids for row in encoded.rows))
     rows = []
     for index in range(min(len(stream) // length, len(encoded))):

@@ -158,11 +158,11 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
 
 
 def _tokenized(model: str, task: str, data: str | None, samples: int | None, length: int, targets: int) -> EncodedPrompts:
-    from workbench.models.loading import load_tokenizer
-    from workbench.tasks.prompts import encode_prompts, load_prompt_task
+    from workbench.methods.common.result import model_encoder
+    from workbench.tasks.prompts import load_prompt_task
 
     found = load_prompt_task(task, data=data, train_samples=samples)
-    encoded = encode_prompts(found.train, found.prompt, load_tokenizer(model), is_causal=True, max_length=length)
+    encoded = model_encoder(found.prompt, model, length).split(found.train)
     if encoded.max_targets > targets:
         raise ConfigError(
             f"A program with {targets} label tokens was asked for.",

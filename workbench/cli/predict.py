@@ -78,8 +78,7 @@ def _prompted(
     model: str, task: str, data: str | None, columns: str, split: str, samples: int | None, calibration: Calibration, max_length: int
 ) -> Any:
     """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
-    from workbench.methods.common.result import Evaluation
-    from workbench.models.loading import load_tokenizer, model_facts
+    from workbench.methods.common.result import Evaluation, model_encoder
     from workbench.models.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
     from workbench.tasks.prompts import evaluate as score
     from workbench.tasks.prompts import load_prompt_task
@@ -94,10 +93,9 @@ def _prompted(
     found = load_prompt_task(task, data=data, columns=columns, **limit)
     if trained is None:
         loaded = load_causal_model(model, TrainableConfig())
-    facts, chosen = model_facts(name), getattr(found, split)
+    chosen = getattr(found, split)
     say(f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}")
-    settings: Any = {"is_causal": facts.is_causal, "max_length": min(max_length, facts.max_length), "calibration": calibration}
-    made = score(loaded.logits_at, found, chosen, load_tokenizer(name), **settings)
+    made = score(loaded.logits_at, found, chosen, model_encoder(found.prompt, name, max_length), calibration=calibration)
     return Evaluation({made.metric: made.value}, len(chosen), f"the {split} split of {task}")
 
 

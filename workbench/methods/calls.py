@@ -26,10 +26,10 @@ CALLS = CallTable(
         ),
         "workbench.methods.confidant.method:measure_rank": "",
         "workbench.methods.p_rge.method:measure_rank": "",
-        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.compute:Logged",
+        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.worker:Logged",
         "workbench.methods.p_rge.worker:serve_rank": Parts(
-            "workbench.methods.p_rge.compute:RankJob",
-            "workbench.methods.p_rge.compute:RankPart",
+            "workbench.methods.p_rge.worker:RankJob",
+            "workbench.methods.p_rge.worker:RankPart",
             done="workbench.models.zeroth_order:StepLog",
         ),
         "workbench.methods.ringada.method:measure_rank": "",

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import BatchLike, TapStatistics, calibrate, set_statistics
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
-from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.partial_loading import save_tensors
 from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack

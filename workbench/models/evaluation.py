@@ -43,23 +43,23 @@ def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
 
     A few hundred samples are enough.  Sums are kept in float64.
     """
-    sums: list[Tensor | int] = [0] * stack.num_taps
-    squares: list[Tensor | int] = [0] * stack.num_taps
+    sums, squares = torch.zeros(2, stack.num_taps, stack.hidden_size, dtype=torch.float64)
     counts = [0] * stack.num_taps
     border = stack.num_taps if stack.num_encoder_layers is None else stack.num_encoder_layers + 1
     with torch.no_grad():
         for batch in batches:
             _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
             real = batch.attention_mask.bool()
-            target = _real_targets(batch, taps[-1])
+            has_targets = batch.decoder_ids is not None and batch.labels.ndim == 2
+            target = batch.labels.ne(IGNORED) if has_targets else torch.ones(taps[-1].shape[:2], dtype=torch.bool)
             for index, tap in enumerate(taps):
                 tokens = tap[real if index < border else target].double()  # (tokens, d)
                 counts[index] += len(tokens)
-                sums[index] = sums[index] + tokens.sum(dim=0)
-                squares[index] = squares[index] + tokens.square().sum(dim=0)
+                sums[index] += tokens.sum(dim=0)
+                squares[index] += tokens.square().sum(dim=0)
     count = torch.tensor(counts, dtype=torch.float64)[:, None]
-    mean = _stacked(sums) / count
-    deviation = (_stacked(squares) / count - mean.square()).clamp(min=0).sqrt()
+    mean = sums / count
+    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
     floor = STD_FLOOR_SHARE * deviation.median(dim=1, keepdim=True).values
     deviation = torch.maximum(torch.maximum(deviation, floor), STD_FLOOR_OF_MEAN * mean.abs()).clamp(min=1e-6)
     return TapStatistics(mean=mean.float(), inverse_std=deviation.reciprocal().float())
@@ -76,17 +76,6 @@ def set_statistics(adapter: nn.Module, statistics: TapStatistics) -> None:
     for tap, module in modules:
         module.mean.copy_(statistics.mean[tap])
         module.inverse_std.copy_(statistics.inverse_std[tap])
-
-
-def _real_targets(batch: BatchLike, states: Tensor) -> Tensor:
-    """Return (n, s) bool: True for the decoder states that are not padding."""
-    if batch.decoder_ids is not None and batch.labels.ndim == 2:
-        return batch.labels.ne(IGNORED)
-    return torch.ones(states.shape[:2], dtype=torch.bool)
-
-
-def _stacked(sums: list[Tensor | int]) -> Tensor:
-    return torch.stack([torch.as_tensor(total) for total in sums])
 
 
 LOWEST = torch.finfo(torch.float32).min

@@ -6,15 +6,13 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import shown
 from workbench.fetch import ASSETS, asset_path, cache_folder
 from workbench.models.families import FAMILIES, Part, family_of
 from workbench.network import hub_endpoint, hub_is_reachable
-
-T = TypeVar("T")
 
 EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
 # Names of new hub repositories include the owner before a slash; these older ones of our families do not.
@@ -66,11 +64,17 @@ def locate(name: str) -> Path | str:
     )
 
 
-def from_hub(asked: str, load: Callable[[bool], T], todo: str) -> T:
-    """Call load(local_files_only): first with the hub's local cache, then with the hub if it answers.
+def loaded(name: str, load: Callable[[bool], Any]) -> Any:
+    """Call load(local_files_only): for a hub's model first with the hub's local cache, then with the hub if it answers.
 
-    asked, todo: sentences for the error.  Raises MissingDataError without a hub, ConfigError if the hub does not know the name.
+    Raises MissingDataError for unusable files and without a hub, ConfigError if the hub does not know the name.
     """
+    asked, todo = f"The model '{name}' was asked for.", f"Connect to the network, give a model folder, or choose one of {known_models()}."
+    if isinstance(locate(name), Path):
+        try:
+            return load(True)
+        except Exception as error:  # libraries raise many kinds of errors for a user's files
+            raise refused(name, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
     try:
         return load(True)
     except (OSError, ValueError):

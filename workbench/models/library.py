@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError, did_you_mean
-from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import attach_head, calibrate, set_statistics
 from workbench.models.families import family_of
 from workbench.models.initialization import How, initialize
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, ParallelAdapterConfig, task_loss
 from workbench.models.products import head_of
 from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
 from workbench.models.saving import AdapterDescription, load_adapter, save_adapter
@@ -137,7 +136,8 @@ class ParallelAdapterModel(nn.Module):
         from transformers.modeling_outputs import SequenceClassifierOutput
 
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        _check_padding(mask)
+        if bool((mask[:, 1:] > mask[:, :-1]).any()):
+            raise ConfigError("A batch was given.", "It is padded on the left.", "Set tokenizer.padding_side = 'right'.")
         self._check_pairs(token_type_ids)
         decoder_ids = self._decoder_ids(labels, decoder_input_ids)
         with torch.no_grad():
@@ -256,11 +256,6 @@ def _check_fits(config: ParallelAdapterConfig, stack: LayerStack, asked: str) ->
                 f"Its {name} is {getattr(config, name)}, the backbone's is {value}.",
                 "Make the configuration by adapter_config(model), or use the adapter's own backbone.",
             )
-
-
-def _check_padding(mask: Tensor) -> None:
-    if bool((mask[:, 1:] > mask[:, :-1]).any()):
-        raise ConfigError("A batch was given.", "It is padded on the left.", "Set tokenizer.padding_side = 'right'.")
 
 
 def _leave_backbone_out(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:

@@ -21,9 +21,9 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES, family_of
 from workbench.models.hub import (
     HEADS,
-    from_hub,
     in_one_line,
     known_models,
+    loaded,
     locate,
     refused,
     require_limits,
@@ -128,7 +128,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     from transformers import AutoTokenizer
 
     with _quiet_transformers():
-        tokenizer = _load(name, lambda local_only: AutoTokenizer.from_pretrained(place, local_files_only=local_only))
+        tokenizer = loaded(name, lambda local_only: AutoTokenizer.from_pretrained(place, local_files_only=local_only))
     if not tokenizer.is_fast:
         raise ConfigError(f"The tokenizer of '{name}' was asked for.", "It has no tokenizer.json.", "Choose a model with a fast tokenizer.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
@@ -153,7 +153,7 @@ def model_config(name: str) -> Any:
     if isinstance(place, Path):
         require_limits(name, SimpleNamespace(**read_settings(place / "config.json")), HEADS)
     with _quiet_transformers():
-        config = _load(name, lambda local_only: AutoConfig.from_pretrained(place, local_files_only=local_only))
+        config = loaded(name, lambda local_only: AutoConfig.from_pretrained(place, local_files_only=local_only))
     require_sizes(name, config, stored_weights(name) or {})
     return config
 
@@ -266,20 +266,9 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
         )
 
     with _quiet_transformers():
-        model, found = _load(name, load)
+        model, found = loaded(name, load)
     require_whole(name, found)
     return model
-
-
-def _load(name: str, load: Any) -> Any:
-    if isinstance(locate(name), Path):
-        try:
-            return load(True)
-        except Exception as error:  # libraries raise many kinds of errors for a user's files
-            raise refused(name, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
-    return from_hub(
-        f"The model '{name}' was asked for.", load, f"Connect to the network, give a model folder, or choose one of {known_models()}."
-    )
 
 
 @contextmanager

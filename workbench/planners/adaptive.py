@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import PlanError
 
 Precision = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16", "int8", "nf4")
@@ -67,10 +67,6 @@ def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, st
 
     Raises PlanError with the missing bytes if none fits in memory.
     """
-    if not settings or (step_s is not None and not step_s > 0):
-        raise ConfigError(
-            f"A choice of {len(settings)} settings within {step_s} s a step was asked for.", "There must be one, and time.", "Raise step_s."
-        )
     prices: dict[Setting, Price] = {}
     for setting in settings:
         prices[setting] = price(setting)
@@ -102,14 +98,6 @@ class Pace:
     factors: dict[Any, float] = field(default_factory=dict)
     """The assumed slow-down of a device relative to its profile, by rank, or of a link, by 'sender>receiver'; 1 if missing."""
     _seen: dict[Any, deque[tuple[float, float]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.window < 1 or not self.threshold > 1:
-            raise ConfigError(
-                f"A window of {self.window} steps and a threshold of {self.threshold} were asked for.",
-                "They must be at least 1, and above 1.",
-                "Raise them.",
-            )
 
     def observe(self, rank: int | str, busy_s: float, expected_s: float) -> None:
         """Record one step of a device, or a link's fastest message in it.  expected_s: as described, at full speed."""

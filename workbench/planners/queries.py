@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, combinations, permutations
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
-from workbench.planners.query_costs import LOSS_BYTES, METHOD, Passing, RankCosts, StepSize, passes, too_small, whole
+from workbench.planners.query_costs import LOSS_BYTES, METHOD, Passing, RankCosts, StepSize, too_small, whole
 
 ALL_SETS_UP_TO = 10
 """Up to this many devices are tried in every combination; with more, the k fastest for every k."""
@@ -161,7 +160,7 @@ class _Tables(NamedTuple):
 
 def _tables(profile: Profile, cluster: Cluster, size: StepSize, rank: int, passing: Passing) -> _Tables:
     layers, budget = profile.layers[rank], cluster.devices[rank].memory_bytes
-    times, parts = passes(passing.execution, passing.queries)
+    times, parts = passing.passes(passing.queries)
     rows, count = parts * size.batch_size, len(layers)
     seconds = [times * layer.seconds("F", rows, size.sequence_length) + layer.seconds("STEP", passing.queries, 1) for layer in layers]
     update = [layer.seconds("STEP", size.queries, 1) for layer in layers]
@@ -195,14 +194,13 @@ def plan_chain(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | Non
                     best = (seconds, order[: len(way.stops)], way.stops)
     if best is None:
         return None
-    _, ranks, stops = best
+    seconds, ranks, stops = best
     stages, start = [], 0
     for rank, stop in zip(ranks, stops, strict=True):
         stages.append(Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=size.queries),)))
         start = stop
-    plan = Plan(method=METHOD, stages=tuple(stages), micro_batch_size=size.batch_size, num_micro_batches=1)
-    seconds = chain_s(profile, cluster, plan, size, chain_passing(profile, cluster, plan, size))
-    return replace(plan, predicted_s={"losses and update": seconds})
+    predicted = {"losses and update": seconds}
+    return Plan(method=METHOD, stages=tuple(stages), micro_batch_size=size.batch_size, num_micro_batches=1, predicted_s=predicted)
 
 
 def chain_passing(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> Passing:

@@ -99,7 +99,7 @@ class RankCosts:
 
     def group_s(self, passing: Passing) -> float:
         """Return the seconds of one group, its noise included."""
-        count, parts = passes(passing.execution, passing.queries)
+        count, parts = passing.passes(passing.queries)
         return count * self.pass_s(parts) + self.noise_s(passing.queries)
 
     def need_bytes(self, parts: int) -> int:

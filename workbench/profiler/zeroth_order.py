@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice
+from workbench.planners.query_costs import Execution, passes
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 
-Execution = Literal["sequential", "outer", "inner", "both"]
 FirstOrder = Literal["full", "lora_fa"]
 FP16_BYTES = 2
 PROBABILITY_BYTES = FP32_BYTES + FP16_BYTES
@@ -50,7 +50,7 @@ def parts_at_once(execution: Execution, queries: int) -> int:
     check_choice("execution", execution, get_args(Execution))
     if queries < 1:
         raise ConfigError(f"{queries} queries were asked for.", "A step needs at least 1.", "Raise it.")
-    return {"sequential": 1, "inner": 2, "outer": queries, "both": 2 * queries}[execution]
+    return passes(execution, queries)[1]
 
 
 def adapter_params(model: ModelDescription, rank: int) -> tuple[int, int]:

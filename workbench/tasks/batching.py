@@ -22,9 +22,6 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
 
     lengths: number of tokens of each sample.  All batches have batch_size samples except one, which may be smaller.
     """
-    _need_samples(len(lengths))
-    if batch_size < 1:
-        raise ConfigError(f"Mini-batches of {batch_size} samples were asked for.", "That is none.", "Raise batch_size.")
     generator = _generator("batches", seed, epoch)
     order = _by_length(range(len(lengths)), lengths, generator)
     batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
@@ -39,7 +36,6 @@ def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> 
     and all shards have the same distribution of lengths: samples sorted by length are distributed block by block.
     """
     block = _block(weights)
-    _need_samples(len(lengths))
     generator = _generator("shards", seed, 0)
     order = _by_length(range(len(lengths)), lengths, generator)
     owners = [0] * len(lengths)
@@ -61,7 +57,6 @@ def cached_epoch_batches(
     whose shard does not divide evenly take fewer samples, down to none.
     """
     _block(weights)
-    _need_samples(len(lengths))
     generator = _generator("cached", seed, epoch)
     chunks = []
     for rank, weight in enumerate(weights):
@@ -92,11 +87,6 @@ def _block(weights: Sequence[int]) -> list[int]:
     if not block or min(weights) < 0:
         raise ConfigError(f"Shares {list(weights)} of a mini-batch were asked for.", "No device takes a sample.", "Raise one.")
     return block
-
-
-def _need_samples(count: int) -> None:
-    if count == 0:
-        raise ConfigError("Mini-batches of an empty dataset were asked for.", "There are 0 samples.", "Give data.")
 
 
 RULES = {
@@ -138,7 +128,8 @@ def split_samples(split: Split, num_devices: int, rule: str, seed: int, names: S
                 )
             owned[names.index(source)].append(index)
     elif kind == "dirichlet":
-        for own in _grouped(order, _labels(split, rule)):
+        has_classes = split.spans is None and all(isinstance(label, int) for label in split.labels)
+        for own in _grouped(order, split.labels if has_classes else _sources(split, rule)):
             _deal(own, _dirichlet(numbers[0], num_devices, generator), owned)
     else:
         _deal(order, numbers or (1.0,) * num_devices, owned)
@@ -181,11 +172,6 @@ def _sources(split: Split, rule: str) -> Sequence[Hashable]:
             "Name a column of your own data by --columns source=reviewer, give a folder of one file per source, or choose iid.",
         )
     return split.sources
-
-
-def _labels(split: Split, rule: str) -> Sequence[Hashable]:
-    has_classes = split.spans is None and all(isinstance(label, int) for label in split.labels)
-    return split.labels if has_classes else _sources(split, rule)
 
 
 def _grouped(order: Sequence[int], keys: Sequence[Hashable]) -> list[list[int]]:

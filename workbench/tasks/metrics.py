@@ -1,16 +1,27 @@
-"""Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; others from the `evaluate` library."""
+"""Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; others from the `evaluate` library.
+
+Answers and tags, which are made of logits here, have the formulas of `evaluate`'s squad, squad_v2 and seqeval.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import string
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.errors import ConfigError, DivergedError, MissingDataError
+from workbench.core.errors import ConfigError, DivergedError, MissingDataError, require_numbers
 from workbench.core.serial import shown
 from workbench.network import hub_endpoint, hub_is_reachable
+from workbench.tasks.task import Split
+
+if TYPE_CHECKING:
+    from workbench.tasks.tokenize import TokenizedSplit
 
 
 def compute(names: Iterable[str], predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
@@ -93,3 +104,123 @@ FORMULAS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "pearson": pearson,
     "spearman": spearman,
 }
+
+
+MAX_ANSWER_TOKENS = 30
+"""Maximum answer length, as in BERT's released code for SQuAD."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+Answers = Sequence[Sequence[str]]
+
+
+PredictionsLike = Any
+"""A workbench.models.evaluation.Predictions."""
+
+
+def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
+    """Return a task's metrics for predictions on a split, each from 0 to 1 (correlations from -1).
+
+    task: a Task, or an object with its kind, metrics, class_names and may_be_none.  Raises DivergedError for NaN and infinity.
+    """
+    if split.spans is None:
+        return compute(task.metrics, predictions.answers(task.kind), predictions.references())
+    if task.kind == "question_answering":
+        found = answers(split, tokenized, predictions, may_be_none=task.may_be_none)
+        accepted = [[answer.text for answer in spans] for spans in split.spans]
+        return {name: mean_of(QUESTION_FORMULAS[name], found, accepted) for name in task.metrics}
+    names = task.class_names
+    tagged = [[names[label] for label in one] for one in tags(split, tokenized, predictions, task.class_names)]
+    real = [[names[word.label] for word in words] for words in split.spans]
+    pairs = [pair for rows in zip(tagged, real, strict=True) for pair in zip(*rows, strict=True)]
+    return {"entity_f1": entity_f1(tagged, real), "accuracy": sum(found == own for found, own in pairs) / len(pairs)}
+
+
+def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, *, may_be_none: bool) -> list[str]:
+    """Return the most likely answer to each question: the best span of at most 30 tokens in any window of its context, '' for no answer.
+
+    may_be_none: whether to answer '' if in every window the first token's score exceeds the best span's (SQuAD 2.0).
+    """
+    import torch
+
+    assert split.pairs is not None
+    logits = require_numbers(predictions.logits, "Predictions")
+    best: dict[int, tuple[float, str]] = {}
+    none: dict[int, float] = {}
+    by_id = {window.sample_id: window for window in tokenized.windows}
+    for sample_id, row in zip(predictions.sample_ids.tolist(), logits, strict=True):
+        window = by_id[sample_id]
+        own = row[window.first : window.first + len(window.offsets)]
+        spans = own[:, None, 0] + own[None, :, 1]
+        allowed = torch.ones_like(spans, dtype=torch.bool).triu().tril(MAX_ANSWER_TOKENS - 1)
+        flat = spans.masked_fill(~allowed, -torch.inf).flatten()
+        at = int(flat.argmax()) if len(flat) else 0
+        value, text = -torch.inf, ""
+        if len(flat):
+            first, last = window.offsets[at // len(own)], window.offsets[at % len(own)]
+            value, text = float(flat[at]), split.pairs[window.sample][first[0] : last[1]].strip()
+        best[window.sample] = max(best.get(window.sample, (-torch.inf, "")), (value, text))
+        none[window.sample] = min(none.get(window.sample, torch.inf), float(row[0].sum()))
+    return ["" if may_be_none and none[sample] > best[sample][0] else best[sample][1] for sample in range(len(split))]
+
+
+def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, names: Sequence[str]) -> list[list[int]]:
+    """Return the class of every word in each text.  A truncated word gets class 'O', or the first class if 'O' does not exist."""
+    assert split.spans is not None
+    chosen = require_numbers(predictions.logits, "Predictions").argmax(dim=2)
+    beyond = list(names).index("O") if "O" in names else 0
+    by_id = {window.sample_id: window for window in tokenized.windows}
+    found: list[list[int]] = [[]] * len(split)
+    for sample_id, row in zip(predictions.sample_ids.tolist(), chosen.tolist(), strict=True):
+        window = by_id[sample_id]
+        first_tokens = (at for at, target in enumerate(window.targets) if target >= 0)
+        words = len(split.spans[window.sample])
+        own = [row[at] for at in first_tokens]
+        found[window.sample] = own + [beyond] * (words - len(own))
+    return found
+
+
+def mean_of(formula: Callable[[str, str], float], predictions: Sequence[str], accepted: Answers) -> float:
+    """Return the mean over questions of the best agreement with an accepted non-empty answer.  Without one, '' is correct."""
+    usable = ([one for one in own if _words(one)] or [""] for own in accepted)
+    best = [max(formula(found, one) for one in own) for found, own in zip(predictions, usable, strict=True)]
+    return sum(best) / len(best)
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """Return 1 if both are equal, ignoring case, punctuation, articles and spaces."""
+    return float(_words(prediction) == _words(reference))
+
+
+def answer_f1(prediction: str, reference: str) -> float:
+    """Return the harmonic mean of the words' precision and recall.  If either text has no words: whether both have none."""
+    found, real = _words(prediction), _words(reference)
+    if not found or not real:
+        return float(found == real)
+    return 2 * (Counter(found) & Counter(real)).total() / (len(found) + len(real))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+QUESTION_FORMULAS = {"answer_f1": answer_f1, "exact_match": exact_match}
+
+
+def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
+    """Return F1 over whole entities (words and type both correct), as in seqeval: prefixes B-, I-, E- and S-, and 'O'."""
+    found, real = ({(row, *one) for row, names in enumerate(rows) for one in _entities(names)} for rows in (predictions, references))
+    return 2 * len(found & real) / (len(found) + len(real)) if found or real else 0.0
+
+
+def _entities(names: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return (type, first word, last word) of each entity.  B-, S-, a new type, or the word after 'O', E- or S- starts an entity."""
+    entities, begin, before = [], 0, ("O", "_")
+    for at, name in enumerate([*names, "O"]):
+        mark, kind = name[0], name[1:].split("-", 1)[-1] or "_"
+        begins = mark != "O" and (mark in "BS" or before[0] in "OES" or kind != before[1])
+        ends = before[0] != "O" and (before[0] in "ES" or mark in "OBS" or kind != before[1])
+        if ends:
+            entities.append((before[1], begin, at - 1))
+        begin = at if begins else begin
+        before = (mark, kind)
+    return entities

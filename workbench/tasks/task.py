@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError
@@ -66,51 +66,63 @@ class Split:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """metrics: names in workbench.tasks.metrics; the first one selects the best epoch, larger is better.
+S = TypeVar("S", bound=Sized)
 
-    source: where the data comes from, for reports.
-    words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics compare.
-    class_names: of a classification, in class order; empty: classes are numbers.
-    """
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided(Generic[S]):
+    """A task's samples in three splits, none of them empty.  source: where the data comes from, for reports."""
 
     name: str
-    kind: Kind
-    num_outputs: int
-    metrics: tuple[str, ...]
-    train: Split
-    validation: Split
-    test: Split
+    train: S
+    validation: S
+    test: S
     source: str = ""
-    words: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        assert bool(self.words) == (self.kind == "sequence_to_sequence"), "label words are for sequence-to-sequence"
         for name in ("train", "validation", "test"):
             if not len(getattr(self, name)):
                 raise ConfigError(
                     f"The task '{self.name}' was asked for.", f"Its {name} split has 0 samples.", "Give data, or fewer conditions."
                 )
 
+    def limited(self, train: int | None, validation: int | None, test: int | None) -> Self:
+        """Return the task with at most this many samples in each split, chosen with a fixed seed.  None keeps all."""
+        return replace(self, train=_limit(self.train, train), validation=_limit(self.validation, validation), test=_limit(self.test, test))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Divided[Split]):
+    """metrics: names in workbench.tasks.metrics; the first one selects the best epoch, larger is better.
+
+    words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics compare.
+    class_names: of a classification, in class order; empty: classes are numbers.
+    """
+
+    kind: Kind
+    num_outputs: int
+    metrics: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert bool(self.words) == (self.kind == "sequence_to_sequence"), "label words are for sequence-to-sequence"
+        Divided.__post_init__(self)
+
     @property
     def may_be_none(self) -> bool:
         """Return whether a question may have no answer, as in SQuAD 2.0."""
         return self.kind == "question_answering" and 0 in self.train.labels
 
-    def limited(self, train: int | None, validation: int | None, test: int | None) -> Task:
-        """Return the task with at most this many samples in each split, chosen with a fixed seed.  None keeps all."""
-        return replace(self, train=_limit(self.train, train), validation=_limit(self.validation, validation), test=_limit(self.test, test))
 
-
-def _limit(split: Split, limit: int | None) -> Split:
+def _limit(split: Any, limit: int | None) -> Any:
     if limit is None or limit >= len(split):
         return split
     if limit < 1:
         raise ConfigError(f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit.")
     # One fixed permutation, so that a larger limit includes all samples of a smaller one.
-    return split.take(sorted(fixed_order("limit", len(split))[:limit]))
+    # Prompts are in such an order already.
+    return split.take(sorted(fixed_order("limit", len(split))[:limit])) if isinstance(split, Split) else split[:limit]
 
 
 def numbered(parts: Mapping[str, Split]) -> dict[str, Split]:

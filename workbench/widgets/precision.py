@@ -15,10 +15,9 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor, nn
 
-from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import Predictions, predict
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapter, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, task_loss
 from workbench.models.quantization import STORAGE_TYPES, QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.timing import saved_by_autograd

@@ -14,9 +14,8 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import STEP
 from workbench.core.seeds import query_seed
 from workbench.methods.common.scaling import layers_seconds
-from workbench.methods.p_rge.compute import RankJob, RankPart, record_of
-from workbench.methods.p_rge.policy import Done, Run
-from workbench.methods.p_rge.predict import History
+from workbench.methods.p_rge.policy import Done, History, Run
+from workbench.methods.p_rge.worker import RankJob, RankPart, record_of
 from workbench.models.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
 from workbench.runtime.virtual_devices import VirtualDevices

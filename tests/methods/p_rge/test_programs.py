@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from methods.conftest import four_devices
 from methods.p_rge.worlds import STEPS, chain, prepared_job, profile_for, shared
 from workbench.core import Plan
 from workbench.methods.base import ignore
-from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.layout import Change, shape_of
 from workbench.methods.p_rge.policy import QueryPolicy, Run
+from workbench.methods.p_rge.worker import load_model
 
 MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
 
@@ -53,7 +54,7 @@ def test_packs_take_the_place_of_rows() -> None:
     """Among the prompts there are batches that are computed as packs, and others; a sample's tokens are counted on average."""
     prepared = prepared_job("tiny-llama", batch_size=4)
     change = Change(0, 0, prepared.setting)
-    shapes = [shape_of(prepared.train, 1, change, step, width=prepared.packing_width) for step in range(20)]
-    padded = [shape_of(prepared.train, 1, change, step, width=0) for step in range(20)]
+    unpacked = replace(prepared, facts=replace(prepared.facts, is_causal=False))
+    shapes, padded = ([shape_of(one, change, step) for step in range(20)] for one in (prepared, unpacked))
     assert all(shape.rows == 4 for shape in padded) and any(shape.rows < 4 for shape in shapes)
     assert all(packed.length <= full.length == full.tokens for packed, full in zip(shapes, padded, strict=True))

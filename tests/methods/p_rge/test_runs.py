@@ -17,8 +17,8 @@ from workbench.core.seeds import query_seed
 from workbench.methods.base import Event, Planned, ignore
 from workbench.methods.common.session import StepTrace
 from workbench.methods.p_rge import method as p_rge
-from workbench.methods.p_rge.compute import RankPart
 from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.worker import RankPart
 from workbench.models.quantization import held_bytes
 from workbench.models.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
 from workbench.runtime.engines import EngineCluster

@@ -13,7 +13,7 @@ from methods.p_rge.worlds import in_one_process, one_pace, prepared_job, run, sh
 from tests.tasks.prompts.official_files import write_official
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError
-from workbench.models.loading import load_tokenizer
+from workbench.methods.common.result import model_encoder
 from workbench.models.zeroth_order import load_trained
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import evaluate
@@ -34,13 +34,12 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
     assert outcome.metrics.keys() == {metric}
     loaded, description = load_trained(outcome.artifacts["adapter"])
     assert (description.model, description.trainable) == ("tiny-llama-2", prepared.trainable)
-    score = evaluate(
-        loaded.logits_at, prepared.task, prepared.task.test, load_tokenizer("tiny-llama-2"), is_causal=True, max_length=prepared.max_length
-    )
+    encoder = model_encoder(prepared.task.prompt, "tiny-llama-2", prepared.job.max_length)
+    score = evaluate(loaded.logits_at, prepared.task, prepared.task.test, encoder)
     assert score.value == outcome.metrics[metric]
     assert {"adapter_config.json", "adapter_model.safetensors"} < {path.name for path in (tmp_path / "run" / "adapter").iterdir()}
     words = ["evaluate", str(tmp_path / "run"), "--task", task, "--data", str(tmp_path / "data"), "--samples", "4", "--json"]
-    scored = CliRunner().invoke(app, [*words, "--max-length", str(prepared.max_length)])
+    scored = CliRunner().invoke(app, [*words, "--max-length", str(prepared.job.max_length)])
     assert scored.exit_code == 0, scored.output
     assert json.loads(scored.stdout) == {
         "model": str(tmp_path / "run"), "metrics": {metric: score.value}, "samples": 4, "source": f"the test split of {task}",

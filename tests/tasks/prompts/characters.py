@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from workbench.tasks.prompts import PROMPTS, PromptSample
+from workbench.tasks.prompts.encoding import EncodedPrompts, PromptEncoder
 
 
 class Characters:
@@ -18,6 +19,10 @@ class Characters:
 
     def decode(self, ids):
         return "".join(chr(token) for token in ids if token not in (self.pad_id, *self.lead, *self.trail))
+
+
+def encode_prompts(samples, prompt, encoder, **given) -> EncodedPrompts:
+    return PromptEncoder(prompt, encoder, **given).split(samples)
 
 
 def codes(text: str) -> tuple[int, ...]:

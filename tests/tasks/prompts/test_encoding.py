@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes
+from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes, encode_prompts
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.loading import load_tokenizer, model_facts
-from workbench.tasks.prompts import PROMPTS, PromptSample, collate_prompts, encode_prompts, prompt_batches, step_indices, training_batch
+from workbench.tasks.prompts import PROMPTS, PromptSample, collate_prompts, step_indices, training_batch
+from workbench.tasks.tokenize import by_length
 
 BOTH_WAYS = {"is_causal": False, "max_length": 80}
 CAUSAL = {"is_causal": True, "max_length": 80}
@@ -135,7 +136,7 @@ def test_steps_take_every_sample_once_an_epoch_and_depend_on_nothing_before() ->
     assert len(step_indices(3, 8, 0, 1)) == 8
     encoded = encode_prompts(FILMS, FILM, Characters(), **CAUSAL)
     assert training_batch(encoded, 2, 3, 5).indices == tuple(step_indices(3, 2, 3, 5))
-    assert [batch.indices for batch in prompt_batches(encoded, 2)] == [(2, 1), (0,)]
+    assert list(by_length(encoded.lengths, 2)) == [[2, 1], [0]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.tasks.prompts.official_files import FOLDERS, ROWS, passage, write_lines, write_official, write_rows, write_squad
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import TASKS, load_task
-from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, load_prompt_task, sources
+from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, load_prompt_task, loading
 from workbench.tasks.prompts.loading import SHARES_OF_ONE
 from workbench.tasks.prompts.templates import PromptSample, PromptTask
 
@@ -66,7 +66,7 @@ def flat_rows(name: str) -> list[dict]:
     if name == "wsc":
         return [{**row, **row["target"], "label": int(row["label"])} for row in ROWS[name]]
     if name == "multirc":
-        return [dict(flat) for row in ROWS[name] for flat in sources._flat_multirc(row)]
+        return [dict(flat) for row in ROWS[name] for flat in loading._flat_multirc(row)]
     if name == "rte":
         return [{**row, "label": int(row["label"] == "not_entailment")} for row in ROWS[name]]
     return [{**row, "label": int(row["label"])} if "label" in row else row for row in ROWS[name]]
@@ -79,7 +79,7 @@ def test_the_hubs_tables_give_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     table = flat_rows(name)
     secret = [{**row, "answer": ""} if name == "winogrande" else {**row, "label": -1} for row in table]
     asked = []
-    monkeypatch.setattr(sources, "hub_dataset", lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret})
+    monkeypatch.setattr(loading, "hub_dataset", lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret})
     found, expected = load_prompt_task(name), load_prompt_task(name, data=tmp_path)
     assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
     assert asked[0][0] == name and asked[0][2] in (name, "wsc.fixed", "winogrande_debiased")

@@ -7,18 +7,18 @@ import random
 import pytest
 import torch
 
-from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes
+from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes, encode_prompts
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.tasks.prompts import (
     PROMPTS,
     PromptBatch,
     PromptSample,
     PromptTask,
-    encode_prompts,
     evaluate,
     label_log_likelihoods,
     padding_statistics,
 )
+from workbench.tasks.prompts.encoding import PromptEncoder
 
 VOCABULARY = 130
 FIXED = {"is_causal": True, "max_length": 90}
@@ -27,8 +27,7 @@ FIXED = {"is_causal": True, "max_length": 90}
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every split takes several batches."""
-    for module in ("batches", "scoring"):
-        monkeypatch.setattr(f"workbench.tasks.prompts.{module}.BATCH_SIZE", 2)
+    monkeypatch.setattr("workbench.tasks.prompts.scoring.BATCH_SIZE", 2)
 
 
 def logits_of(prefix: tuple[int, ...]) -> torch.Tensor:
@@ -59,7 +58,7 @@ def test_label_words_are_scored_among_the_whole_vocabulary() -> None:
     texts = [codes(FILM.fill(sample.fields)) for sample in FILMS]
     expected = [[log_likelihoods((*text, ord(word)), 1)[0] for word in "tg"] for text in texts]
     torch.testing.assert_close(found, torch.tensor(expected))
-    scores = evaluate(by_chance, task_of(FILM, FILMS), FILMS, Characters(), **FIXED)
+    scores = evaluate(by_chance, task_of(FILM, FILMS), FILMS, PromptEncoder(FILM, Characters(), **FIXED))
     chosen = [int(row[1] > row[0]) for row in expected]
     assert list(scores.predictions) == chosen and scores.metric == "accuracy"
     assert scores.value == pytest.approx(sum(one == film.label for one, film in zip(chosen, FILMS, strict=True)) / 3)
@@ -84,7 +83,9 @@ def test_the_candidate_of_the_highest_mean_log_likelihood(decodes: bool, calibra
         return sum(each) - sum(log_likelihoods((*bare, 3, *ending) if decodes else (*bare, *ending), len(ending)))
 
     expected = [int(score(one.fields, f" {one.fields['candidate2']}") > score(one.fields, f" {one.fields['candidate1']}")) for one in many]
-    found = evaluate(by_chance, task_of(copa, many), many, tokenizer, calibration=calibration, **FIXED | {"is_causal": not decodes})
+    found = evaluate(
+        by_chance, task_of(copa, many), many, PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90), calibration=calibration
+    )
     assert list(found.predictions) == expected and 0 < sum(expected) < 12 and found.calibration == calibration
 
 
@@ -101,7 +102,7 @@ def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibratio
         logits[:, 0, ord("t")] = 1.0 * is_bad
         return logits
 
-    found = evaluate(biased, task_of(FILM, films), films, Characters(), calibration=calibration, **FIXED)
+    found = evaluate(biased, task_of(FILM, films), films, PromptEncoder(FILM, Characters(), **FIXED), calibration=calibration)
     assert found.value == accuracy
 
 
@@ -126,12 +127,12 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypa
         return logits
 
     squad = task_of(PROMPTS["squad"], QUESTIONS)
-    asked = {"is_causal": not decodes, "max_length": 120}
-    found = evaluate(scripted, squad, QUESTIONS, tokenizer, **asked)
+    encoder = PromptEncoder(squad.prompt, tokenizer, is_causal=not decodes, max_length=120)
+    found = evaluate(scripted, squad, QUESTIONS, encoder)
     assert found.predictions == ("the us", "never now, here") and found.metric == "f1"
     assert found.correct == (1.0, 0.5) and found.value == 0.75
     monkeypatch.setattr("workbench.tasks.prompts.scoring.MAX_NEW_TOKENS", 4)
-    short = evaluate(scripted, squad, QUESTIONS, tokenizer, **asked)
+    short = evaluate(scripted, squad, QUESTIONS, encoder)
     assert short.predictions == ("the", "nev")
 
 
@@ -146,7 +147,9 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypa
 )
 def test_scores_that_cannot_be(prompt, samples, calibration: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        evaluate(by_chance, task_of(prompt, samples or FILMS), samples, Characters(), calibration=calibration, **FIXED)
+        evaluate(
+            by_chance, task_of(prompt, samples or FILMS), samples, PromptEncoder(prompt, Characters(), **FIXED), calibration=calibration
+        )
 
 
 def test_padding_is_the_mean_over_all_batches_there_can_be() -> None:
@@ -175,7 +178,5 @@ def test_a_model_that_gives_no_numbers_gives_no_answers(kind: str) -> None:
             lambda batch: torch.full_like(by_chance(batch), math.nan),
             task_of(prompt, samples),
             samples,
-            Characters(),
-            is_causal=True,
-            max_length=900,
+            PromptEncoder(prompt, Characters(), is_causal=True, max_length=900),
         )

@@ -27,13 +27,13 @@ from workbench.models.quantization import quantize
 from workbench.models.saving import kept_name
 from workbench.models.zeroth_order import load_trained
 from workbench.tasks import load_task
+from workbench.tasks.metrics import answers, score, tags
 from workbench.tasks.own import FROM_FILES, OWN, classes, find_columns, numbers, read_rows, read_tables
 from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_log_likelihoods, load_prompt_task
 from workbench.tasks.prompts.encoding import PromptEncoder
 from workbench.tasks.prompts.scoring import Calibration, choices, generate_answers
 from workbench.tasks.prompts.templates import Prompt
 from workbench.tasks.question_answering import joined, read_questions
-from workbench.tasks.spans import answers, score, tags
 from workbench.tasks.task import Split, Task, as_text_to_text
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
@@ -84,6 +84,12 @@ class Evaluation(NamedTuple):
     metrics: dict[str, float]
     samples: int
     source: str
+
+
+def model_encoder(prompt: Prompt, model: str, max_length: int) -> PromptEncoder:
+    """Return the encoder of a prompt for the model with this name.  max_length: at most what the model reads.  Raises as PromptEncoder."""
+    facts = model_facts(model)
+    return PromptEncoder(prompt, load_tokenizer(model), is_causal=facts.is_causal, max_length=min(max_length, facts.max_length))
 
 
 def write_result(report: Report, prepared: Any, technique: str) -> None:
@@ -163,11 +169,7 @@ class LoadedResult:
         self.about = about
         name = str(folder) if (folder / saving.WHOLE_MODEL).is_file() else about.job.model
         self._tokenizer: Any = load_tokenizer(name)
-        self._logits_of: Any
-        if about.prompt is None:
-            self._logits_of = _head_model(folder)
-        else:
-            self._logits_of, self._is_causal = load_trained(folder)[0].logits_at, model_facts(name).is_causal
+        self._logits_of: Any = _head_model(folder) if about.prompt is None else load_trained(folder)[0].logits_at
 
     def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
         """Return the answer to each sample: a text, or as many texts as about.texts names.
@@ -193,9 +195,9 @@ class LoadedResult:
                 return [Answer(" ".join(map("/".join, own)), {}) for own in pairs]
             scores = require_numbers(made.logits, "Predictions")
         else:
-            encoder = PromptEncoder(about.prompt, self._tokenizer, is_causal=self._is_causal, max_length=about.max_length)
+            encoder = model_encoder(about.prompt, about.job.model, about.max_length)
             if about.kind == "question_answering":
-                return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, self._tokenizer, chosen)]
+                return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, chosen)]
             if about.kind == "multiple_choice":
                 taken = zip(chosen, choices(self._logits_of, encoder, chosen), strict=True)
                 return [Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken]
@@ -243,8 +245,8 @@ class LoadedResult:
                 raise ConfigError(f"The calibration '{calibration}' was asked for.", "A head answers here, no prompt.", "Leave it out.")
             return Evaluation(score(about, chosen, *self._predictions(chosen)), len(chosen), source)
         whole = task or PromptTask(name=job.task, prompt=about.prompt, train=chosen, validation=chosen, test=chosen)
-        settings: Any = {"is_causal": self._is_causal, "max_length": about.max_length, "calibration": calibration}
-        scored = evaluate(self._logits_of, replace(whole, prompt=about.prompt), chosen, self._tokenizer, **settings)
+        encoder = model_encoder(about.prompt, job.model, about.max_length)
+        scored = evaluate(self._logits_of, replace(whole, prompt=about.prompt), chosen, encoder, calibration=calibration)
         return Evaluation({scored.metric: scored.value}, len(chosen), source)
 
     def _table(self, data: str, columns: str | None, split: str, *, has_labels: bool) -> tuple[Rows, list[int] | list[float]]:

@@ -1,9 +1,10 @@
-"""The layout of a step: samples, groups of parts, schedule and program.  Pure functions; driver and ranks get the same result."""
+"""The layout of a step: samples, groups of parts, schedule, program; and its prediction.  Driver and ranks get the same result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
@@ -12,14 +13,21 @@ from workbench.core.packing import pack_length, packs_of
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
+from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.schedule import SEND, STEP, Op, Schedule, Value
+from workbench.core.timeline import Timeline
+from workbench.methods.base import Prediction
+from workbench.methods.common.records import traced_step
 from workbench.methods.common.scaling import layers_seconds
+from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.planners.adaptive import Setting
+from workbench.planners.queries import chosen_passings
 from workbench.planners.query_costs import Passing
 from workbench.schedules import insert_transfers, query_groups, query_step
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.queries import Group
-from workbench.tasks.prompts import EncodedPrompts, step_indices
+from workbench.simulator import simulate
+from workbench.tasks.prompts import step_indices
 from workbench.tasks.tokenize import padded_length
 
 
@@ -58,12 +66,13 @@ class Shape(NamedTuple):
         return -(-self.rows * self.tokens // self.setting.batch_size)
 
 
-def shape_of(train: EncodedPrompts, seed: int, change: Change, step: int, *, width: int) -> Shape:
-    """Return the shape of a step's batch.  width: see packs_of."""
-    rows = [train.rows[index] for index in samples_of(len(train), seed, change, step)]
+def shape_of(prepared: PreparedJob, change: Change, step: int) -> Shape:
+    """Return the shape of a step's batch."""
+    train = prepared.train
+    rows = [train.rows[index] for index in samples_of(len(train), prepared.job.seed, change, step)]
     lengths = [len(row.ids) for row in rows]
     padded = padded_length(lengths)
-    packs = packs_of(lengths, padded, width)
+    packs = packs_of(lengths, padded, prepared.packing_width)
     size = (len(rows), padded) if packs is None else (len(packs), pack_length(packs, lengths))
     return Shape(change.setting, *size, target_length=max(len(row.decoder_ids) for row in rows))
 
@@ -135,3 +144,71 @@ class QueryCosts:
     def resident_bytes(self, rank: int) -> int:
         """Return the bytes that a device keeps: frozen weights, trained values and one query's noise."""
         return sum(layer.frozen_bytes + 2 * layer.trainable_bytes for layer in self.layers.get(rank, ()))
+
+
+class Predictor:
+    """Simulates the steps of one plan and setting on one cluster: a runtime.coordinator.Predictor.  Equal shapes are simulated once."""
+
+    def __init__(
+        self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting, shape: Callable[[int], Shape]
+    ) -> None:
+        """shape: of each step's batch.  Raises PlanError if a device has too little memory for its share."""
+        self._profile, self.cluster, self._crossing = profile, cluster, prepared.crossing(setting)
+        self.passings = chosen_passings(profile, cluster, plan, prepared.size(setting))
+        self._step = QueryStep.build(plan, self.passings, cluster.world_size)
+        self.shape = shape
+        self.timeline = lru_cache(maxsize=None)(self._simulated)
+
+    def program(self, shape: Shape) -> Program:
+        """Return the program of a step, the one that the ranks execute."""
+        return self._step.program(self._profile, self.cluster, shape, self._crossing)
+
+    def _simulated(self, shape: Shape, title: str = "") -> Timeline:
+        """Return the timeline of a step; its memory too if it has a title."""
+        return simulate(self.program(shape), title=title, memory=bool(title))
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a step."""
+        return self.timeline(self.shape(step)).makespan_s
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return the seconds of a step in which a device computes."""
+        return self.timeline(self.shape(step)).busy_s(place)
+
+
+def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting) -> Prediction:
+    """Return every step's simulated seconds, as if nothing changed, and the timeline of a middle step of the first epoch.
+
+    bytes: sent by all devices in a step, and for comparison by first-order data parallelism on the same devices.
+    """
+    predictor = Predictor(prepared, profile, cluster, plan, setting, partial(shape_of, prepared, Change(0, 0, setting)))
+    per_epoch = prepared.steps_per_epoch
+    middle = traced_step(min(per_epoch, prepared.num_steps))
+    timeline = predictor.timeline(predictor.shape(middle), f"Step {middle + 1} of the first epoch")
+    steps = tuple(
+        StepRecord(
+            epoch=step // per_epoch,
+            step=step % per_epoch,
+            samples=setting.batch_size,
+            cached=False,
+            predicted_s=predictor.seconds(step),
+        )
+        for step in range(prepared.num_steps)
+    )
+    epochs = tuple(
+        EpochRecord(epoch=epoch, cached=False, seconds=sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch))
+        for epoch in range(steps[-1].epoch + 1)
+    )
+    trained = sum(layer.trainable_bytes for layer in profile.layers[0])
+    devices = sum(len(stage.shares) for stage in plan.stages)
+    return Prediction(
+        steps=steps,
+        epochs=epochs,
+        timelines={"first epoch, predicted": timeline},
+        bytes={
+            "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(cluster.world_size)),
+            # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
+            "sent in a step of first-order data parallelism": 2 * (devices - 1) * trained,
+            "kept of a step in the log": 8 * setting.queries,
+        },
+    )

@@ -13,8 +13,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, profiled_length
-from workbench.methods.p_rge.compute import load_model
 from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.worker import load_model
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.zeroth_order import CausalModel, StepLog

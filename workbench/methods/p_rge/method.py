@@ -18,15 +18,15 @@ from workbench.core.report import EpochRecord, SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
+from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import kept_layers, profiled_length, scale_to_cluster
 from workbench.methods.common.session import RankResult
-from workbench.methods.p_rge.compute import load_model, stored_as
+from workbench.methods.p_rge.layout import predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
-from workbench.methods.p_rge.policy import Done, ProfileOf, Run, fitted_setting
-from workbench.methods.p_rge.predict import notes_of, predict
+from workbench.methods.p_rge.policy import Done, ProfileOf, Run, fitted_setting, notes_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
+from workbench.methods.p_rge.worker import load_model, stored_as
 from workbench.methods.training.method import LayerMethod
-from workbench.models.loading import load_tokenizer
 from workbench.models.saving import kept_name, save_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay
 from workbench.models.zeroth_order.loading import TRAINED, TrainedDescription, save_for_peft, save_trained
@@ -230,15 +230,8 @@ def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRe
 
 
 def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> float:
-    prepared = run.prepared
-    return evaluate(
-        model.logits_at,
-        prepared.task,
-        samples,
-        load_tokenizer(prepared.job.model),
-        is_causal=prepared.facts.is_causal,
-        max_length=prepared.max_length,
-    ).value
+    task, job = run.prepared.task, run.prepared.job
+    return evaluate(model.logits_at, task, samples, model_encoder(task.prompt, job.model, job.max_length)).value
 
 
 def _save(run: Run, model: CausalModel, precision: Precision) -> Path:

@@ -5,6 +5,7 @@ P-RGE's policy for the coordinator: the devices' queries, the log, and the handl
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,21 +15,23 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
+from workbench.core.serial import from_json, to_json, write_text
 from workbench.methods.base import REAL_TIMEOUT_S, SILENT_AFTER_STEPS, Engines, Notify
+from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
 from workbench.methods.common.records import Progress
-from workbench.methods.p_rge.compute import Logged, RankJob, RankPart, load_model, record_of
-from workbench.methods.p_rge.layout import Change, Shape
-from workbench.methods.p_rge.predict import History, Predictor, words
+from workbench.methods.p_rge.layout import Change, Predictor, Shape, shape_of
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.worker import run_rank, serve_rank
+from workbench.methods.p_rge.worker import Logged, RankJob, RankPart, load_model, record_of, run_rank, serve_rank
 from workbench.methods.training.policy import ToldPolicy, served
 from workbench.methods.training.succession import shares_of
-from workbench.models.zeroth_order import warn_of_rounding
+from workbench.models.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
 from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
 from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import RankCosts
@@ -69,6 +72,67 @@ def fitted_setting(
     return choose(candidates(asked, precisions=options.allowed), price, step_s=step_s if options.step_s is None else options.step_s)
 
 
+LOG, CHANGES = "log.jsonl", "changes.json"
+
+
+class History:
+    """The finished steps, in memory and on disk.  resumed: number of steps done by an earlier program call."""
+
+    def __init__(self, folder: Path, prepared: PreparedJob, model: CausalModel, *, resume: bool) -> None:
+        """Begin a run in a folder, or reopen exactly the same run.  Raises CacheError for another run's, ConfigError for foreign files."""
+        text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
+        identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
+        self.found = resume and holds_run(folder, digest, prepared.job)
+        if not self.found:
+            begin_folder(folder, digest, prepared.job)
+        self.path = folder / STEPS / LOG
+        self._changes_path = folder / STEPS / CHANGES
+        self._file = LogFile(self.path, identity)
+        self.records: list[StepLog] = list(self._file.steps[: prepared.num_steps])
+        self.resumed = len(self.records)
+        self.changes = [Change(0, 0, prepared.setting)]
+        if self._changes_path.is_file():
+            changes = from_json(self._changes_path.read_bytes(), list[Change], source=f"'{self._changes_path}'")
+            self.changes = [change for change in changes if change.step <= self.resumed]
+
+    def add(self, record: StepLog) -> None:
+        """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
+        assert record.step <= len(self.records), f"step {record.step} was told before step {len(self.records)}"
+        if record.step == len(self.records):
+            self.records.append(record)
+            self._file.append(record)
+
+    def changed(self, setting: Setting) -> Change:
+        """Return the change from which a setting would apply, if the next steps had it; the last change if it already applies."""
+        step, last = len(self.records), self.changes[-1]
+        return last if setting == last.setting else Change(step, last.samples_before(step), setting)
+
+    def change(self, change: Change) -> None:
+        """Record that the next steps have another setting."""
+        self.changes.append(change)
+        write_text(self._changes_path, to_json(self.changes))
+
+    def close(self) -> None:
+        """Close the log."""
+        self._file.close()
+
+
+def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[str, ...]:
+    """Return notes for the report: where the run began and how its settings changed."""
+    notes = []
+    if resume and not history.found:
+        notes.append("Nothing to resume: the run starts over.")
+    elif resume:
+        notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
+    notes += [f"From step {change.step + 1} on {words(change.setting)}." for change in history.changes[1:]]
+    return tuple(notes)
+
+
+def words(setting: Setting) -> str:
+    """Describe a setting in words."""
+    return f"{setting.queries} queries of {setting.batch_size} samples, weights in {setting.precision}"
+
+
 @dataclass(kw_only=True)
 class Done:
     """The results of a run.  parts: of every generation, the members with their results.  predicted_s: by step, under its plan."""
@@ -88,7 +152,7 @@ class QueryPolicy(ToldPolicy):
     def __init__(self, run: Run, plan: Plan) -> None:
         super().__init__(run.notify)
         self._run, self._prepared, self._cluster, self._history, self._plan = run, run.prepared, run.cluster, run.history, plan
-        self._shape = lru_cache(maxsize=None)(run.prepared.shape)
+        self._shape = lru_cache(maxsize=None)(partial(shape_of, run.prepared))
         self.done = Done(notes=self.notes)
 
     @property

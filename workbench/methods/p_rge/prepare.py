@@ -14,8 +14,8 @@ from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.core.ranges import Positive, Width
 from workbench.methods.base import read_options, require_plan, require_width
-from workbench.methods.p_rge.layout import Change, Shape, shape_of
-from workbench.models.loading import ModelFacts, load_tokenizer, model_facts
+from workbench.methods.common.result import model_encoder
+from workbench.models.loading import ModelFacts, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.quantization import FloatType
 from workbench.models.zeroth_order import TrainableConfig, ZerothOrderConfig
@@ -27,7 +27,6 @@ from workbench.tasks.prompts import (
     PROMPT_TASKS,
     EncodedPrompts,
     PromptTask,
-    encode_prompts,
     load_prompt_task,
     require_room,
     unknown_prompt_task,
@@ -107,11 +106,6 @@ class PreparedJob:
         return Setting(self.options.queries, self.job.batch_size, self.options.precision)
 
     @property
-    def max_length(self) -> int:
-        """Return the maximum number of tokens of a prompt."""
-        return min(self.job.max_length, self.facts.max_length)
-
-    @property
     def typical_length(self) -> int:
         """Return the mean number of tokens computed for a row in a batch of E random samples, for planning."""
         lengths, size = sorted(self.train.lengths), self.job.batch_size
@@ -152,10 +146,6 @@ class PreparedJob:
     def num_steps(self) -> int:
         """Return the steps of the whole run."""
         return self.job.epochs * self.steps_per_epoch if self.options.steps is None else self.options.steps
-
-    def shape(self, change: Change, step: int) -> Shape:
-        """Return the shape of a step's batch."""
-        return shape_of(self.train, self.job.seed, change, step, width=self.packing_width)
 
     def size(self, setting: Setting) -> StepSize:
         """Return a step of typical length, for the planner."""
@@ -210,12 +200,11 @@ def prepare(job: Job) -> PreparedJob:
     task = load_prompt_task(job.task, data=job.data, columns=job.columns, **counts)
     if options.words:
         task = task.reworded(tuple(options.words.split("/")))
-    max_length = min(job.max_length, facts.max_length)
-    tokenizer = load_tokenizer(job.model)
-    train = encode_prompts(task.train, task.prompt, tokenizer, is_causal=facts.is_causal, max_length=max_length)
+    encoder = model_encoder(task.prompt, job.model, job.max_length)
+    train = encoder.split(task.train)
     if options.loss == "label_words":
         train = train.among_label_words()
-    require_room(task, tokenizer, is_causal=facts.is_causal, max_length=max_length)
+    require_room(task, encoder)
     predicts_words = facts.is_causal or facts.num_encoder_layers is not None
     trainable = TrainableConfig(
         technique=options.technique,

@@ -1,30 +1,239 @@
-"""One rank's part of a run; an engine calls this."""
+"""The device side of a P-RGE run: its job and results, its layers with trainable values, its operations, and the loop of its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from workbench.core.errors import DeviceLostError
-from workbench.core.schedule import SEND, STEP
+from workbench.core.errors import DeviceLostError, DivergedError
+from workbench.core.program import Program
+from workbench.core.schedule import SEND, STEP, Op
 from workbench.methods.common.scaling import layers_seconds
-from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankSession, StepTrace, trace_of
-from workbench.methods.p_rge.compute import Logged, QueryHandlers, RankJob, RankPart, StageCompute
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankResult, RankSession, SessionJob, StepTrace, trace_of
+from workbench.methods.p_rge.layout import Change, QueryStep, samples_of, shape_of
+from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
-from workbench.models.zeroth_order import StepLog
+from workbench.models.quantization import FloatType, QuantizationConfig
+from workbench.models.zeroth_order import (
+    CausalModel,
+    PrecisionWarning,
+    Prge,
+    StepLog,
+    ZerothOrderConfig,
+    gradients_of,
+    load_causal_model,
+    make_log,
+    passes_of,
+    replay,
+)
+from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import Passing
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
+from workbench.runtime.executor import Handler
 from workbench.runtime.jobs import tells_of_peer
+from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
+from workbench.tasks.prompts import PromptBatch, collate_prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob(SessionJob):
+    """Some steps of a run, under one plan and one setting; the same on every rank.
+
+    cluster, plan, passings, profile: of the devices that take part, at full speed.
+    prepared: without the task's samples.  change: the setting, and the step and sample from which it applies.
+    records: the finished steps, from which theta is rebuilt.
+    """
+
+    prepared: PreparedJob
+    passings: Mapping[int, Passing]
+    change: Change
+    records: tuple[StepLog, ...]
+
+    @property
+    def first_step(self) -> int:
+        """Return the first step of this job."""
+        return len(self.records)
+
+    @property
+    def last_step(self) -> int:
+        """Return the step at which to stop, exclusive."""
+        return self.prepared.num_steps
+
+    @property
+    def estimator(self) -> ZerothOrderConfig:
+        """Return how a step estimates its gradient."""
+        return self.prepared.zeroth_order(self.change.setting)
+
+    def query_step(self) -> QueryStep:
+        """Return the layout of every step on all devices."""
+        return QueryStep.build(self.plan, self.passings, self.cluster.world_size)
+
+    def program(self, query_step: QueryStep, step: int) -> Program:
+        """Return the program of a step, the same on every rank."""
+        shape, crossing = shape_of(self.prepared, self.change, step), self.prepared.crossing(self.change.setting)
+        return query_step.program(self.profile, self.cluster, shape, crossing)
+
+    def batch(self, step: int) -> PromptBatch:
+        """Return the batch of a step."""
+        train = self.prepared.train
+        return collate_prompts(train, samples_of(len(train), self.job.seed, self.change, step))
+
+
+@dataclass(kw_only=True)
+class RankPart(RankResult):
+    """A device's results of a RankJob.
+
+    end: all steps are done; or it paused on request; or another device was lost in the middle of a step.
+    losses: of a lost step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by name.
+    """
+
+    end: End = "finished"
+    records: list[StepLog] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    error: str = ""
+
+
+def load_model(prepared: PreparedJob, precision: Precision | None = None, span: tuple[int, int] | None = None) -> CausalModel:
+    """Return a job's model, or its layers [start, stop), frozen in a precision.  Raises the errors of load_causal_model.
+
+    Weights with another dtype than the activations, see PRGEOptions, are dequantized layer by layer.
+    """
+    precision = precision or prepared.options.precision
+    compute = activation_type(precision, prepared.options.compute_dtype)
+    stored, dtype = stored_as(precision, compute), getattr(torch, compute)
+    return load_causal_model(prepared.job.model, prepared.trainable, span=span, quantization=stored, dtype=dtype)
+
+
+def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | None:
+    """Return how weights of a precision are stored for activations of a dtype; None: unchanged."""
+    return None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
+
+
+class StageCompute:
+    """Layers [start, stop) on this device, and the number of log steps applied to their trainable values."""
+
+    def __init__(self, rank_job: RankJob, start: int, stop: int) -> None:
+        self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
+        # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
+        self.model = load_model(rank_job.prepared, self.precision, (start, stop))
+        self.num_steps = 0
+        self._estimators: dict[ZerothOrderConfig, Prge] = {}
+        release_free_memory()
+
+    def suits(self, rank_job: RankJob, start: int, stop: int) -> bool:
+        """Return whether these are the layers of a job, and have not applied more steps than it."""
+        asked = (start, stop, rank_job.change.setting.precision)
+        return (self.start, self.stop, self.precision) == asked and self.num_steps <= len(rank_job.records)
+
+    def catch_up(self, records: Sequence[StepLog]) -> None:
+        """Apply the steps of a log that theta lacks."""
+        self.num_steps += replay(self.model.trainables, records[self.num_steps :])
+
+    def _estimator(self, config: ZerothOrderConfig) -> Prge:
+        if config not in self._estimators:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PrecisionWarning)  # the driver warns once
+                self._estimators = {config: Prge(self.model, config)}
+        return self._estimators[config]
+
+    def forward(
+        self, rank_job: RankJob, passing: Passing, incoming: Tensor | None, batch: PromptBatch, step: int, queries: Sequence[int]
+    ) -> Tensor:
+        """Return the hidden states (2n*E, t, d) of a group of n queries after these layers, pass after pass, or their losses (2n,).
+
+        incoming: the previous stage's result, None for the first.
+        """
+        estimator = self._estimator(replace(rank_job.estimator, execution=passing.execution))
+        passes = None
+        if incoming is not None:
+            passes = list(incoming.chunk(len(passes_of(passing.execution, len(queries)))))
+        found = estimator.forward_stage(passes, batch, step, queries)
+        return estimator.arranged(found, len(queries)) if self.model.is_last else torch.cat(found)
+
+
+@dataclass(kw_only=True)
+class QueryHandlers:
+    """One step's operations on one rank.
+
+    wants_pause: called when losses are sent; a flag after them informs the others, so that all stop after the same step.
+    losses: by part, as far as this rank knows them.  record: of the step, once it is complete.
+    """
+
+    rank: int
+    rank_job: RankJob
+    query_step: QueryStep
+    compute: StageCompute
+    batch: PromptBatch
+    step: int
+    wants_pause: Callable[[], bool]
+    losses: dict[int, float] = field(default_factory=dict)
+    record: StepLog | None = None
+    pauses: bool = False
+
+    @property
+    def loss(self) -> float:
+        """Return this rank's part of the loss of a completed step: all ranks know all losses, and progress adds up their parts."""
+        return sum(self.losses.values()) / len(self.losses) / len(self.rank_job.plan.busy_ranks)
+
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers by operation kind."""
+        return {"F": self._forward, STEP: self._update}
+
+    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        queries = self.query_step.queries(op.part)
+        incoming = next((content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"), None)
+        found = self.compute.forward(self.rank_job, self.query_step.passings[self.rank], incoming, self.batch, self.step, queries)
+        if not self.compute.model.is_last:
+            return (found,)
+        self._know(op.part, found)
+        return (torch.cat([found, torch.tensor([float(self.wants_pause())])]),)
+
+    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value, content in zip(op.reads, reads, strict=True):
+            if value.name == "loss":
+                self._know(value.part, content[:-1])
+                self.pauses = self.pauses or bool(content[-1])
+        self.record = record_of(self.rank_job, self.step, self.losses)
+        self.compute.model.trainables.apply(self.record)
+        self.compute.num_steps += 1
+        return (None,)
+
+    def _know(self, part: int, losses: Tensor) -> None:
+        self.losses |= {part + index: loss for index, loss in enumerate(losses.tolist())}
+
+
+def record_of(rank_job: RankJob, step: int, losses: dict[int, float]) -> StepLog:
+    """Return the record of a step from the losses of some queries, both parts of each (Algorithm 1, lines 10 to 14).
+
+    Raises DivergedError for a loss that is not finite.
+    """
+    queries = sorted({part // 2 for part in losses})
+    pairs = torch.tensor([losses[2 * query + sign] for query in queries for sign in (0, 1)], dtype=torch.float32)
+    if not bool(torch.isfinite(pairs).all()):
+        raise DivergedError(
+            f"Training with learning_rate = {rank_job.job.peak_learning_rate:g} was asked for.",
+            f"It diverged: a loss of step {step + 1} is {float(pairs[~torch.isfinite(pairs)][0])}.",
+            "Lower learning_rate or epsilon.",
+        )
+    return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries)
+
 
 TRAINING = "training"
 
-Told = Callable[[StepLog, float], None]
-"""Called with each finished step, whose record is enough to repeat it, and the seconds spent computing (0: unknown)."""
+
+class Logged(NamedTuple):
+    """Message about a finished step in a run without a coordinator."""
+
+    record: StepLog
 
 
 def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
@@ -32,7 +241,7 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
 
     def work(session: RankSession[RankJob]) -> RankPart:
         worker = QueryWorker(context.dilation)
-        part = worker.steps(session, wants_pause=context.should_stop, told=lambda log, _: context.publish(Logged(log)))
+        part = worker.steps(session, wants_pause=context.should_stop, message=lambda done: Logged(done.content))
         if part.error:
             raise DeviceLostError(f"Step {rank_job.first_step + len(part.records) + 1} was under way.", part.error, "Run with --resume.")
         session.progress.phase(WAITING)
@@ -59,12 +268,8 @@ class QueryWorker(DeviceWorker[RankJob]):
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: RankJob, controls: Controls) -> tuple[End, RankPart]:
         """Do the steps of a job (see Worker)."""
-
-        def told(record: StepLog, busy_s: float) -> None:
-            context.publish(StepDone(record.step, busy_s, record))
-
         with self.session(context, process_group, job, controls) as session:
-            part = self.steps(session, wants_pause=controls.wants_pause, told=told)
+            part = self.steps(session, wants_pause=controls.wants_pause)
             return part.end, part
 
     def prepare(self, job: RankJob, place: int) -> None:
@@ -85,7 +290,7 @@ class QueryWorker(DeviceWorker[RankJob]):
         if job is None or compute is None:
             return None
         step = job.change.step
-        batch, shape = job.batch(step), job.shape(step)
+        batch, shape = job.batch(step), shape_of(job.prepared, job.change, step)
         incoming = None
         if not compute.model.is_first:
             incoming = torch.zeros(2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
@@ -97,10 +302,12 @@ class QueryWorker(DeviceWorker[RankJob]):
         paced = pacer.run(lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]), expected_s)
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)
 
-    def steps(self, session: RankSession[RankJob], *, wants_pause: Callable[[], bool], told: Told) -> RankPart:
+    def steps(
+        self, session: RankSession[RankJob], *, wants_pause: Callable[[], bool], message: Callable[[StepDone], Any] = lambda done: done
+    ) -> RankPart:
         """Do a job's steps until the last, a pause, or the loss of a device; an idle rank returns at once.
 
-        wants_pause: whether to end after the current step, together with the others.
+        wants_pause: whether to end after the current step, together with the others.  message: what to publish of a finished step.
         """
         job, part = session.rank_job, RankPart(rank=session.rank)
         session.progress.phase(LOADING)
@@ -114,7 +321,7 @@ class QueryWorker(DeviceWorker[RankJob]):
 
         def made(record: StepLog, busy_s: float) -> None:
             part.records.append(record)
-            told(record, busy_s)
+            session.context.publish(message(StepDone(record.step, busy_s, record)))
 
         sent, per_epoch = 0, job.prepared.steps_per_epoch
         for number in range(job.first_step, job.last_step):

@@ -15,8 +15,7 @@ from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, byte
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import boundary_tokens, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
-from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_labels, made_up_mask
+from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, made_up_labels, made_up_mask
 from workbench.models.quantization import held_bytes
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import Call, Stacks, kept_bytes, saved_by_autograd, time_grids

@@ -12,8 +12,8 @@ from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Width
 from workbench.methods.base import read_options, require_plan
 from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
-from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import model_facts
+from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.quantization import resolve_engine
 from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype

@@ -20,8 +20,7 @@ from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, rank_taps, record_layout, whole_taps
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
-from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.activation_records import RecordLayout
 from workbench.runtime.flat_optimizer import STATE_KINDS

@@ -11,8 +11,7 @@ from torch.nn.functional import pad
 
 from workbench.methods.fine_tuning.handlers import StageContext
 from workbench.methods.training.handlers import Targets
-from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
+from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, task_loss
 from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule

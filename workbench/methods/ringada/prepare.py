@@ -17,8 +17,8 @@ from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.ringada.rounds import Policy, Unfreezing, rounds_per_epoch
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
-from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import model_facts
+from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.techniques import TechniqueConfig
 
 Times = Annotated[int, Meta(ge=1, le=10**6)]

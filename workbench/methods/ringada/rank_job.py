@@ -22,8 +22,8 @@ from workbench.methods.ringada.prepare import PreparedJob, RingAdaOptions
 from workbench.methods.ringada.rounds import Policy, Round, RoundShape, initiator_order, rounds_per_epoch, seen_by
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
-from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import ModelFacts
+from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.techniques import TechniqueConfig
 from workbench.planners.ringada import change_s, ring_homes
 from workbench.schedules.plan_costs import Crossing

@@ -38,7 +38,7 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.devices import Lender
-from workbench.tasks.spans import score
+from workbench.tasks.metrics import score
 from workbench.tasks.tokenize import TokenizedSplit
 
 

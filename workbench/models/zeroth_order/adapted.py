@@ -138,10 +138,10 @@ class VeraLinear(PartModule):
 class PooledHead(PartModule):
     """A linear head on the mean of the last hidden states, for models without a vocabulary.  weight: (d, outputs).  bias: (outputs,)."""
 
-    def __init__(self, weight: Tensor, binding: Binding) -> None:
+    def __init__(self, hidden_size: int, num_outputs: int, seed: int, binding: Binding) -> None:
         super().__init__(binding)
-        self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(weight.shape[1]))
+        weight = torch.randn(hidden_size, num_outputs, generator=seeded_generator(seed, "head.weight")) * HEAD_DEVIATION
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(num_outputs))
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Return logits (P, E, outputs) float32 for hidden states (P*E, t, d) and a mask (E, t)."""
@@ -252,12 +252,6 @@ def own_parameters(model: nn.Module, binding: Binding) -> Trainables:
     model.requires_grad_(True)
     parameters = dict(model.named_parameters())
     return Trainables(parameters, [HEAD] * len(parameters), None, binding)
-
-
-def pooled_head(hidden_size: int, num_outputs: int, seed: int, binding: Binding) -> PooledHead:
-    """Return a small random head."""
-    weight = torch.randn(hidden_size, num_outputs, generator=seeded_generator(seed, "head.weight")) * HEAD_DEVIATION
-    return PooledHead(weight, binding)
 
 
 def frozen_a(seed: int, name: str, rows: int, rank: int) -> Tensor:

@@ -1,9 +1,15 @@
-"""A model that computes the losses of several perturbed copies of its trainable values in one pass (P-RGE, section 3; Appendix D.2)."""
+"""A model that computes the losses of several perturbed copies of its trainable values in one pass (P-RGE, section 3; Appendix D.2).
+
+The loss is the cross-entropy at the positions of the label words, over the whole vocabulary.  If a batch has `choices`, it is only over
+the label words, as in MeZO for classification (Malladi et al., NeurIPS 2023).
+P-RGE's batches are drawn regardless of length, so half of a batch of 16 is padding (Appendix C): decoders compute without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.core.packing import pack_length, packs_of
 from workbench.models.families import LayerContext, call_layer, embed_words
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear, StoredWeight
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
-from workbench.models.zeroth_order.adapted import inject, own_parameters, pooled_head
-from workbench.models.zeroth_order.losses import Packing, PromptLike, class_losses, word_logits, word_losses
+from workbench.models.zeroth_order.adapted import PooledHead, inject, own_parameters
 from workbench.models.zeroth_order.trainables import HEAD, Binding, TrainableConfig
 
 Enter = Callable[[int], None]
@@ -43,7 +49,7 @@ class CausalModel(nn.Module):
         backbone.requires_grad_(False)
         self.backbone = backbone
         self.head: Any = head if self.is_last and self.predicts_words else None
-        self.pooled = None
+        self.pooled: PooledHead | None = None
         if self.is_last and not self.predicts_words:
             if config.num_outputs < 1:
                 raise ConfigError(
@@ -51,7 +57,7 @@ class CausalModel(nn.Module):
                     f"{type(next(iter(backbone.layers.values()))).__name__} predicts no words, and no number of outputs was given.",
                     "Give num_outputs, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
                 )
-            self.pooled = pooled_head(backbone.hidden_size, config.num_outputs, config.seed, self.binding)
+            self.pooled = PooledHead(backbone.hidden_size, config.num_outputs, config.seed, self.binding)
         elif self.is_last and head is None:
             raise ConfigError("A model that ends in words was asked for.", "It has no language model head.", "Give its head.")
         if config.technique == "full":
@@ -136,7 +142,9 @@ class CausalModel(nn.Module):
     def finish(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
         """Return the loss (P,) float32 of each part, given the result of `run` on the last stage."""
         if self.pooled is not None:
-            return class_losses(self._pooled_logits(hidden, batch), batch)
+            logits = self._pooled_logits(hidden, batch)
+            found = F.cross_entropy(logits.flatten(0, 1), batch.targets[:, 0].repeat(len(logits)), reduction="none")
+            return found.view(len(logits), -1).mean(dim=1)
         assert self.head is not None, "not the last stage"
         return word_losses(hidden, batch, num_parts, self._norm, self.head, self.packing(batch))
 
@@ -147,7 +155,12 @@ class CausalModel(nn.Module):
             if self.pooled is not None:
                 return self._pooled_logits(hidden, batch).transpose(0, 1)
             assert self.head is not None, "not the last stage"
-            return word_logits(hidden, batch, self._norm, self.head, self.packing(batch))
+            packing = self.packing(batch)
+            if packing is None:
+                rows = hidden.gather(1, batch.positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
+            else:
+                rows = hidden.flatten(0, 1)[packing.firsts[:, None] + batch.positions]
+            return self.head(self._norm(rows)).float()
 
     def _fill(self, states: list[Tensor], packing: Packing | None) -> tuple[int, Packing | None]:
         """Pad a decoder's states, in place in the list, to a number of rows that suits matmuls; return the real length.
@@ -232,3 +245,108 @@ def dequantized(layer: nn.Module) -> Iterator[None]:
     finally:
         for linear, weight in zip(linears, stored, strict=True):
             linear.weight = weight
+
+
+MAX_LOGITS = 1 << 22
+"""Number of logits computed at a time: 16 MB."""
+
+
+PromptLike = Any
+"""A batch with the fields of tasks.prompts.PromptBatch, except that labels and indices may be missing."""
+
+
+def word_losses(
+    hidden: Tensor,
+    batch: PromptLike,
+    num_parts: int,
+    norm: Callable[[Tensor], Tensor],
+    head: Any,
+    packing: Packing | None = None,
+) -> Tensor:
+    """Return (P,) float32: the mean over a part's samples of the mean loss over their target tokens.
+
+    hidden: (P*E, t, d), or (P*R, N, d) with a packing, before the norm, which is applied only to the required rows.  head: a products.Head,
+    or a quantized one.
+    """
+    count = len(batch.targets)
+    sample, column = batch.target_mask.nonzero(as_tuple=True)
+    position = batch.positions[sample, column]
+    if packing is None:
+        rows = hidden.view(num_parts, count, *hidden.shape[1:])[:, sample, position]
+    else:
+        rows = hidden.view(num_parts, -1, hidden.shape[-1])[:, packing.firsts[sample] + position]
+    target = batch.targets[sample, column].repeat(num_parts)
+    losses = _cross_entropy(norm(rows).flatten(0, 1), target, head, batch.choices).view(num_parts, -1)
+    weight = 1 / (batch.target_mask.sum(dim=1) * count)
+    return losses @ weight[sample]
+
+
+def _cross_entropy(rows: Tensor, target: Tensor, head: Any, choices: Tensor | None) -> Tensor:
+    """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at a time."""
+    size = max(1, MAX_LOGITS // head.weight.shape[0])
+    if choices is not None:
+        target = (target[:, None] == choices).long().argmax(dim=1)
+
+    def loss(some: Tensor, wanted: Tensor) -> Tensor:
+        logits = head(some) if choices is None else head(some)[:, choices]
+        return F.cross_entropy(logits.float(), wanted, reduction="none")
+
+    return torch.cat([loss(some, wanted) for some, wanted in zip(rows.split(size), target.split(size), strict=True)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """The real tokens of E rows, concatenated into R packs of N tokens: a pass has R rows instead of E.
+
+    source: (R, N) int64, each token's index among the E * t padded ones.  row: (R, N) int64, the row it comes from, -1 for a pack's
+    padding.  positions: (R, N) int64, its position in that row.  firsts: (E,) int64, index of each row's first token among the R * N.
+    """
+
+    source: Tensor
+    row: Tensor
+    positions: Tensor
+    firsts: Tensor
+
+    @classmethod
+    def of(cls, attention_mask: Tensor, width: int) -> Packing | None:
+        """Return the packing of rows (E, t) padded on the right.  None if it does not pay off for a model of this width."""
+        length = attention_mask.shape[1]
+        lengths = [int(tokens) for tokens in attention_mask.sum(dim=1)]
+        packs = packs_of(lengths, length, width)
+        if packs is None:
+            return None
+        longest = pack_length(packs, lengths)
+        shape = len(packs), longest
+        source, positions = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        row, firsts = torch.full(shape, -1), torch.zeros(len(lengths), dtype=torch.int64)
+        for pack, rows in enumerate(packs):
+            at = 0
+            for one in rows:
+                span, within = slice(at, at + lengths[one]), torch.arange(lengths[one])
+                source[pack, span], row[pack, span], positions[pack, span] = one * length + within, one, within
+                firsts[one] = pack * longest + at
+                at += lengths[one]
+        device = attention_mask.device
+        return cls(source=source.to(device), row=row.to(device), positions=positions.to(device), firsts=firsts.to(device))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (R, N), the number of packs and their length."""
+        return self.row.shape[0], self.row.shape[1]
+
+    def pack(self, rows: Tensor) -> Tensor:
+        """Pack padded rows (E, t, d) into (R, N, d)."""
+        return rows.flatten(0, 1)[self.source]
+
+    def filled(self, length: int) -> Packing:
+        """Return the packing with packs of `length` tokens, at least N.  The added tokens belong to no row, and `firsts` is unchanged."""
+        more = (0, length - self.row.shape[1])
+        return replace(self, source=F.pad(self.source, more), row=F.pad(self.row, more, value=-1), positions=F.pad(self.positions, more))
+
+    def mask(self) -> Tensor | None:
+        """Return the attention mask, (R, 1, N, N) bool: a token attends to its own row up to itself.  None if each row has its own pack."""
+        if len(self.row) == len(self.firsts):
+            return None
+        length = self.row.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.row.device).tril()
+        return ((self.row[:, :, None] == self.row[:, None]) & causal)[:, None]

@@ -20,10 +20,10 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, check_choice
 from workbench.core.seeds import query_seed
 from workbench.models.zeroth_order.adapted import warn_of_rounding
-from workbench.models.zeroth_order.causal_model import CausalModel
-from workbench.models.zeroth_order.losses import PromptLike
-from workbench.models.zeroth_order.step_log import Execution, StepLog, ZerothOrderConfig, gradients_of, make_log
+from workbench.models.zeroth_order.causal_model import CausalModel, PromptLike
+from workbench.models.zeroth_order.step_log import StepLog, ZerothOrderConfig, gradients_of, make_log
 from workbench.models.zeroth_order.trainables import HEAD, Trainables, fill
+from workbench.planners.query_costs import Execution
 
 Optimizer = Literal["sgd", "adam"]
 

@@ -20,8 +20,8 @@ from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.files import require_writable, sync_folder
 from workbench.core.ranges import Positive, require_ranges
 from workbench.core.seeds import MAX_QUERIES, query_seed
+from workbench.planners.query_costs import Execution
 
-Execution = Literal["sequential", "outer", "inner", "both"]
 Copies = Literal["per_layer", "kept"]
 
 

@@ -28,7 +28,7 @@ from workbench.reproduce.result import Number, Result, Settings, kept_or_made
 from workbench.runtime.flat_optimizer import ANNEALED
 from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.spans import score
+from workbench.tasks.metrics import score
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, tokenize
 

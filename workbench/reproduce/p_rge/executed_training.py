@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice
 from workbench.core.serial import to_json, write_text
-from workbench.models.loading import load_tokenizer, model_facts
+from workbench.methods.common.result import model_encoder
 from workbench.models.zeroth_order import (
     FirstOrder,
     LogFile,
@@ -29,7 +29,7 @@ from workbench.models.zeroth_order import (
     replay,
 )
 from workbench.reproduce.result import kept_or_made, read_kept
-from workbench.tasks.prompts import EncodedPrompts, PromptBatch, PromptTask, encode_prompts, evaluate, load_prompt_task, training_batch
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, PromptTask, evaluate, load_prompt_task, training_batch
 
 Method = Literal["zero-shot", "calibrated", "P-RGE", "MeZO", "FO-SGD", "FO-Adam"]
 FORWARD_ONLY = ("P-RGE", "MeZO")
@@ -85,10 +85,6 @@ class Trial:
         settings = asdict(self) | {"steps": 0, "score_every": 0, "samples": [self.samples[0], 0, 0]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
-    def is_scored(self, step: int) -> bool:
-        """Return whether the validation split is scored after so many steps."""
-        return step == self.steps or (0 < step < self.steps and step % self.score_every == 0)
-
     def path(self, folder: Path) -> Path:
         """Return the file of its outcome, named by all inputs: an interrupted table resumes."""
         return folder / f"{self.task}-{self.method}-{self.technique}-{self.queries}-{self.seed}-{_digest(self)}.json"
@@ -133,16 +129,11 @@ class Curve:
 
 @lru_cache(maxsize=4)
 def _data(model: str, task: str, samples: tuple[int, int, int], max_length: int, loss: str) -> tuple[PromptTask, EncodedPrompts]:
-    """Return the task, and its training samples as tokens.  Raises as load_prompt_task and encode_prompts do."""
+    """Return the task, and its training samples as tokens.  Raises as load_prompt_task and PromptEncoder do."""
     counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), samples, strict=True))
     found = load_prompt_task(task, **counts)
-    train = encode_prompts(found.train, found.prompt, load_tokenizer(model), **_reading(model, max_length))
+    train = model_encoder(found.prompt, model, max_length).split(found.train)
     return found, train.among_label_words() if loss == "label_words" else train
-
-
-def _reading(model: str, max_length: int) -> dict[str, Any]:
-    facts = model_facts(model)
-    return {"is_causal": facts.is_causal, "max_length": min(max_length, facts.max_length)}
 
 
 class QueryTraining:
@@ -195,9 +186,8 @@ class QueryTraining:
 
     def score(self, split: Literal["validation", "test"] = "validation", calibration: Any = "none") -> float:
         """Return the current model's score on a split."""
-        trial, tokenizer = self.settings, load_tokenizer(self.settings.model)
-        given = {"calibration": calibration, **_reading(trial.model, trial.max_length)}
-        return evaluate(self.model.logits_at, self.task, getattr(self.task, split), tokenizer, **given).value
+        encoder = model_encoder(self.task.prompt, self.settings.model, self.settings.max_length)
+        return evaluate(self.model.logits_at, self.task, getattr(self.task, split), encoder, calibration=calibration).value
 
     def score_untrained(self) -> None:
         """Score the model before its first step, with and without calibration, unless the curve has these baselines."""
@@ -291,7 +281,11 @@ class Runner:
             scores = training.run(trial.steps, self._tell(trial)).scores if trial.steps else [(0, training.score(calibration=calibration))]
             return TrialOutcome(
                 trial=trial,
-                curve=tuple((step, 100 * score) for step, score in scores if trial.is_scored(step)),
+                curve=tuple(
+                    (step, 100 * score)
+                    for step, score in scores
+                    if step == trial.steps or (0 < step < trial.steps and step % trial.score_every == 0)
+                ),
                 test_score=100 * training.score("test", calibration),
                 trained_values=training.model.trainables.num_values if trial.steps else 0,
             )

@@ -13,13 +13,13 @@ from typing import Any
 from scipy.optimize import brentq
 
 from workbench.core.errors import MissingDataError, WorkbenchError
-from workbench.models.loading import load_tokenizer
+from workbench.methods.common.result import model_encoder
 from workbench.profiler.descriptions import describe
 from workbench.profiler.zeroth_order import FP16_BYTES, SWEEPS, Execution, FirstOrder, first_order_memory, forward_memory, step_s
 from workbench.reproduce.items import Item, Rows, median_deviation, swapped, worst
 from workbench.reproduce.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, Constants, deviations, load_constants, spread
 from workbench.reproduce.result import Number, Result, Settings, printed
-from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, PaddingRow, encode_prompts, load_prompt_task, padding_statistics
+from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, PaddingRow, load_prompt_task, padding_statistics
 
 MODEL_OF = {"table15": TINY, "table16": LLAMA}
 MODEL_IN = {"table17": TINY, "table18": LLAMA}
@@ -139,7 +139,6 @@ def fig4(item: Item, settings: Settings) -> Result:
 
 def statistics(settings: Settings) -> dict[str, list[PaddingRow]]:
     """Return each task's padding at BATCHES, of 1,000 training prompts: for the embedded task, and for those in the data folder."""
-    tokenizer = load_tokenizer(TOKENIZER)
     found = {}
     for name in PROMPT_TASKS:
         folder = None if name == "sentiment" else settings.data
@@ -152,7 +151,7 @@ def statistics(settings: Settings) -> dict[str, list[PaddingRow]]:
         except WorkbenchError as error:
             settings.progress(f"{name}: {error}")
             continue
-        encoded = encode_prompts(task.train, task.prompt, tokenizer, is_causal=True, max_length=2048)
+        encoded = model_encoder(task.prompt, TOKENIZER, 2048).split(task.train)
         found[name] = padding_statistics(encoded.lengths, BATCHES)
     return found
 

@@ -21,7 +21,7 @@ from workbench.reproduce.result import Number, Result, Settings, kept_or_made, p
 from workbench.reproduce.ringada.training import FEDERATED, PAPER, PIPE, RING, SINGLE, depth_of, load_constants, seconds_after
 from workbench.reproduce.training import TokenizedTask, limited_task, technique_stage
 from workbench.tasks.batching import epoch_batches, split_samples
-from workbench.tasks.spans import score
+from workbench.tasks.metrics import score
 from workbench.tasks.task import Split
 from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches
 

@@ -1,16 +1,16 @@
 """Tasks as next-word prediction (P-RGE, appendix D.2): the 13 prompts of Table 8, their data, batches and scores."""
 
-from workbench.tasks.prompts.batches import (
+from workbench.tasks.prompts.encoding import EncodedPrompts
+from workbench.tasks.prompts.loading import OWN_PROMPT, PROMPT_TASKS, load_prompt_task, unknown_prompt_task
+from workbench.tasks.prompts.scoring import (
     PaddingRow,
     PromptBatch,
     collate_prompts,
+    evaluate,
     label_log_likelihoods,
     padding_statistics,
-    prompt_batches,
+    require_room,
     step_indices,
     training_batch,
 )
-from workbench.tasks.prompts.encoding import EncodedPrompts, encode_prompts
-from workbench.tasks.prompts.loading import OWN_PROMPT, PROMPT_TASKS, load_prompt_task, unknown_prompt_task
-from workbench.tasks.prompts.scoring import evaluate, require_room
 from workbench.tasks.prompts.templates import PAPER_SAMPLES, PROMPTS, PromptSample, PromptTask

@@ -11,11 +11,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.prompts.templates import Prompt, PromptSample
-from workbench.tasks.tokenize import Encoder
 
 Reader = Literal["causal", "encoder_decoder", "encoder"]
 UNCUT = 1 << 30
@@ -92,12 +91,13 @@ class EncodedPrompts:
 class PromptEncoder:
     """Encodes samples of one prompt for one model.
 
+    encoder: the model's tokenizer, which also decodes what a model generates.
     max_length: maximum tokens per row.  A longer prompt loses words from the left of its long field (SQuAD's context, a passage, a
     sentence), never from the question itself.
     Raises ConfigError for label words that begin with the same token, and for a model that cannot do such a task.
     """
 
-    def __init__(self, prompt: Prompt, encoder: Encoder, *, is_causal: bool, max_length: int) -> None:
+    def __init__(self, prompt: Prompt, encoder: Any, *, is_causal: bool, max_length: int) -> None:
         self.prompt, self.encoder, self.max_length = prompt, encoder, max_length
         self.reader: Reader = "encoder_decoder" if encoder.start_id is not None else "causal" if is_causal else "encoder"
         if self.reader == "encoder" and prompt.kind != "classification":
@@ -256,16 +256,6 @@ class PromptEncoder:
         assert self.encoder.start_id is not None
         read = (self.encoder.start_id, *self.lead, *targets[:-1])
         return EncodedRow(ids=tuple(ids), targets=tuple(targets), first_position=len(self.lead), decoder_ids=read)
-
-
-def encode_prompts(
-    samples: Sequence[PromptSample], prompt: Prompt, encoder: Encoder, *, is_causal: bool, max_length: int
-) -> EncodedPrompts:
-    """Encode a split for training, and for scoring a classification.  Raises ConfigError as PromptEncoder does.
-
-    is_causal: of the model, ModelFacts.is_causal; an encoder-decoder is recognised by its tokenizer's start_id.
-    """
-    return PromptEncoder(prompt, encoder, is_causal=is_causal, max_length=max_length).split(samples)
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> list[int]:

@@ -11,21 +11,189 @@ prompts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice, require_numbers
-from workbench.tasks.prompts.batches import BATCH_SIZE, LogitsAt, batch_of, label_log_likelihoods, target_log_likelihoods
-from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
+from workbench.tasks.metrics import answer_f1
+from workbench.tasks.prompts.encoding import EncodedPrompts, EncodedRow, PromptEncoder
 from workbench.tasks.prompts.templates import PromptSample, PromptTask
-from workbench.tasks.spans import answer_f1
 from workbench.tasks.task import fixed_order
-from workbench.tasks.tokenize import by_length
+from workbench.tasks.tokenize import by_length, padded_length
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+BATCH_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBatch:
+    """input_ids, attention_mask: (n, t) int64, padded on the right.
+
+    targets: (n, k) int64, the tokens to predict.  positions: (n, k) int64, the positions whose last hidden states predict them.
+    target_mask: (n, k) bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is the mean over its
+    targets.  decoder_ids: (n, s) int64 for an encoder-decoder, whose positions refer to the decoder; None for others.  labels: (n,) int64,
+    classes or correct candidates; they are the targets of an encoder's separate head.  indices: of the rows in their split.
+    choices: (c,) int64, the tokens over which the loss is computed; None: the whole vocabulary.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    targets: Tensor
+    positions: Tensor
+    target_mask: Tensor
+    labels: Tensor
+    indices: tuple[int, ...]
+    decoder_ids: Tensor | None = None
+    choices: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> list[int]:
+    """Return the samples of training step `step` (from 0): batch_size of them, from concatenated seeded permutations.
+
+    Lengths are ignored, as in the paper (section 3.1).  A batch at the end of an epoch continues with the next epoch's first samples.
+    Raises ConfigError if there are no samples or batch_size is below 1.
+    """
+    if num_samples < 1:
+        raise ConfigError("Mini-batches of an empty dataset were asked for.", "There are 0 samples.", "Give data.")
+    if batch_size < 1:
+        raise ConfigError(f"Mini-batches of {batch_size} samples were asked for.", "That is none.", "Raise batch_size.")
+    first = step * batch_size
+    return [_permutation(num_samples, seed, at // num_samples)[at % num_samples] for at in range(first, first + batch_size)]
+
+
+@lru_cache(maxsize=4)
+def _permutation(num_samples: int, seed: int, epoch: int) -> tuple[int, ...]:
+    return tuple(fixed_order(f"prompts {seed} {epoch}", num_samples))
+
+
+def training_batch(encoded: EncodedPrompts, batch_size: int, seed: int, step: int) -> PromptBatch:
+    """Return the batch of a training step: step_indices() as tensors."""
+    return collate_prompts(encoded, step_indices(len(encoded), batch_size, seed, step))
+
+
+def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, length: int | None = None) -> PromptBatch:
+    """Return the rows at `indices` as one batch.
+
+    length: None pads to the longest row, rounded up to a multiple of 8 (1 in the paper); a number pads to it.
+    Raises ConfigError if `indices` is empty or a row is longer than `length`.
+    """
+    if not indices:
+        raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
+    rows = [encoded.rows[index] for index in indices]
+    if length is not None and (too_long := [index for index in indices if len(encoded.rows[index].ids) > length]):
+        tokens = len(encoded.rows[too_long[0]].ids)
+        raise ConfigError(f"Padding to {length} tokens was asked for.", f"Sample {too_long[0]} has {tokens}.", "Raise the length.")
+    labels = [encoded.labels[index] for index in indices]
+    return batch_of(rows, labels, encoded.pad_id, indices, length=length, choices=encoded.choices)
+
+
+def batch_of(
+    rows: Sequence[EncodedRow],
+    labels: Sequence[int],
+    pad_id: int,
+    indices: Sequence[int],
+    *,
+    length: int | None = None,
+    choices: Sequence[int] = (),
+) -> PromptBatch:
+    """Convert rows to tensors.  All rows must be for the same kind of model."""
+    import torch
+
+    def padded(values: Iterable[Sequence[int]], fill: int = 0, width: int = 0) -> Tensor:
+        found = list(values)
+        longest = width or max(map(len, found))
+        return torch.tensor([[*one, *[fill] * (longest - len(one))] for one in found])
+
+    width = padded_length([len(row.ids) for row in rows]) if length is None else length
+    return PromptBatch(
+        input_ids=padded((row.ids for row in rows), pad_id, width),
+        attention_mask=padded(([1] * len(row.ids) for row in rows), 0, width),
+        targets=padded(row.targets for row in rows),
+        positions=padded(range(row.first_position, row.first_position + len(row.targets)) for row in rows),
+        target_mask=padded(([True] * len(row.targets) for row in rows), False),
+        labels=torch.tensor(labels),
+        indices=tuple(indices),
+        decoder_ids=padded((row.decoder_ids for row in rows), pad_id) if rows[0].decoder_ids else None,
+        choices=torch.tensor(choices) if choices else None,
+    )
+
+
+LogitsAt = Callable[[PromptBatch], "Tensor"]
+"""A model: returns logits (n, k, V) at the batch's positions; an encoder's head returns (n, 1, classes)."""
+
+
+def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts) -> Tensor:
+    """Return (n, classes) float32: log-probabilities of the label words' tokens over the whole vocabulary, rows in split order."""
+    import torch
+
+    found: Tensor | None = None
+    for indices in by_length(encoded.lengths, BATCH_SIZE):
+        with torch.inference_mode():
+            logits = logits_at(collate_prompts(encoded, indices))[:, 0].float()
+            chosen = logits[:, list(encoded.label_ids)] if encoded.label_ids else logits
+            scores = (chosen - logits.logsumexp(dim=1, keepdim=True)).cpu()
+        if found is None:
+            found = torch.empty(len(encoded), scores.shape[1])
+        found[indices] = scores
+    assert found is not None, "a split has samples"
+    return found
+
+
+def target_log_likelihoods(logits_at: LogitsAt, rows: Sequence[EncodedRow], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Return (rows,) float32 sums of the targets' log-likelihoods, and (rows,) float32 numbers of targets."""
+    import torch
+
+    sums, counts = torch.empty(len(rows)), torch.empty(len(rows))
+    for mine in by_length([len(row.ids) for row in rows], BATCH_SIZE):
+        batch = batch_of([rows[index] for index in mine], [0] * len(mine), pad_id, mine)
+        with torch.inference_mode():
+            logits = logits_at(batch).float()
+            chosen = logits.gather(2, batch.targets.to(logits.device)[:, :, None])[:, :, 0] - logits.logsumexp(dim=2)
+            shown = batch.target_mask.to(logits.device)
+            sums[mine] = torch.where(shown, chosen, 0.0).sum(dim=1).cpu()
+            counts[mine] = shown.sum(dim=1).float().cpu()
+    return sums, counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingRow:
+    """share: expected share of padding among a random batch's tokens.  padded_length: expected tokens per sample."""
+
+    batch_size: int
+    share: float
+    padded_length: float
+
+
+def padding_statistics(lengths: Sequence[int], batch_sizes: Iterable[int]) -> list[PaddingRow]:
+    """Return one row for each batch size E, for batches of E random samples padded to their longest.
+
+    The values are exact, without sampling: the m-th shortest of n samples is the longest in C(m - 1, E - 1) of C(n, E) batches.
+    Raises ConfigError for E below 1 or above n.
+    """
+    ordered = sorted(lengths)
+    return [_row(ordered, batch_size) for batch_size in batch_sizes]
+
+
+def _row(ordered: Sequence[int], batch_size: int) -> PaddingRow:
+    count = len(ordered)
+    if not 1 <= batch_size <= count:
+        raise ConfigError(
+            f"The padding in batches of {batch_size} samples was asked for.", f"There are {count} samples.", "Choose from 1 to that."
+        )
+    mean = sum(ordered) / count
+    expected, share = 0.0, batch_size / count  # C(n - 1, E - 1) / C(n, E), for the longest sample
+    for rank in range(count, batch_size - 1, -1):
+        expected += share * ordered[rank - 1]
+        share *= (rank - batch_size) / (rank - 1) if rank > 1 else 0.0
+    return PaddingRow(batch_size=batch_size, share=max(0.0, 1 - mean / expected), padded_length=expected)
 
 
 Calibration = Literal["none", "content_free", "mean_prior"]
@@ -53,35 +221,26 @@ def word_prior(logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibra
     return scores.logsumexp(dim=0) - math.log(len(prompts))
 
 
-def candidate_prior(
-    logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample], continuations: Sequence[str], owners: Sequence[int]
-) -> Tensor:
-    """Return (candidates,) float32, the summed log-likelihood of each candidate after its sample's prompt without content."""
-    fields = [encoder.prompt.without_content(samples[owner].fields, "") for owner in owners]
-    sums, _ = target_log_likelihoods(logits_at, encoder.rows(fields, continuations), encoder.encoder.pad_id)
-    return sums
-
-
 MAX_NEW_TOKENS = 50
 """Maximum number of generated tokens, as in MeZO.  An answer ends at the end of its line."""
 
 
-def generate_answers(logits_at: LogitsAt, encoder: PromptEncoder, decoder: Any, samples: Sequence[PromptSample]) -> list[str]:
+def generate_answers(logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample]) -> list[str]:
     """Return the line that the model generates after each prompt, greedily.
 
-    Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for MAX_NEW_TOKENS.  decoder: the tokenizer.
+    Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for MAX_NEW_TOKENS.
     """
     fields = encoder.fitted(samples, reserve=MAX_NEW_TOKENS if encoder.reader == "causal" else 0)
     prompts = encoder.openings(fields)
     answers = [""] * len(samples)
     for indices in by_length([len(row.ids) for row in prompts], BATCH_SIZE):
-        for index, ids in _generated(logits_at, encoder, decoder, prompts, indices):
-            answers[index] = decoder.decode(ids).strip().split("\n")[0].strip()
+        for index, ids in _generated(logits_at, encoder, prompts, indices):
+            answers[index] = encoder.encoder.decode(ids).strip().split("\n")[0].strip()
     return answers
 
 
 def _generated(
-    logits_at: LogitsAt, encoder: PromptEncoder, decoder: Any, prompts: Sequence[EncodedRow], indices: Sequence[int]
+    logits_at: LogitsAt, encoder: PromptEncoder, prompts: Sequence[EncodedRow], indices: Sequence[int]
 ) -> list[tuple[int, list[int]]]:
     import torch
 
@@ -97,7 +256,7 @@ def _generated(
             if token != pad_id:  # the end of text for models without a separate padding token
                 written[index].append(token)
         ended = {index for index, token in zip(going, following, strict=True) if token in (pad_id, *encoder.trail)}
-        going = [index for index in going if index not in ended and "\n" not in decoder.decode(written[index]).lstrip()]
+        going = [index for index in going if index not in ended and "\n" not in encoder.encoder.decode(written[index]).lstrip()]
         if not going:
             break
     return list(written.items())
@@ -121,10 +280,8 @@ def evaluate(
     logits_at: LogitsAt,
     task: PromptTask,
     samples: Sequence[PromptSample],
-    tokenizer: Any,
+    encoder: PromptEncoder,
     *,
-    is_causal: bool,
-    max_length: int,
     calibration: Calibration = "none",
 ) -> PromptScores:
     """Return a model's score on samples of a task, usually task.test.
@@ -132,11 +289,10 @@ def evaluate(
     A classification chooses the most likely label word, a multiple choice the candidate with the highest mean log-likelihood of its tokens.
     A question is answered by greedy generation (up to MAX_NEW_TOKENS, to the end of the line) and scored by F1.
     calibration: see above; it may use prompts from task.train, without labels.  Questions have no calibration.
-    Raises ConfigError for a calibration that the task cannot have, and as encode_prompts does; DivergedError for NaN or infinite scores.
+    Raises ConfigError for a calibration that the task cannot have, and as PromptEncoder does; DivergedError for NaN or infinite scores.
     """
     if not samples:
         raise ConfigError("A score on no samples was asked for.", "The split has 0.", "Give data.")
-    encoder = PromptEncoder(task.prompt, tokenizer, is_causal=is_causal, max_length=max_length)
     check_choice("calibration", calibration, get_args(Calibration))
     if task.kind == "classification":
         scores = label_log_likelihoods(logits_at, encoder.split(samples))
@@ -149,7 +305,7 @@ def evaluate(
         if calibration != "none":
             asked, found = f"The calibration '{calibration}' was asked for on '{task.name}'.", "Its answers are free text, without a prior."
             raise ConfigError(asked, found, "Leave calibration out.")
-        texts = generate_answers(logits_at, encoder, tokenizer, samples)
+        texts = generate_answers(logits_at, encoder, samples)
         best = (max((answer_f1(text, one) for one in sample.answers), default=0.0) for text, sample in zip(texts, samples, strict=True))
         right = tuple(best)
         return PromptScores(metric="f1", value=fmean(right), predictions=tuple(texts), correct=right)
@@ -157,9 +313,8 @@ def evaluate(
     return PromptScores(metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration)
 
 
-def require_room(task: PromptTask, tokenizer: Any, *, is_causal: bool, max_length: int) -> None:
+def require_room(task: PromptTask, encoder: PromptEncoder) -> None:
     """Raise ConfigError if a prompt of the validation or test split does not fit, before a training whose `evaluate` would fail."""
-    encoder = PromptEncoder(task.prompt, tokenizer, is_causal=is_causal, max_length=max_length)
     reserve = MAX_NEW_TOKENS if task.kind == "question_answering" and encoder.reader == "causal" else 0
     for samples in (task.validation, task.test):
         encoder.fitted(samples, reserve=reserve)
@@ -177,6 +332,8 @@ def choices(
     following = [one for sample, mine in zip(samples, fields, strict=True) for one in encoder.continuations(sample, mine)]
     rows = encoder.rows([fields[owner] for owner in owners], following)
     sums, counts = target_log_likelihoods(logits_at, rows, encoder.encoder.pad_id)
-    is_free = calibration == "content_free"
-    scores = sums - candidate_prior(logits_at, encoder, samples, following, owners) if is_free else sums / counts
+    scores = sums / counts
+    if calibration == "content_free":
+        bare = [encoder.prompt.without_content(samples[owner].fields, "") for owner in owners]
+        scores = sums - target_log_likelihoods(logits_at, encoder.rows(bare, following), encoder.encoder.pad_id)[0]
     return require_numbers(scores, "The likeliest candidates").view(len(samples), each).argmax(dim=1).tolist()

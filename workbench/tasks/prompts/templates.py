@@ -13,7 +13,7 @@ from string import Formatter
 from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
-from workbench.tasks.task import fixed_order, task_table
+from workbench.tasks.task import Divided, fixed_order, task_table
 
 PromptKind = Literal["classification", "multiple_choice", "question_answering"]
 
@@ -55,12 +55,6 @@ class Prompt:
         return {**fields, **{name: stand_in for name in self.fields if name not in self.kept}}
 
 
-def own_prompt(fields: tuple[str, ...], class_names: tuple[str, ...]) -> Prompt:
-    """Return the prompt of own data: the texts, followed by 'Label:' and the name of the class."""
-    text = "\n".join(f"{{{name}}}" for name in fields)
-    return Prompt(kind="classification", text=f"{text}\nLabel:", shortened=fields[0], words=tuple(f" {name}" for name in class_names))
-
-
 PROMPTS = task_table("prompts", Prompt)
 PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
 """Number of samples per split in the paper (appendix D.2, after MeZO)."""
@@ -83,20 +77,10 @@ PromptSplit = tuple[PromptSample, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTask:
-    """A task of Table 8, with shuffled splits.  source: where the data comes from, for reports."""
+class PromptTask(Divided[PromptSplit]):
+    """A task of Table 8, with shuffled splits."""
 
-    name: str
     prompt: Prompt
-    train: PromptSplit
-    validation: PromptSplit
-    test: PromptSplit
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            if not getattr(self, name):
-                raise ConfigError(f"The task '{self.name}' was asked for.", f"Its {name} split has 0 samples.", "Give more data.")
 
     @property
     def kind(self) -> PromptKind:
@@ -126,18 +110,6 @@ class PromptTask:
             raise ConfigError(asked, f"It has {len(self.words)} classes: {'/'.join(self.words)}.", "Give a word of its own for each.")
         space = " " if self.prompt.words[0].startswith(" ") else ""
         return replace(self, prompt=replace(self.prompt, words=tuple(f"{space}{word}" for word in bare)))
-
-    def limited(self, train: int | None, validation: int | None, test: int | None) -> PromptTask:
-        """Return the task with at most this many samples in each split, the first ones.  None keeps all."""
-        return replace(self, train=_limit(self.train, train), validation=_limit(self.validation, validation), test=_limit(self.test, test))
-
-
-def _limit(split: PromptSplit, limit: int | None) -> PromptSplit:
-    if limit is None or limit >= len(split):
-        return split
-    if limit < 1:
-        raise ConfigError(f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit.")
-    return split[:limit]
 
 
 def shuffled(samples: Sequence[PromptSample]) -> PromptSplit:
