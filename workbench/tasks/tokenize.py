@@ -303,8 +303,9 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
     else:
         is_regression = isinstance(split.labels[0], float)
         labels = torch.tensor([split.labels[index] for index in indices], dtype=torch.float32 if is_regression else torch.int64)
-    choices = _choices(split)
-    if choices is not None:
+    choices = None
+    if split.words:
+        choices = torch.tensor([word + (IGNORED,) * (split.target_length - len(word)) for word in split.words])
         labels = choices[labels]
     return Batch(
         input_ids=input_ids,
@@ -325,16 +326,6 @@ def decoder_inputs(labels: Tensor, start_id: int, pad_id: int) -> Tensor:
     if labels.ndim == 1:
         return start
     return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)], dim=1)
-
-
-def _choices(split: TokenizedSplit) -> Tensor | None:
-    """Return the labels (words, s) of every label word.  None without words."""
-    import torch
-
-    if not split.words:
-        return None
-    length = split.target_length
-    return torch.tensor([word + (IGNORED,) * (length - len(word)) for word in split.words])
 
 
 def text_batches(texts: Sequence[str], encoder: Encoder, max_length: int, batch_size: int, seed: int) -> Callable[[int], list[Batch]]:
