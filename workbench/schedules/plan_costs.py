@@ -200,22 +200,19 @@ class DividedCosts:
 
 
 class VirtualWorkerCosts:
-    """Costs of hetpipe: a core.costs.Costs.
+    """Costs of hetpipe: a core.costs.Costs.  Each pipeline costs what it would alone with weight stashing.
 
     PULL and MERGE read the parameters once, like the optimizer, and cost the same.  PUSH sends the sum that STEP has made.
-    Weights are values, because a stage keeps the versions that are in flight.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> None:
-        self._profile, self._cluster, self._length = profile, cluster, sequence_length
-        self._shards = workers.shards()
-        self._stages = [(plan, stage) for plan in workers.pipelines for stage in plan.stages]
-        self._number_of = {stage.ranks[0]: number for number, (_, stage) in enumerate(self._stages)}
-
-    def layers(self, number: int) -> tuple[LayerProfile, ...]:
-        """Return the layers of a stage; stages are numbered through all virtual workers."""
-        stage = self._stages[number][1]
-        return self._profile.layers[stage.ranks[0]][stage.start : stage.stop]
+        self._profile, self._cluster, self._shards = profile, cluster, workers.shards()
+        self._of: list[tuple[int, StashingCosts]] = []  # of a stage, numbered through all pipelines: its number in its own
+        self._of_rank: dict[int, StashingCosts] = {}
+        for plan in workers.pipelines:
+            alone = StashingCosts(PlanCosts(profile, cluster, plan, sizes=(plan.micro_batch_size,), lengths=(sequence_length,)))
+            self._of += [(number, alone) for number in range(len(plan.stages))]
+            self._of_rank |= {stage.ranks[0]: alone for stage in plan.stages}
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
@@ -223,34 +220,22 @@ class VirtualWorkerCosts:
             return self._cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
         if op.kind == PUSH:
             return 0.0
-        if op.kind in (STEP, PULL):
-            return sum(layer.seconds(STEP, 1, 1) for layer in self.layers(op.stage))
         if op.kind == MERGE:
             return sum(layer.seconds(STEP, 1, 1) for layer in self._shard(op.stage))
-        samples = self._stages[op.stage][0].micro_batch_size
-        return sum(layer.seconds(op.kind, samples, self._length) for layer in self.layers(op.stage))
+        return self._of_rank[rank].seconds(rank, op._replace(kind=STEP if op.kind == PULL else op.kind, microbatch=0))
 
     def spec(self, value: Value) -> Spec:
         """Return a value's bytes (see Costs); a profile has no shapes."""
         if value.name in ("push", "global"):
             return opaque(trainable_bytes(self._shard(value.stage)))
-        if value.name == "weight":
-            return opaque(trainable_bytes(self.layers(value.stage)))
-        if value.name not in ("act", "grad", "ctx"):
+        if value.stage == NONE:
             return TOKEN
-        samples = self._stages[value.stage][0].micro_batch_size
-        if value.name == "ctx":
-            return opaque(sum(layer.context_bytes(samples, self._length) for layer in self.layers(value.stage)))
-        if value.name == "act":
-            return opaque(self.layers(value.stage)[-1].output_bytes(samples, self._length))
-        return opaque(self.layers(value.stage - 1)[-1].gradient_bytes(samples, self._length))
+        number, alone = self._of[value.stage]
+        return alone.spec(value._replace(stage=number, microbatch=0))
 
     def resident_bytes(self, rank: int) -> int:
         """Return frozen parameters, gradients and optimizer state in bytes; the weights are counted as values."""
-        if rank not in self._number_of:
-            return 0
-        layers = self.layers(self._number_of[rank])
-        return resident_bytes(self._profile, layers) - trainable_bytes(layers)
+        return self._of_rank[rank].resident_bytes(rank) if rank in self._of_rank else 0
 
     def _shard(self, number: int) -> tuple[LayerProfile, ...]:
         shard = self._shards[number]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from inspect import signature
+from typing import NamedTuple
 
 from workbench.core.errors import ScheduleError, did_you_mean
 from workbench.core.inference import proportional_parts
@@ -31,13 +32,16 @@ SECONDS: Mapping[str, float] = {
 """Default times of operations: a backward pass two forward passes, a side network a quarter, others nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A schedule described in a paper.  sizes: the integers that it is built from, each with its default."""
+class Published(NamedTuple):
+    """A schedule described in a paper.  build: takes integers by name, each with its default."""
 
     paper: str
-    sizes: Sizes
-    build: Callable[[Sizes], Schedule]
+    build: Callable[..., Schedule]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return the integers that it is built from, with their defaults."""
+        return {name: parameter.default for name, parameter in signature(self.build).parameters.items()}
 
 
 def build_published(name: str, given: Sizes) -> Schedule:
@@ -61,7 +65,7 @@ def build_published(name: str, given: Sizes) -> Schedule:
     if cells > MOST_CELLS:
         asked = f"The schedule '{name}' of {cells:,} micro-batches on all ranks was asked for."
         raise ScheduleError(asked, f"At most {MOST_CELLS:,} are built.", "Lower ranks or micro_batches.")
-    return insert_transfers(published.build(sizes))
+    return insert_transfers(published.build(**sizes))
 
 
 def _pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_batch_size: int = 1) -> Plan:
@@ -77,112 +81,78 @@ def _pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_bat
     return Plan(method="", stages=stages, micro_batch_size=micro_batch_size, num_micro_batches=1)
 
 
-def _groups(sizes: Sizes, into: str) -> int:
-    """Return the number of equal groups of `into` ranks."""
-    ranks, size = sizes["ranks"], sizes[into]
+def _groups(ranks: int, into: str, size: int) -> int:
+    """Return the number of equal groups of `size` ranks."""
     if ranks % size:
         asked = f"{ranks} ranks in groups of {size} were asked for."
         raise ScheduleError(asked, f"{ranks % size} are left over.", f"Choose ranks as a multiple of {into}.")
     return ranks // size
 
 
-def _hybrid(sizes: Sizes) -> Schedule:
-    group = sizes["ranks_per_stage"]
-    plan = _pipeline(_groups(sizes, "ranks_per_stage"), group=group, micro_batch_size=group)
-    return hybrid_1f1b(plan, (group,) * sizes["micro_batches"])
+def _hybrid(ranks: int = 4, micro_batches: int = 8, ranks_per_stage: int = 1) -> Schedule:
+    plan = _pipeline(_groups(ranks, "ranks_per_stage", ranks_per_stage), group=ranks_per_stage, micro_batch_size=ranks_per_stage)
+    return hybrid_1f1b(plan, (ranks_per_stage,) * micro_batches)
 
 
-def _hetpipe(sizes: Sizes) -> Schedule:
-    count = _groups(sizes, "ranks_per_worker")
-    pipelines = tuple(_pipeline(sizes["ranks_per_worker"], first_rank=worker * sizes["ranks_per_worker"]) for worker in range(count))
-    workers = VirtualWorkers(pipelines=pipelines, in_flight=sizes["in_flight"])
-    return hetpipe(workers, sizes["waves"])
+def _hetpipe(ranks: int = 4, ranks_per_worker: int = 2, in_flight: int = 2, waves: int = 3) -> Schedule:
+    count = _groups(ranks, "ranks_per_worker", ranks_per_worker)
+    pipelines = tuple(_pipeline(ranks_per_worker, first_rank=worker * ranks_per_worker) for worker in range(count))
+    return hetpipe(VirtualWorkers(pipelines=pipelines, in_flight=in_flight), waves)
 
 
-def _ring(sizes: Sizes) -> Schedule:
-    if sizes["initiators"] > sizes["ranks"]:
-        asked = f"{sizes['initiators']} initiators were asked for."
-        raise ScheduleError(asked, f"The ring has {sizes['ranks']} ranks.", "Lower initiators, or raise ranks.")
-    if sizes["unfrozen_layers"] > sizes["ranks"]:
-        asked = f"An unfreezing depth of {sizes['unfrozen_layers']} was asked for."
-        raise ScheduleError(asked, f"The ring has {sizes['ranks']} layers, one a rank.", "Unfreeze 1 to all of them.")
-    turns = [rank for rank in range(sizes["initiators"]) for _ in range(sizes["micro_batches"])]
-    mini_batches = [Iteration(rank, sizes["ranks"] - sizes["unfrozen_layers"], 1) for rank in turns]
-    return ring_round(_pipeline(sizes["ranks"]), mini_batches, lambda rank, op: SECONDS.get(op.kind, 0.0), in_flight=len(mini_batches))
+def _ring(ranks: int = 4, micro_batches: int = 4, unfrozen_layers: int = 2, initiators: int = 1) -> Schedule:
+    if initiators > ranks:
+        raise ScheduleError(f"{initiators} initiators were asked for.", f"The ring has {ranks} ranks.", "Lower initiators, or raise ranks.")
+    if unfrozen_layers > ranks:
+        asked = f"An unfreezing depth of {unfrozen_layers} was asked for."
+        raise ScheduleError(asked, f"The ring has {ranks} layers, one a rank.", "Unfreeze 1 to all of them.")
+    turns = [rank for rank in range(initiators) for _ in range(micro_batches)]
+    mini_batches = [Iteration(rank, ranks - unfrozen_layers, 1) for rank in turns]
+    return ring_round(_pipeline(ranks), mini_batches, lambda rank, op: SECONDS.get(op.kind, 0.0), in_flight=len(mini_batches))
 
 
-def _query_chain(sizes: Sizes) -> Schedule:
-    queries = sizes["queries"]
-    stages = tuple(Stage(start=number, stop=number + 1, shares=(Share(rank=number, queries=queries),)) for number in range(sizes["ranks"]))
-    return query_step(stages, query_groups(0, queries, sizes["queries_per_group"]))
+def _query_chain(ranks: int = 4, queries: int = 8, queries_per_group: int = 1) -> Schedule:
+    stages = tuple(Stage(start=number, stop=number + 1, shares=(Share(rank=number, queries=queries),)) for number in range(ranks))
+    return query_step(stages, query_groups(0, queries, queries_per_group))
 
 
-def _queries(sizes: Sizes) -> Schedule:
-    counts = proportional_parts(sizes["queries"], (1,) * sizes["ranks"])
+def _queries(ranks: int = 4, queries: int = 8) -> Schedule:
+    counts = proportional_parts(queries, (1,) * ranks)
     shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
-    return query_step((Stage(start=0, stop=1, shares=shares),), [(part,) for part in range(2 * sizes["queries"])])
+    return query_step((Stage(start=0, stop=1, shares=shares),), [(part,) for part in range(2 * queries)])
 
 
-def _cached(sizes: Sizes) -> Schedule:
-    shares = tuple(Share(rank=rank, samples=1) for rank in range(sizes["ranks"]))
-    return cached_step(Stage(start=0, stop=1, shares=shares), (1,) * sizes["ranks"])
+def _cached(ranks: int = 4) -> Schedule:
+    shares = tuple(Share(rank=rank, samples=1) for rank in range(ranks))
+    return cached_step(Stage(start=0, stop=1, shares=shares), (1,) * ranks)
 
 
 PUBLISHED: Mapping[str, Published] = {
-    "gpipe": Published(
-        paper="GPipe (Huang et al., 2019)",
-        sizes={"ranks": 4, "micro_batches": 8},
-        build=lambda sizes: gpipe(_pipeline(sizes["ranks"]), (1,) * sizes["micro_batches"]),
-    ),
+    "gpipe": Published("GPipe (Huang et al., 2019)", lambda ranks=4, micro_batches=8: gpipe(_pipeline(ranks), (1,) * micro_batches)),
     "1f1b": Published(
-        paper="PipeDream-flush (Narayanan et al., 2021)",
-        sizes={"ranks": 4, "micro_batches": 8},
-        build=lambda sizes: one_f_one_b(_pipeline(sizes["ranks"]), (1,) * sizes["micro_batches"]),
+        "PipeDream-flush (Narayanan et al., 2021)",
+        lambda ranks=4, micro_batches=8: one_f_one_b(_pipeline(ranks), (1,) * micro_batches),
     ),
-    "hybrid_1f1b": Published(
-        paper="PAC+, first epoch: 1F1B of device groups, with a side network (section V-A)",
-        sizes={"ranks": 4, "micro_batches": 8, "ranks_per_stage": 1},
-        build=_hybrid,
-    ),
-    "cached_step": Published(
-        paper="PAC+, later epochs: data parallel from the activation cache (section V-B)", sizes={"ranks": 4}, build=_cached
-    ),
+    "hybrid_1f1b": Published("PAC+, first epoch: 1F1B of device groups, with a side network (section V-A)", _hybrid),
+    "cached_step": Published("PAC+, later epochs: data parallel from the activation cache (section V-B)", _cached),
     "asynchronous_1f1b": Published(
-        paper="Confidant, PipeDream: 1F1B with weight stashing, without a flush (section 2.3)",
-        sizes={"ranks": 4, "micro_batches": 8},
-        build=lambda sizes: asynchronous_1f1b(_pipeline(sizes["ranks"]), sizes["micro_batches"]),
+        "Confidant, PipeDream: 1F1B with weight stashing, without a flush (section 2.3)",
+        lambda ranks=4, micro_batches=8: asynchronous_1f1b(_pipeline(ranks), micro_batches),
     ),
     "split_heads": Published(
-        paper="Confidant: attention heads on the processors of one device (section 3.3)",
-        sizes={"processors": 2, "heads": 12, "layers": 2},
-        build=lambda sizes: split_heads(proportional_parts(sizes["heads"], (1,) * sizes["processors"]), num_layers=sizes["layers"]),
+        "Confidant: attention heads on the processors of one device (section 3.3)",
+        lambda processors=2, heads=12, layers=2: split_heads(proportional_parts(heads, (1,) * processors), num_layers=layers),
     ),
-    "ring": Published(
-        paper="RingAda: adapters on a ring, the upper layers unfrozen (sections III and IV)",
-        sizes={"ranks": 4, "micro_batches": 4, "unfrozen_layers": 2, "initiators": 1},
-        build=_ring,
-    ),
-    "hetpipe": Published(
-        paper="HetPipe: virtual workers and a parameter server (Park et al., 2020)",
-        sizes={"ranks": 4, "ranks_per_worker": 2, "in_flight": 2, "waves": 3},
-        build=_hetpipe,
-    ),
-    "query_step": Published(
-        paper="P-RGE: a step's queries divided among the devices (Algorithm 1)", sizes={"ranks": 4, "queries": 8}, build=_queries
-    ),
-    "query_chain": Published(
-        paper="P-RGE: a step's queries one after the other through a chain of stages",
-        sizes={"ranks": 4, "queries": 8, "queries_per_group": 1},
-        build=_query_chain,
-    ),
+    "ring": Published("RingAda: adapters on a ring, the upper layers unfrozen (sections III and IV)", _ring),
+    "hetpipe": Published("HetPipe: virtual workers and a parameter server (Park et al., 2020)", _hetpipe),
+    "query_step": Published("P-RGE: a step's queries divided among the devices (Algorithm 1)", _queries),
+    "query_chain": Published("P-RGE: a step's queries one after the other through a chain of stages", _query_chain),
     "ring_allgather_gemm": Published(
-        paper="Galaxy+: AllGather in tiles, overlapped with GEMM1 (Fig. 9)",
-        sizes={"ranks": 4, "overlapped": 1},
-        build=lambda sizes: ring_allgather_gemm(sizes["ranks"], overlapped=bool(sizes["overlapped"])),
+        "Galaxy+: AllGather in tiles, overlapped with GEMM1 (Fig. 9)",
+        lambda ranks=4, overlapped=1: ring_allgather_gemm(ranks, overlapped=bool(overlapped)),
     ),
     "ring_gemm_reducescatter": Published(
-        paper="Galaxy+: GEMM2 in tiles, overlapped with ReduceScatter (Fig. 10)",
-        sizes={"ranks": 4, "overlapped": 1},
-        build=lambda sizes: ring_gemm_reducescatter(sizes["ranks"], overlapped=bool(sizes["overlapped"])),
+        "Galaxy+: GEMM2 in tiles, overlapped with ReduceScatter (Fig. 10)",
+        lambda ranks=4, overlapped=1: ring_gemm_reducescatter(ranks, overlapped=bool(overlapped)),
     ),
 }

@@ -6,8 +6,8 @@ Its handlers are the runtime's dispatch table for the operations of an inference
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -60,11 +60,10 @@ class SessionSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A rank's weights for a plan.  shard: None on a device outside the plan.  specs: the weights of every device of the plan."""
+    """A rank's weights for a plan.  shard: None on a device outside the plan."""
 
     plan: InferencePlan
     shard: ModelShard | None
-    specs: Mapping[int, ShardSpec] = field(repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -134,9 +133,9 @@ class InferenceSession(DeviceSession):
 
     def load(self, plan: InferencePlan) -> Holding:
         """Return this rank's slices for a plan, read from disk."""
-        specs = {rank: shard_spec(plan, position, self.stacks) for position, rank in enumerate(plan.ranks)}
-        shard = self._slices.read(specs[self.rank], None)[0] if self.rank in specs else None
-        return Holding(plan=plan, shard=shard, specs=specs)
+        position = plan.position_of(self.rank)
+        shard = None if position is None else self._slices.read(shard_spec(plan, position, self.stacks), None)[0]
+        return Holding(plan=plan, shard=shard)
 
     def prepare(self, plan: InferencePlan, request: Request) -> Prepared:
         """Return the prepared program of a plan for the request's length; made once for each length."""

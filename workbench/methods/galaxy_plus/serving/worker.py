@@ -200,7 +200,7 @@ class ServingWorker:
         spec, now_s = job.specs[self._context.rank], self._context.now_s
         with self._loading:
             found = self._holdings.get(job.index)
-            if found is not None and found.specs[self._context.rank] == spec:
+            if found is not None and found.shard is not None and found.shard.spec == spec:
                 self._context.publish(Loaded(job.index, 0.0, 0))
                 return found
             begin_s = now_s()
@@ -215,7 +215,7 @@ class ServingWorker:
                 left_s = begin_s + read_bytes / self._context.device.storage_bytes_per_s - now_s()
                 time.sleep(max(0.0, left_s) * self._context.dilation)
             self._newest = shard
-            found = self._holdings[job.index] = Holding(plan=job.plan, shard=shard, specs=job.specs)
+            found = self._holdings[job.index] = Holding(plan=job.plan, shard=shard)
             self._context.publish(Loaded(job.index, now_s() - begin_s, read_bytes))
             return found
 
