@@ -32,11 +32,16 @@ import workbench.models.imports_transformers
 import torch
 from transformers import BertConfig, BertModel
 from workbench.models.lora import inject_lora
+from workbench.models.optimization import backpropagate
 from workbench.models.stack import LayerStack
 model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9))
 inject_lora(LayerStack(model).stage(0, 1), rank=2, alpha=4.0, dropout=0.1)
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
-model(torch.tensor([[1, 2, 3]]))[0].sum().backward()
+hidden = model(torch.tensor([[1, 2, 3]]))[0]
+hidden.square().sum().backward(retain_graph=True)
+before = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+backpropagate(hidden, 2 * hidden.detach())
+assert all(torch.allclose(model.get_parameter(name).grad, 2 * one) for name, one in before.items()) and any(map(torch.any, before.values()))
 optimizer.step()
 heavy = [name for name in ("torch._dynamo.utils", "sympy", "scipy", "torch.distributed.tensor") if name in sys.modules]
 assert not heavy, heavy

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from workbench.core.division import Division
@@ -16,6 +15,7 @@ from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, Stag
 from workbench.methods.training.handlers import joined, named
 from workbench.models.families import LayerContext
 from workbench.models.layer_parts import LayerParts
+from workbench.models.optimization import backpropagate
 from workbench.models.stack import layer_context
 from workbench.runtime.executor import Handler
 
@@ -87,7 +87,7 @@ class DividedHandlers(BackpropagationHandlers):
 
     def _join_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         context: JoinContext = reads[0]
-        torch.autograd.backward(context.output, sum_of(reads[1:]))
+        backpropagate(context.output, sum_of(reads[1:]))
         return context.hidden.grad, *(context.total.grad,) * (len(op.writes) - 1)
 
     def _part_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -96,7 +96,7 @@ class DividedHandlers(BackpropagationHandlers):
     def _begin_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         context, gradient = reads[0], sum_of(named(op, reads, "gpart"))
         if context.output.requires_grad:
-            torch.autograd.backward(context.output, gradient)
+            backpropagate(context.output, gradient)
         return self.written(op, gradient, gacc=None)
 
 

@@ -20,6 +20,7 @@ from workbench.core.virtual_workers import VersionRule
 from workbench.methods.training.handlers import StepHandlers, StepShape, Targets, joined, named
 from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
+from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
@@ -191,7 +192,7 @@ class StageCompute:
         config = self.model.config
         if config.side_width and gradient is not None:
             gradient = pad(gradient, (config.hidden_size, 0))
-        torch.autograd.backward(context.output, gradient)
+        backpropagate(context.output, gradient)
         if context.hidden is None or context.hidden.grad is None or not config.side_width:
             return None if context.hidden is None else context.hidden.grad
         return context.hidden.grad[..., config.hidden_size :].contiguous()

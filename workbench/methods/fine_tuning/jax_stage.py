@@ -16,6 +16,7 @@ from workbench.methods.training.handlers import Targets
 from workbench.models.cross_framework import require_jax
 from workbench.models.families import family_of
 from workbench.models.loading import model_config
+from workbench.models.optimization import backpropagate
 from workbench.models.techniques import TechniqueStage
 
 FAMILIES, TECHNIQUES, ACTIVATIONS = ("bert", "distilbert"), ("full", "lora"), ("gelu", "gelu_new", "relu")
@@ -99,5 +100,5 @@ class JaxStageCompute(StageCompute):
         if self.model.backbone.start != 0:
             return gradient
         if context.hidden.requires_grad:
-            context.hidden.backward(gradient)
+            backpropagate(context.hidden, gradient)
         return None

@@ -15,6 +15,7 @@ from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute, 
 from workbench.methods.training.handlers import Targets
 from workbench.models.families import LayerContext
 from workbench.models.layer_parts import LayerParts
+from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import made_up_labels, made_up_mask
 from workbench.models.quantization import StoredWeight
 from workbench.models.stack import LayerStack, layer_context
@@ -87,7 +88,7 @@ def measure_parts(
             return lambda: compute(hidden.detach().requires_grad_().to(device), context, groups).cpu()
 
         def back(batch: int, length: int) -> Call:
-            return forward(batch, length), lambda output: torch.autograd.backward(output, torch.ones_like(output))
+            return forward(batch, length), lambda output: backpropagate(output, torch.ones_like(output))
 
         return forward, back
 

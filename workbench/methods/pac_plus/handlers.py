@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench.core.schedule import Op
 from workbench.methods.training.handlers import StepHandlers, Targets, joined, named
 from workbench.models.fast_side import FastContext, FastSide, HeadContext, unsupported
+from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.models.stack import BackboneStage
 from workbench.runtime.activation_cache import ActivationCache
@@ -86,7 +87,7 @@ class StageCompute:
         """Accumulate the adapter's gradients; return the gradient of the side input, (n, t, d/r), None on the first stage."""
         if self._fast is not None and context.fast is not None:
             return self._fast_backward(self._fast, context.fast, context, gradient)
-        torch.autograd.backward(context.output, gradient)
+        backpropagate(context.output, gradient)
         return None if context.side_input is None else context.side_input.grad
 
     @property
@@ -112,7 +113,7 @@ class StageCompute:
 
     def _fast_backward(self, fast: FastSide, own: FastContext, context: SideContext, gradient: Tensor | None) -> Tensor | None:
         if context.head is not None:
-            torch.autograd.backward(context.output, gradient)
+            backpropagate(context.output, gradient)
             packed = fast.head_backward(context.head)
         else:
             assert gradient is not None

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from workbench.methods.fine_tuning.handlers import StageContext
 from workbench.methods.training.handlers import Targets
+from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, task_loss
 from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -98,7 +99,7 @@ class RingCompute:
 
     def backward(self, context: StageContext, gradient: Tensor) -> Tensor | None:
         """Accumulate the layers' gradients; return the gradient of their input, None for the lowest layers."""
-        torch.autograd.backward(context.output, gradient)
+        backpropagate(context.output, gradient)
         return None if context.hidden is None else context.hidden.grad
 
     def score(self, states: Sequence[Tensor], attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
