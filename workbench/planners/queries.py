@@ -267,30 +267,20 @@ def _ways(
         sums, updates, fits = tables[rank]
         reached: dict[int, list[_Way]] = {}
         for start, ways in front.items():
+            sent = _crossing_s(profile, cluster, size, order[index - 1], rank, start, passing) if index else 0.0
             for stop in range(start + 1, count + 1):
                 if not fits[start][stop]:
                     break
-                seconds = sums[stop] - sums[start]
-                sent = (
-                    _crossing_s(profile, cluster, size, rank, order[index + 1], stop, passing)
-                    if stop < count and index + 1 < len(order)
-                    else 0.0
-                )
-                update = updates[stop] - updates[start]
-                new = [
-                    _Way(
-                        way.sum_s + seconds + sent,
-                        max(way.slowest_s, seconds, sent),
-                        max(way.update_s, update),
-                        (*way.stops, stop),
-                    )
+                seconds, update = sums[stop] - sums[start], updates[stop] - updates[start]
+                reached.setdefault(stop, []).extend(
+                    _Way(way.sum_s + sent + seconds, max(way.slowest_s, sent, seconds), max(way.update_s, update), (*way.stops, stop))
                     for way in ways
-                ]
-                reached[stop] = _undominated([*reached.get(stop, ()), *new])
+                )
+        front = {stop: _undominated(ways) for stop, ways in reached.items()}
+        ended = front.pop(count, [])
         if index >= 1:
             told = sum(cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries) for other in order[:index])
-            yield from (way._replace(sum_s=way.sum_s + told) for way in reached.get(count, ()))
-        front = {stop: ways for stop, ways in reached.items() if stop < count}
+            yield from (way._replace(sum_s=way.sum_s + told) for way in ended)
 
 
 def _undominated(ways: list[_Way]) -> list[_Way]:
