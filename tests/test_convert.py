@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.convert import _LAYER_NAMES, convert_smollm2
+from workbench.convert import _NAMES, convert_smollm2
 from workbench.models.loading import load_stack, load_tokenizer
 
 LETTERS = "abcdefgh"
@@ -43,7 +43,7 @@ def write_gguf(path, stack):
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
     writer.add_chat_template("{{ messages }}")
-    names = {f"layers.{index}.{theirs}": f"blk.{index}.{ours}" for index in range(2) for ours, theirs in _LAYER_NAMES.items()}
+    names = {f"layers.{index}.{theirs}": f"blk.{index}.{ours}" for index in range(2) for ours, theirs in _NAMES["layers"].items()}
     names |= {"embedding.embed_tokens": "token_embd", "final": "output_norm"}
     for name, tensor in stack.state_dict().items():
         module = name.removesuffix(".weight")

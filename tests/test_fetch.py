@@ -133,9 +133,13 @@ def test_a_conversion_replaces_what_was_unpacked_and_a_failed_one_leaves_nothing
     def fail(source, target):
         raise OSError("broken")
 
-    change(monkeypatch, asset, convert=fail)
+    def shorten(source, target):
+        (target / "new").write_bytes((source / "weights.bin").read_bytes()[:3])
+
+    change(monkeypatch, asset, is_gguf=True)
+    monkeypatch.setattr(module, "convert_smollm2", fail)
     refused(cache, "broken")
-    change(monkeypatch, asset, convert=lambda source, target: (target / "new").write_bytes((source / "weights.bin").read_bytes()[:3]))
+    monkeypatch.setattr(module, "convert_smollm2", shorten)
     assert [(path.name, path.read_bytes()) for path in fetch()["toy"].iterdir()] == [("new", b"www")]
 
 
@@ -147,7 +151,8 @@ def test_a_faster_process_wins(toy, monkeypatch):
         (cache / f"toy-{asset.sha256[:12]}").mkdir()
         (cache / f"toy-{asset.sha256[:12]}" / "theirs").touch()
 
-    change(monkeypatch, asset, convert=overtaken)
+    change(monkeypatch, asset, is_gguf=True)
+    monkeypatch.setattr(module, "convert_smollm2", overtaken)
     assert [path.name for path in fetch()["toy"].iterdir()] == ["theirs"]
     assert len(leftovers(cache)) == 1
 

@@ -137,18 +137,12 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
     end = list(frame.columns).index("valid")
     settings = [name for name in frame.columns[:end] if name not in NOT_COMPARED]
     differing = [name for name in settings if frame[name].astype(str).nunique(dropna=False) > 1]
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for index, row in frame.iterrows():
-        groups.setdefault(tuple(str(row[name]) for name in differing), []).append(index)
+    groups = frame.groupby([frame[name].astype(str) for name in differing], sort=False, dropna=False) if differing else [((), frame)]
     made = []
-    for indices in groups.values():
-        part = frame.loc[indices]
-        first = part.iloc[0]
-        spreads = {}
-        for name in frame.columns[end + 1 :]:
-            values = part[name].dropna()
-            if len(values):
-                spreads[name] = Mean(float(values.mean()), float(values.std()) if len(values) > 1 else 0.0, len(values))
+    for _, part in groups:
+        first, results = part.iloc[0], part.iloc[:, end + 1 :]
+        counts, spread = results.count(), results.std().fillna(0.0)  # of a single value there is none
+        spreads = {name: Mean(float(mean), float(spread[name]), int(counts[name])) for name, mean in results.mean().items() if counts[name]}
         known = {name: value for name, value in first[differing].items() if value == value}  # a setting that a method lacks is NaN
         own = {name: value.item() if hasattr(value, "item") else value for name, value in known.items()}  # no numpy numbers
         made.append(Side(own, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))

@@ -9,18 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-_LAYER_NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-_TOP_NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
+from workbench.core.catalogue import data_folder
+from workbench.core.serial import read_toml
+
+_NAMES = read_toml(data_folder() / "smollm2.toml")
 _CONTROL_TOKEN = 3
 
 
@@ -43,9 +35,9 @@ def convert_smollm2(source: Path, target: Path) -> None:
             _, layer, part = name.split(".")
             if part in heads:
                 weights = _unpermute(weights, heads[part])
-            name = f"layers.{layer}.{_LAYER_NAMES[part]}"
+            name = f"layers.{layer}.{_NAMES['layers'][part]}"
         else:
-            name = _TOP_NAMES[name]
+            name = _NAMES["top"][name]
         tensors[f"{name}.{suffix}"] = weights
     _write_model(target, fields, tensors)
     _write_tokenizer(target, fields)
@@ -62,26 +54,7 @@ def _write_model(target: Path, fields: dict[str, Any], tensors: dict[str, Any]) 
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(weights, dtype=np.float16) for name, weights in tensors.items()}, target / "model.safetensors")
-    config = {
-        "architectures": ["LlamaModel"],
-        "model_type": "llama",
-        "dtype": "float16",
-        "hidden_act": "silu",
-        "hidden_size": fields["llama.embedding_length"],
-        "intermediate_size": fields["llama.feed_forward_length"],
-        "num_hidden_layers": fields["llama.block_count"],
-        "num_attention_heads": fields["llama.attention.head_count"],
-        "num_key_value_heads": fields["llama.attention.head_count_kv"],
-        "head_dim": fields["llama.rope.dimension_count"],
-        "max_position_embeddings": fields["llama.context_length"],
-        "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
-        "rope_theta": fields["llama.rope.freq_base"],
-        "tie_word_embeddings": True,
-        "vocab_size": fields["llama.vocab_size"],
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
-    }
+    config = _NAMES["model"] | {name: fields[field] for name, field in _NAMES["model_fields"].items()}
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
@@ -103,13 +76,6 @@ def _write_tokenizer(target: Path, fields: dict[str, Any]) -> None:
     ]
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(target / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": fields["llama.context_length"],
-        "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
-        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
-        "unk_token": tokens[fields["tokenizer.ggml.unknown_token_id"]],
-        "pad_token": tokens[fields["tokenizer.ggml.padding_token_id"]],
-        "chat_template": fields["tokenizer.chat_template"],
-    }
+    config = _NAMES["tokenizer"] | {name: fields[field] for name, field in _NAMES["tokenizer_fields"].items()}
+    config |= {name: tokens[fields[field]] for name, field in _NAMES["tokens"].items()}
     (target / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

@@ -43,10 +43,8 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
 
     mode: the mode that the plan is for.  It decides how the cost of devices unlike this host is found (see profile).
     """
-    method = load_method(job.method)
-    prepared = _prepared(method, job, cluster, progress or ignore)
-    is_emulated = mode == "execute" and not cluster.is_real
-    return method.plan(prepared, method.profile(prepared, cluster, progress or ignore, emulated=is_emulated), cluster)
+    method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
+    return method.plan(prepared, costs, cluster)
 
 
 def profile(
@@ -58,10 +56,16 @@ def profile(
     simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.  refresh: repeat
     measurements that are cached.
     """
+    return _profiled(job, cluster, mode, progress or ignore, refresh=refresh)[2]
+
+
+def _profiled(
+    job: Job, cluster: Cluster, mode: Mode, notify: Callable[[Event], None], *, refresh: bool = False
+) -> tuple[Method, Any, Profile]:
     method = load_method(job.method)
-    prepared = _prepared(method, job, cluster, progress or ignore)
+    prepared = _prepared(method, job, cluster, notify)
     is_emulated = mode == "execute" and not cluster.is_real
-    return method.profile(prepared, cluster, progress or ignore, emulated=is_emulated, refresh=refresh)
+    return method, prepared, method.profile(prepared, cluster, notify, emulated=is_emulated, refresh=refresh)
 
 
 def run(
@@ -97,18 +101,8 @@ def run(
                     event = event._replace(device=event.device._replace(health=real.health(event.rank)))
                 (progress or ignore)(event)
 
-            report = run(
-                job,
-                cluster,
-                mode,
-                progress=with_health,
-                workdir=own,
-                resume=resume,
-                fidelity=fidelity,
-                chosen_plan=chosen_plan,
-                costs=costs,
-                engines=real,
-            )
+            settings: dict[str, Any] = {"resume": resume, "fidelity": fidelity, "chosen_plan": chosen_plan, "costs": costs}
+            report = run(job, cluster, mode, progress=with_health, workdir=own, engines=real, **settings)
             timelines = {
                 name: replace(kept, clock_bound_s=real.clock_bound_s) if kept.source == "real" else kept
                 for name, kept in report.timelines.items()

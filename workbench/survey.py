@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
-from workbench.core.job import Fidelity, Job, Mode
+from workbench.core.job import Fidelity, Job
 from workbench.core.serial import to_builtins
 from workbench.experiment import over_ssh, profile
 from workbench.methods import load_method
@@ -123,18 +123,12 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     with over_ssh(cluster) if cluster.is_real else EngineCluster.start(cluster, fidelity=fidelity) as engines:
         found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
         used = engines.fidelity
+    names = [device.name for device in cluster.devices]
     rows = []
     for samples in (kept for of_rank in found for kept in of_rank):
-        source, destination = samples[0].source, samples[0].destination
-        rows.append(
-            LinkRow(
-                source=cluster.devices[source].name,
-                destination=cluster.devices[destination].name,
-                described=cluster.link(source, destination),
-                measured=fit_link(samples),
-                samples=samples,
-            )
-        )
+        ends = samples[0].source, samples[0].destination
+        given: Any = {"described": cluster.link(*ends), "measured": fit_link(samples), "samples": samples}
+        rows.append(LinkRow(source=names[ends[0]], destination=names[ends[1]], **given))
     return used, tuple(rows)
 
 
@@ -145,13 +139,12 @@ def survey_layers(
     device: str | None = None,
     batch_sizes: Sequence[int] = (1, 4, 16),
     sequence_length: int = 32,
-    mode: Mode = "execute",
     refresh: bool = False,
     progress: Callable[[Event], None] = ignore,
 ) -> LayerSurvey:
     """Return the profiled cost of every layer on one device (default: the first), together with the analytic figures.
 
-    mode: as in experiment.profile.  Sizes between measured ones are interpolated.  Raises ConfigError for an unknown device.
+    Sizes between measured ones are interpolated.  Raises ConfigError for an unknown device.
     """
     names = [known.name for known in cluster.devices]
     if device is not None and device not in names:
@@ -170,7 +163,7 @@ def survey_layers(
             notes.append(event.message)
         progress(event)
 
-    found = profile(job, cluster, mode, progress=note, refresh=refresh)
+    found = profile(job, cluster, "execute", progress=note, refresh=refresh)
     rank = 0 if device is None else names.index(device)
     method = load_method(job.method)
     prepared = method.prepare(job, ignore)
@@ -179,24 +172,13 @@ def survey_layers(
         costs = method.layer_costs(prepared, batch=batch, sequence_length=sequence_length)
         for index, (layer, cost) in enumerate(zip(found.layers[rank], costs, strict=True)):
             tokens = batch * sequence_length
-            measured = {
-                "forward_s": layer.forward_s(batch, sequence_length),
-                "backward_s": layer.backward_s(batch, sequence_length),
-                "frozen_bytes": layer.frozen_bytes,
-                "trainable_bytes": layer.trainable_bytes,
-                "activation_bytes": tokens * layer.output_bytes_per_token,
-                "tap_bytes": tokens * layer.tap_bytes_per_token,
-                "context_bytes": tokens * layer.context_bytes_per_token,
-            }
-            analytic = {
-                "forward_flops": cost.forward_flops + cost.side_forward_flops,
-                "backward_flops": cost.backward_flops + cost.side_backward_flops,
-                "frozen_bytes": 4 * cost.frozen_params,
-                "trainable_bytes": 4 * cost.trainable_params,
-                "activation_bytes": tokens * cost.output_bytes_per_token,
-                "tap_bytes": tokens * cost.tap_bytes_per_token,
-                "context_bytes": tokens * cost.context_bytes_per_token,
-            }
+            seconds = {"forward_s": layer.forward_s(batch, sequence_length), "backward_s": layer.backward_s(batch, sequence_length)}
+            flops = {f"{way}_flops": getattr(cost, f"{way}_flops") + getattr(cost, f"side_{way}_flops") for way in ("forward", "backward")}
+            measured = seconds | {name: getattr(layer, name) for name in ("frozen_bytes", "trainable_bytes")}
+            analytic = flops | {"frozen_bytes": 4 * cost.frozen_params, "trainable_bytes": 4 * cost.trainable_params}
+            for sizes, described in ((measured, layer), (analytic, cost)):
+                for name, what in (("activation", "output"), ("tap", "tap"), ("context", "context")):
+                    sizes[f"{name}_bytes"] = tokens * getattr(described, f"{what}_bytes_per_token")
             rows.append(LayerRow(layer=index, batch=batch, measured=measured, analytic=analytic))
     return LayerSurvey(
         model=job.model,

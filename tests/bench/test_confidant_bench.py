@@ -10,7 +10,7 @@ import pytest
 from workbench import experiment
 from workbench.bench import confidant
 from workbench.bench.confidant import JOB, MINI_BATCHES, bench, kept_plans, points, table
-from workbench.bench.ringada_tables import Side
+from workbench.bench.ringada import Side
 from workbench.core.errors import ConfigError
 
 

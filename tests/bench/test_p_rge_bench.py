@@ -9,10 +9,10 @@ from importlib.util import find_spec
 import pytest
 
 from workbench.bench import frame, p_rge, p_rge_engine
-from workbench.bench.p_rge_memory import batch_of, prompts
+from workbench.bench.p_rge import batch_of, prompts
 from workbench.core.errors import ConfigError, RuntimeSetupError
 
-MEMORY = "workbench.bench.p_rge_memory"
+MEMORY = "workbench.bench.p_rge"
 
 
 def test_rows_all_have_the_length_that_was_asked_for_and_end_in_the_prompt():

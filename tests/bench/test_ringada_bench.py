@@ -9,8 +9,20 @@ import made_up_report
 import pytest
 
 from workbench import experiment
-from workbench.bench.ringada import JOB, MINI_BATCHES, SIDES, Watch, bench, bounds, cluster_of, small_jobs
-from workbench.bench.ringada_tables import Side, depth_table, loss_table, side_table
+from workbench.bench.ringada import (
+    JOB,
+    MINI_BATCHES,
+    SIDES,
+    Side,
+    Watch,
+    bench,
+    bounds,
+    cluster_of,
+    depth_table,
+    loss_table,
+    side_table,
+    small_jobs,
+)
 from workbench.core.errors import ConfigError
 from workbench.methods.base import Event
 from workbench.reproduce.ringada.executed import Curve

@@ -17,6 +17,7 @@ import pytest
 from hostile import NAME, renamed, shown_by, texts_of
 
 from workbench import plots
+from workbench.cli.reproduce import write
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
@@ -24,7 +25,6 @@ from workbench.plots import export, layer_cut, zeroth_order
 from workbench.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
 from workbench.plots.style import empty, not_kept
 from workbench.reproduce import Check, Comparison, Result, Table
-from workbench.reproduce.writing import write
 
 REPORT = replace(
     renamed(made_up_report.report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "first epoch, measured", "[6]"),

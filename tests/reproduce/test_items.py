@@ -2,12 +2,12 @@ import csv
 
 import pytest
 
+from workbench.cli.reproduce import comparison_table, number_text, write
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.reproduce import OOM, Check, Comparison, Item, Result, Settings, Table, find_item, items_of
 from workbench.reproduce.items import canonical
 from workbench.reproduce.result import paper_values, printed
-from workbench.reproduce.writing import comparison_table, number_text, write
 
 TABLES = sorted(path.stem for path in (data_folder() / "papers" / "pac_plus").glob("*.csv"))
 

@@ -17,7 +17,7 @@ from workbench.methods.galaxy_plus.prepare import InferenceOptions
 from workbench.methods.p_rge.prepare import PRGEOptions
 from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.widgets import ClusterForm, JobForm
-from workbench.widgets.job_form import form_of
+from workbench.widgets.forms import form_of
 
 JOB = Job(model="tiny-gpt2", task="mrpc", learning_rate=1e-3, train_samples=None, test_samples=7, options={"reduction": 4, "dropout": 0.0})
 

@@ -18,7 +18,7 @@ from workbench.widgets import (
     paper_problem,
     phases_table,
 )
-from workbench.widgets.explorer import Latest
+from workbench.widgets.controls import Latest
 from workbench.widgets.planning import PLANNERS, PlanningProblem, scaling
 from workbench.widgets.tables import grouping_table
 

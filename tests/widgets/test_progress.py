@@ -10,7 +10,7 @@ from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
 from workbench.progress import RunState, Snapshot
-from workbench.widgets.progress import RED, LiveProgress, as_html, as_text
+from workbench.widgets.run_panel import RED, LiveProgress, as_html, as_text
 
 
 class Clock:

@@ -29,7 +29,6 @@ from workbench.widgets import (
     TrainingPanel,
     Trial,
     continue_in_engine,
-    engine_training,
     epsilon_curve,
     exact_gradient,
     exercises,
@@ -40,6 +39,7 @@ from workbench.widgets import (
     paper_machines,
     plane_error,
     study_slopes,
+    training_panel,
     with_memory,
 )
 from workbench.widgets.rooflines import execution_costs
@@ -186,9 +186,9 @@ def test_the_engine_goes_on_beside_pytorch(wrong: float, training: QueryTraining
         path.write_bytes(bytes(1000))
         return SimpleNamespace(path=str(path), file_bytes=1000, export_s=0.1)
 
-    monkeypatch.setattr(engine_training, "require_executorch", lambda: None)
-    monkeypatch.setattr(engine_training, "export_program", export)
-    monkeypatch.setattr(engine_training, "EngineTrainer", _StandIn)
+    monkeypatch.setattr(training_panel, "require_executorch", lambda: None)
+    monkeypatch.setattr(training_panel, "export_program", export)
+    monkeypatch.setattr(training_panel, "EngineTrainer", _StandIn)
     monkeypatch.setattr(_StandIn, "wrong", wrong)
     before = training.model.trainables.flat.clone()
     run = continue_in_engine(training, tmp_path, steps=2)
@@ -228,7 +228,7 @@ def test_the_engine_says_so_where_it_is_not_installed(training: QueryTraining, t
     def missing() -> None:
         raise ConfigError("A program was asked for.", "ExecuTorch is not installed.", "Install it.")
 
-    monkeypatch.setattr(engine_training, "require_executorch", missing)
+    monkeypatch.setattr(training_panel, "require_executorch", missing)
     run = continue_in_engine(training, tmp_path, steps=2)
     assert "ExecuTorch is not installed. Install it." in run._repr_html_() and list(tmp_path.iterdir()) == []
     assert "no step" in str(continue_in_engine(training, tmp_path, steps=0))

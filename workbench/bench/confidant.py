@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.bench.frame import Progress, ratios
-from workbench.bench.ringada import cluster_of, measure
-from workbench.bench.ringada_tables import Side
+from workbench.bench.frame import Progress, jobs_of, ratios
+from workbench.bench.ringada import Side, cluster_of, measure
 from workbench.core.cluster import Cluster, Processor
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
@@ -31,25 +30,17 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.processors import Place, pinned, places
 from workbench.profiler.timing import Call, time_calls
 
-ROUNDS, MINI_BATCHES = 3, 16
-JOB = Job(
-    method="confidant",
-    epochs=1,
-    batch_size=8,
-    micro_batches=4,
-    max_length=32,
-    train_samples=8 * MINI_BATCHES,
-    validation_samples=32,
-    test_samples=32,
-)
+ROUNDS = 3
+JOBS = jobs_of("confidant")
+JOB = next(iter(JOBS.values()))
+MINI_BATCHES = (JOB.train_samples or 0) // JOB.batch_size
 FRAMEWORKS, STAGE_SIZES = "frameworks", ((8, 32), (32, 64))
 """STAGE_SIZES: samples and tokens of the mini-batches with which PyTorch and JAX are compared."""
 PHONES = (0.2, 0.08, 0.18, 0.16)
 """Shares of a core in the proportions of the paper's four phones (Table 4); each of our devices has two such processors."""
-LORA = {"technique": "lora", "drain_every": 0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """sides: jobs by name; the first is the reference.  keeps_plan: all sides have the stages of the last one.
 
@@ -62,8 +53,9 @@ class Point:
     bound: float | None = None
 
 
-def _confidant(**options: Any) -> Job:
-    return replace(JOB, options=LORA | options)
+def _sides(name: str) -> dict[str, Job]:
+    """Return the sides of a point."""
+    return {side.removeprefix(f"{name}: "): job for side, job in JOBS.items() if side.startswith(f"{name}: ")}
 
 
 def _with_two(cluster: Cluster, shares: Sequence[float], second: float = 1.0) -> Cluster:
@@ -73,50 +65,16 @@ def _with_two(cluster: Cluster, shares: Sequence[float], second: float = 1.0) ->
     return replace(cluster, devices=tuple(devices))
 
 
-def _processors(second: float) -> Point:
-    """Return two equal devices with two processors."""
-    cluster = _with_two(cluster_of("equal,1000").part([0, 1]), (0.25, 0.25), second)
-    sides = {"one processor": "none", "heads": "heads", "heads and columns": "heads_and_columns"}
-    jobs = {name: _confidant(split=split, heads="optimal", partition="even") for name, split in sides.items()}
-    return Point(cluster=cluster, sides=jobs, bound=1 + second)
-
-
 def points() -> dict[str, Point]:
     """Return the comparisons by name."""
-    tuned, unequal = replace(JOB, method="fine_tuning"), cluster_of("unequal,1000").part([2, 3, 1, 0])  # as pac-env-b: slower first
-    shares = unequal.host_shares()
-    return {
-        "processors 1:1": _processors(1.0),
-        "processors 1:0.5": _processors(0.5),
-        "schedule": Point(
-            cluster=cluster_of("equal,1000"),
-            sides={
-                "synchronous": replace(tuned, options={"technique": "lora", "paradigm": "pipeline_parallel"}),
-                "asynchronous": _confidant(partition="even"),
-            },
-            keeps_plan=True,
-        ),
-        "partition": Point(
-            cluster=unequal,
-            sides={
-                "fastest device": replace(tuned, options={"technique": "lora", "paradigm": "standalone"}),
-                "even": _confidant(partition="even"),
-                "FTPipeHD": _confidant(partition="capacity"),
-                "Eq. 3": _confidant(),
-                "Eq. 3 in any order": _confidant(partition="any_order"),
-            },
-            bound=sum(shares) / max(shares),
-        ),
-        "phones": Point(
-            cluster=_with_two(cluster_of("equal,1000"), PHONES),
-            sides={
-                "fastest device": replace(tuned, options={"technique": "lora", "paradigm": "standalone"}),
-                "FTPipeHD": _confidant(partition="capacity", split="none"),
-                "any order, heads": _confidant(partition="any_order", heads="optimal"),
-                "any order, heads and columns": _confidant(partition="any_order", split="heads_and_columns", heads="optimal"),
-            },
-            bound=2 * sum(PHONES) / max(PHONES),
-        ),
+    equal, unequal = cluster_of("equal,1000"), cluster_of("unequal,1000").part([2, 3, 1, 0])  # as pac-env-b: slower first
+    shares, phones = unequal.host_shares(), _with_two(equal, PHONES)
+    two = {speed: _with_two(equal.part([0, 1]), (0.25, 0.25), speed) for speed in (1.0, 0.5)}
+    found = {f"processors 1:{speed:g}": Point(cluster, _sides("processors"), bound=1 + speed) for speed, cluster in two.items()}
+    return found | {
+        "schedule": Point(equal, _sides("schedule"), keeps_plan=True),
+        "partition": Point(unequal, _sides("partition"), bound=sum(shares) / max(shares)),
+        "phones": Point(phones, _sides("phones"), bound=2 * sum(PHONES) / max(PHONES)),
     }
 
 

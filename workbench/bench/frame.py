@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.job import Job
+from workbench.core.serial import read_toml
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.memory import read_memory
 from workbench.runtime.network import child_environment
@@ -67,6 +70,12 @@ def line_of(point: Mapping[str, Any]) -> str:
     """Return a point's numbers and words as one line, for the progress."""
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in point.items()}
     return ", ".join(f"{name} {value}" for name, value in shown.items() if not isinstance(value, dict | list | tuple))
+
+
+def jobs_of(name: str) -> dict[str, Job]:
+    """Return the jobs of a benchmark in data/bench.toml."""
+    text = read_toml(data_folder() / "bench.toml")[name]
+    return {side: Job(**text["shared"] | job) for side, job in text["jobs"].items()}
 
 
 def require_kernel_links(engines: EngineCluster, name: str) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -145,9 +145,7 @@ def _on_all(cluster: Cluster, work: Callable[[Connection], object]) -> float:
     """Return the seconds in which all devices are reached, all at once, and something is done on each."""
 
     def one(device: Device) -> None:
-        with ExitStack() as stack:
-            connection = Connection(device.name, agent_command(device))
-            stack.callback(connection.close)
+        with closing(Connection(device.name, agent_command(device))) as connection:
             connection.open()
             work(connection)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.bench.frame import Progress, child_peak_bytes, peak_bytes
-from workbench.bench.p_rge_memory import batch_of, prompts
+from workbench.bench.p_rge import batch_of, prompts
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.models.inference_engine.config import bindings
 from workbench.models.products import library

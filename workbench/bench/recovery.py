@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.bench.frame import Progress
+from workbench.bench.frame import Progress, jobs_of
 from workbench.core.catalogue import data_folder, load_cluster
 from workbench.core.device_faults import FaultSchedule, parse_faults, random_faults
 from workbench.core.errors import ConfigError, DeviceLostError, did_you_mean
@@ -42,18 +42,12 @@ FAULTS = {
 }
 
 
-def jobs_of(kind: str) -> dict[str, Job]:
-    """Return the measured jobs ('cases') or the short ones with random faults ('soaked') of data/recovery.toml."""
-    text = read_toml(data_folder() / "recovery.toml")
-    return {name: Job(**text["shared"][kind] | job) for name, job in text[kind].items()}
-
-
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
     """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
 
     only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises ConfigError.
     """
-    jobs = jobs_of("soaked" if soak else "cases")
+    jobs = jobs_of("soak" if soak else "recovery")
     named = (*jobs, SERVING) if soak else (*jobs,)
     known = named if soak else (*named, *FAULTS)
     for word in only:
@@ -63,7 +57,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     methods = [name for name in named if any(word in name for word in only)] or named
     if soak:
         return _soak(soak, methods, jobs, progress)
-    step_of = read_toml(data_folder() / "recovery.toml")["steps"]
+    step_of = read_toml(data_folder() / "bench.toml")["recovery"]["steps"]
     kinds = [kind for kind in FAULTS if kind in only] or list(FAULTS)
     points = [_point(method, jobs[method], step_of[method], kind, rounds, progress) for method in methods for kind in kinds]
     return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -155,8 +156,7 @@ def _check(device: Device, trust: bool) -> Found:
     from workbench.runtime.ssh_setup import PROJECT, environment_name, pinned
 
     known = fingerprints(device)
-    connection = Connection(device.name, agent_command(device, trusts_new=trust))
-    try:
+    with closing(Connection(device.name, agent_command(device, trusts_new=trust))) as connection:
         connection.open()
         if trust and not known:
             say(f"{device.name}: trusted {', '.join(fingerprints(device)) or 'by a key that is known elsewhere'}")
@@ -165,8 +165,6 @@ def _check(device: Device, trust: bool) -> Found:
         off_s = facts["time_s"] - (before_s + time.time()) / 2
         facts |= {"clock_off_s": off_s, "clock_bound_s": connection.clock_bound_s, **connection.greeting}
         facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,)))
-    finally:
-        connection.close()
     return Found(device.name, device.address or "", *_judged(device, facts), facts)
 
 
@@ -205,28 +203,22 @@ def _setup(device: Device) -> Found:
     from workbench.runtime.ssh import Connection, agent_command
     from workbench.runtime.ssh_setup import bring_code, install
 
-    connection = Connection(device.name, agent_command(device))
-    try:
+    with closing(Connection(device.name, agent_command(device))) as connection:
         connection.open(owner="`workbench kit setup`")
         did = not device.python and install(connection, say)
         bring_code(connection)
         say(f"{device.name}: {'ready' if did else 'is ready already'}")
         return Found(device.name, device.address or "", facts=connection.ask("facts") | connection.greeting)
-    finally:
-        connection.close()
 
 
 def _clean(device: Device) -> Found:
     from workbench.runtime.ssh import Connection, agent_command
 
-    connection = Connection(device.name, agent_command(device))
-    try:
+    with closing(Connection(device.name, agent_command(device))) as connection:
         connection.open()
         connection.ask("clean")
         say(f"{device.name}: nothing of the workbench is left there")
         return Found(device.name, device.address or "")
-    finally:
-        connection.close()
 
 
 def _show(cluster: Cluster, found: list[Found]) -> None:

@@ -40,32 +40,21 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
     found = {"host": host, "devices": devices}
     if as_json:
         return found
+
+    def row(name: str, flops: float, memory: float | None, storage: float, budget: int | None, source: str) -> tuple[str, ...]:
+        moved = "-" if memory is None else f"{memory / GIGA:.1f}"
+        return name, f"{flops / GIGA:.1f}", moved, f"{storage / MEGA:.0f}", "" if budget is None else f"{budget / MEGA:.0f}", source
+
     rows = []
     title = f"Devices of {cluster.name}, each as it measured itself"
     if host is not None:
         title = f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it in all they do"
-        rows.append(
-            (
-                "this machine",
-                f"{host.gemm_flops_per_s / GIGA:.1f}",
-                f"{host.memory_bytes_per_s / GIGA:.1f}",
-                f"{host.storage_bytes_per_s / MEGA:.0f}",
-                "",
-                "measured" if host.storage_is_cold else "measured, disk warm",
-            )
-        )
-    for device in devices:
-        memory = "-" if device.memory_bytes_per_s is None else f"{device.memory_bytes_per_s / GIGA:.1f}"
-        rows.append(
-            (
-                device.name,
-                f"{device.flops_per_s / GIGA:.1f}",
-                memory,
-                f"{device.storage_bytes_per_s / MEGA:.0f}",
-                f"{device.memory_bytes / MEGA:.0f}",
-                "emulated" if device.emulated else "catalogue" if device.memory_bytes_per_s is None else "measured",
-            )
-        )
+        source = "measured" if host.storage_is_cold else "measured, disk warm"
+        rates = host.gemm_flops_per_s, host.memory_bytes_per_s, host.storage_bytes_per_s
+        rows.append(row("this machine", *rates, None, source))
+    for one in devices:
+        source = "emulated" if one.emulated else "catalogue" if one.memory_bytes_per_s is None else "measured"
+        rows.append(row(one.name, one.flops_per_s, one.memory_bytes_per_s, one.storage_bytes_per_s, one.memory_bytes, source))
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
     print_table(title, columns, rows, right=(1, 2, 3, 4))
     machines = {"this machine": () if host is None else host.processors} | {device.name: device.processors for device in devices}

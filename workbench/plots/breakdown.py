@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -17,10 +18,8 @@ from workbench.plots import style
 PART_COLOURS = (style.BLUE, style.ORANGE, style.SKY_BLUE, style.GREEN, style.PURPLE, style.GREY)
 
 
-def stacked_bars(
-    names: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: str, label: str, x_title: str, subtitle: str = ""
-) -> go.Figure:
-    """Return one stacked bar for each name; parts[part][i] belongs to names[i].  label: the quantity of the numbers."""
+def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float]], *, x_title: str, **words: Any) -> go.Figure:
+    """Return one stacked bar for each name; parts[part][i] belongs to names[i].  words: title, label, subtitle, see style.finish."""
     figure = go.Figure()
     for (part, values), colour in zip(parts.items(), PART_COLOURS, strict=False):
         figure.add_bar(
@@ -29,9 +28,7 @@ def stacked_bars(
             x=list(values),
             y=list(names),
             text=[(f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}") if value else "" for value in values],
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
+            **style.INSIDE,
             textfont={"color": "white" if colour in (style.BLUE, style.GREEN) else "black"},
             marker={"color": colour},
             hovertemplate=f"%{{y}}: {part} %{{x:.4g}}<extra></extra>",
@@ -39,18 +36,8 @@ def stacked_bars(
         )
     figure.update_xaxes(title=x_title, zeroline=False, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix=" ")
-    return style.finish(
-        figure,
-        title=title,
-        label=label,
-        subtitle=subtitle,
-        height=185 + 38 * len(names),
-        below=95,
-        barmode="stack",
-        bargap=0.3,
-        uniformtext={"minsize": 9, "mode": "hide"},
-        legend={"traceorder": "normal"},
-    )
+    look: dict[str, Any] = {"barmode": "stack", "bargap": 0.3, "uniformtext": {"minsize": 9, "mode": "hide"}}
+    return style.finish(figure, height=185 + 38 * len(names), below=95, legend={"traceorder": "normal"}, **look, **words)
 
 
 def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
@@ -109,7 +96,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
     )
     in_legend: set[str] = set()
     for index, timeline in enumerate(drawn.values()):
-        row, column = index // columns + 1, index % columns + 1
+        place = {"row": index // columns + 1, "col": index % columns + 1}
         ranks = style.shown_ranks(timeline.world_size)
         unit, mark = style.time_unit(timeline.makespan_s), style.mark_of(note) if timeline.source != "simulated" else ""
         seconds = time_by_class(timeline)
@@ -126,18 +113,14 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                     marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
                     customdata=[[timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s] for rank in ranks],
                     hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} (%{{customdata[1]:.0%}})<extra></extra>",
-                    row=row,
-                    col=column,
+                    **place,
                 )
                 in_legend.add(name)
-        figure.update_xaxes(
-            title=f"time ({unit.name}){mark}", range=[0, timeline.makespan_s * unit.factor], zeroline=False, row=row, col=column
-        )
+        figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, timeline.makespan_s * unit.factor], zeroline=False, **place)
         figure.update_yaxes(
             **style.rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
             tickfont={"size": 12 if len(ranks) <= 16 else 9},
-            row=row,
-            col=column,
+            **place,
         )
     figure.update_annotations(font={"size": 13, "color": style.BLACK})
     lane = 34 if most <= 8 else 18 if most <= 32 else 12

@@ -59,8 +59,7 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         tickfont={"size": 12 if len(ranks) <= 32 else 10},
     )
     subtitle = f"{unit.text(timeline.makespan_s)}{mark} in all; idle or waiting (not computing): {timeline.bubble_fraction:.0%}{mark}"
-    if timeline.world_size > len(ranks):
-        subtitle += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
+    subtitle += style.more_devices(timeline.world_size, len(ranks))
     if end_s < timeline.makespan_s:
         subtitle += f"; the first {unit.text(end_s)} shown"
     if timeline.clock_bound_s:
@@ -136,10 +135,8 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: sty
         y=[bar.centre for bar in bars],
         width=[bar.height for bar in bars],
         text=[bar.label if fits(bar) else "" for bar in bars],
-        textposition="inside",
-        insidetextanchor="middle",
         constraintext="none",
-        textangle=0,
+        **style.INSIDE,
         textfont={"size": 11 if lane_pixels > 30 else 10, "color": "white" if name in style.WHITE_TEXT else "black"},
         hovertext=[bar.hover for bar in bars],
         hovertemplate="%{hovertext}<extra>" + name + "</extra>",
@@ -165,6 +162,5 @@ def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: style.Unit) -> go.Ba
         width=[COMPUTE[1]] * len(ranks),
         marker={"color": style.COLOURS["idle"], "line": {"width": 0}},
         hovertext=[f"{timeline.device_names[rank]}: idle or waiting {1 - busy[rank] / whole if whole else 0.0:.0%}" for rank in ranks],
-        hovertemplate="%{hovertext}<extra></extra>",
         legendrank=style.LEGEND_RANK["idle"],
     )

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
-from workbench.plots.style import BLACK, CYCLE, DARK_GREY, LIGHT_GREY, ORANGE, PURPLE, SKY_BLUE, byte_unit, finish, rows_for
+from workbench.plots.style import BLACK, CYCLE, DARK_GREY, INSIDE, LIGHT_GREY, ORANGE, PURPLE, SKY_BLUE, byte_unit, finish, rows_for
 
 Cut = Literal["columns", "rows", "copies"]
 HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # sizes in the drawing; unit: width of the hidden state
@@ -247,14 +247,11 @@ def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
         base=[box.bottom for box in boxes],
         y=[box.height for box in boxes],
         text=[box.text for box in boxes],
-        textposition="inside",
-        insidetextanchor="middle",
         constraintext="none",
-        textangle=0,
+        **INSIDE,
         textfont={"size": 11, "color": _text_colour(position)},
         marker={"color": colour_of(position), "line": {"width": 1, "color": "white"}},
         hovertext=[box.hover for box in boxes],
-        hovertemplate="%{hovertext}<extra></extra>",
     )
 
 
@@ -288,7 +285,6 @@ def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[st
         textangle=0,
         insidetextfont={"color": [_text_colour(position) for position in range(len(sizes))]},
         hovertext=[f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)],
-        hovertemplate="%{hovertext}<extra></extra>",
         row=2,
         col=column,
     )

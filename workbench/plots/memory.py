@@ -1,11 +1,14 @@
-"""A cluster's devices as described (speed, memory, link), and each device's memory over time with its budget."""
+"""A cluster's devices as described, each device's memory over time; a plan's placement and its memory by purpose (PAC+, Fig. 10a, 17b)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan
 from workbench.core.timeline import MemorySample, Timeline
 from workbench.plots import style
 
@@ -48,9 +51,7 @@ def cluster(cluster: Cluster) -> go.Figure:
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)
     figure.update_annotations(font={"size": 13})
-    subtitle = cluster.description or cluster.size_words
-    if cluster.world_size > len(ranks):
-        subtitle += f"; {len(ranks)} of {cluster.world_size:,} devices shown"
+    subtitle = (cluster.description or cluster.size_words) + style.more_devices(cluster.world_size, len(ranks))
     return style.finish(
         figure,
         title=f"Cluster '{cluster.name}'",
@@ -78,10 +79,9 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     ranks = style.shown_ranks(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
-    unit, clock = (
-        style.byte_unit(max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.budget_bytes, 1)),
-        style.time_unit(timeline.makespan_s),
-    )
+    unit = style.byte_unit(max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.budget_bytes, 1))
+    clock = style.time_unit(timeline.makespan_s)
+    end = timeline.makespan_s * clock.factor
     figure = make_subplots(
         rows=rows,
         cols=columns,
@@ -95,34 +95,22 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         budget = timeline.budget_bytes[rank] if timeline.budget_bytes else 0
         peak = timeline.peak_bytes(rank)
         over = bool(budget) and peak > budget
-        samples = _thinned(timeline.memory[rank])
+        samples, panel = _thinned(timeline.memory[rank]), {"mode": "lines", "showlegend": False, "row": row, "col": column}
         figure.add_scatter(
-            x=[sample.time_s * clock.factor for sample in samples] + [timeline.makespan_s * clock.factor],
+            x=[sample.time_s * clock.factor for sample in samples] + [end],
             y=[sample.nbytes * unit.factor for sample in samples] + [samples[-1].nbytes * unit.factor if samples else 0],
-            mode="lines",
             line={"shape": "hv", "color": style.VERMILLION if over else style.BLUE, "width": 1.5},
             fill="tozeroy",
             fillcolor="rgba(213,94,0,0.25)" if over else "rgba(86,180,233,0.35)",
             name=timeline.device_names[rank],
             hovertemplate=f"%{{y:.3g}} {unit.name} at %{{x:.4g}} {clock.name}<extra>{timeline.device_names[rank]}</extra>",
-            showlegend=False,
-            row=row,
-            col=column,
+            **panel,
         )
         if budget:
-            figure.add_scatter(
-                x=[0, timeline.makespan_s * clock.factor],
-                y=[budget * unit.factor] * 2,
-                mode="lines",
-                line={"dash": "dash", "color": style.BLACK, "width": 1.5},
-                name="budget",
-                hovertemplate=f"budget %{{y:.4g}} {unit.name}<extra></extra>",
-                showlegend=False,
-                row=row,
-                col=column,
-            )
+            line, said = {"dash": "dash", "color": style.BLACK, "width": 1.5}, f"budget %{{y:.4g}} {unit.name}<extra></extra>"
+            figure.add_scatter(x=[0, end], y=[budget * unit.factor] * 2, line=line, name="budget", hovertemplate=said, **panel)
         figure.update_yaxes(range=[0, max(peak, budget, 1) * unit.factor * 1.12], nticks=4, row=row, col=column)
-    figure.update_xaxes(zeroline=False, range=[0, timeline.makespan_s * clock.factor])
+    figure.update_xaxes(zeroline=False, range=[0, end])
     figure.update_yaxes(zeroline=False)
     for column in range(1, columns + 1):
         figure.update_xaxes(title=f"time ({clock.name})", row=rows, col=column)
@@ -131,8 +119,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     lines = f"bytes of the job in use, in {unit.name}"
     if timeline.budget_bytes:
         lines += "; dashed: the device's budget"
-    if timeline.world_size > len(ranks):
-        lines += f"; {len(ranks)} of {timeline.world_size:,} devices shown"
+    lines += style.more_devices(timeline.world_size, len(ranks))
     row_pixels = 170 if columns < 4 else 115
     return style.finish(
         figure, title=title, label=timeline.label, subtitle=lines, note=note, height=170 + row_pixels * rows, margin={"t": 115}
@@ -154,3 +141,107 @@ def _thinned(samples: tuple[MemorySample, ...]) -> list[MemorySample]:
     if step <= 1:
         return list(samples)
     return [max(samples[at : at + step], key=lambda sample: sample.nbytes) for at in range(0, len(samples), step)]
+
+
+ROW_PIXELS = 34
+
+
+def placement(plan: Plan, cluster: Cluster) -> go.Figure:
+    """Return a row for each device with its layers, coloured by stage; inside: its samples of a micro-batch."""
+    figure = go.Figure()
+    for index, stage in enumerate(plan.stages):
+        figure.add_bar(
+            name=f"stage {index}",
+            orientation="h",
+            base=[stage.start] * len(stage.shares),
+            x=[stage.num_layers] * len(stage.shares),
+            y=[share.rank for share in stage.shares],
+            width=0.72,
+            text=[f"{share.samples} of {plan.micro_batch_size}" for share in stage.shares],
+            **style.INSIDE,
+            textfont={"color": "white" if style.CYCLE[index % len(style.CYCLE)] not in (style.ORANGE, style.SKY_BLUE) else "black"},
+            marker={"color": style.CYCLE[index % len(style.CYCLE)], "line": {"width": 1, "color": "white"}},
+            hovertext=[
+                f"{cluster.devices[share.rank].name}: layers {stage.start} to {stage.stop - 1}, "
+                f"{share.samples} of {plan.micro_batch_size} samples of a micro-batch"
+                for share in stage.shares
+            ],
+            showlegend=True,
+        )
+    idle = [rank for rank in range(cluster.world_size) if plan.stage_of(rank) is None]
+    for rank in idle:
+        figure.add_annotation(x=0, y=rank, text=" holds nothing", showarrow=False, xanchor="left", font={"color": style.DARK_GREY})
+    for stage in plan.stages[1:]:
+        figure.add_vline(x=stage.start, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
+    figure.update_xaxes(title="layers", range=[0, plan.num_layers], zeroline=False, dtick=max(1, plan.num_layers // 12))
+    _rows(figure, cluster)
+    return style.finish(
+        figure,
+        title=plan.where().capitalize(),
+        label="",
+        subtitle="inside a bar: the device's samples of each micro-batch",
+        height=185 + ROW_PIXELS * cluster.world_size,
+        below=95,
+        barmode="overlay",
+        bargap=0,
+    )
+
+
+def needs(
+    needed: Mapping[int, Mapping[str, int]], cluster: Cluster, *, title: str = "What each device needs in the first epoch"
+) -> go.Figure:
+    """Return each device's planned bytes by purpose and its budget; the subtitle names a device over its budget.
+
+    needed: rank -> purpose -> bytes, the same purposes for every rank.
+    """
+    total = {rank: sum(parts.values()) for rank, parts in needed.items()}
+    unit = style.byte_unit(max([device.memory_bytes for device in cluster.devices] + list(total.values())))
+    ranks = sorted(needed)
+    figure = go.Figure()
+    for name, colour in zip(needed[ranks[0]], (style.BLUE, style.SKY_BLUE, style.ORANGE, style.GREY), strict=False):
+        sizes = [needed[rank][name] for rank in ranks]
+        figure.add_bar(
+            name=name,
+            orientation="h",
+            x=[nbytes * unit.factor for nbytes in sizes],
+            y=ranks,
+            width=0.6,
+            marker={"color": colour},
+            hovertext=[
+                f"{cluster.devices[rank].name}: {name} {style.byte_unit(size).text(size)}" for rank, size in zip(ranks, sizes, strict=True)
+            ],
+        )
+    over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
+    for is_over, colour, name in ((False, "black", "budget"), (True, style.VERMILLION, "budget, exceeded")):
+        shown = [rank for rank in range(cluster.world_size) if (rank in over) is is_over]
+        if shown:
+            figure.add_scatter(
+                name=name,
+                mode="markers",
+                x=[cluster.devices[rank].memory_bytes * unit.factor for rank in shown],
+                y=shown,
+                marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}},
+                hovertext=[
+                    f"{cluster.devices[rank].name}: {style.byte_unit(b := cluster.devices[rank].memory_bytes).text(b)}" for rank in shown
+                ],
+                hovertemplate="%{hovertext}<extra>budget</extra>",
+            )
+    figure.update_xaxes(title=f"memory ({unit.name})", rangemode="tozero", zeroline=False, gridcolor=style.LIGHT_GREY)
+    _rows(figure, cluster)
+    names = ", ".join(f"{cluster.devices[rank].name} needs {style.byte_unit(n := total[rank]).text(n)}" for rank in over)
+    return style.finish(
+        figure,
+        title=title,
+        label="planned",
+        subtitle=f"Out of memory: {names}" if over else "every device is within its budget",
+        height=185 + ROW_PIXELS * cluster.world_size,
+        below=95,
+        barmode="stack",
+        bargap=0,
+    )
+
+
+def _rows(figure: go.Figure, cluster: Cluster) -> None:
+    figure.update_yaxes(
+        showgrid=False, zeroline=False, **style.rows_for([f"{rank} {one.name}" for rank, one in enumerate(cluster.devices)])
+    )

@@ -8,7 +8,7 @@ split one sequence, and how much slower each is than ours (Fig. 12).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -35,12 +35,13 @@ class OverlapCell(NamedTuple):
         return self.together_s.median / max(self.computation_s.median, self.communication_s.median)
 
 
-def overlap(
-    cells: Sequence[OverlapCell], *, title: str, label: str, what: str = "one block", subtitle: str = "", note: str = ""
-) -> go.Figure:
-    """Return three bars for each cell, lines for the longer part and the sum, the ratio above the third bar.  what: the timed part."""
+def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: Any) -> go.Figure:
+    """Return three bars for each cell, lines for the longer part and the sum, the ratio above the third bar.
+
+    what: the timed part.  words: title, label, subtitle and note, see style.finish.
+    """
     if not cells:
-        return style.empty(title=title, label=label, why="No block was timed.", note=note)
+        return style.empty(why="No block was timed.", **words)
     unit = style.time_unit(max(cell.computation_s.high + cell.communication_s.high for cell in cells))
     width = 0.26
     figure = go.Figure()
@@ -55,7 +56,6 @@ def overlap(
             marker={"color": colour},
             error_y=style.error_bars(spreads, color=style.BLACK, visible=any(spread.high > spread.low for spread in spreads)),
             hovertext=[f"{cell.name}: {name} {spread.median:.4g} {unit.name}" for cell, spread in zip(cells, spreads, strict=True)],
-            hovertemplate="%{hovertext}<extra></extra>",
         )
     for line, dash, of in (("the longer of the two", "solid", max), ("their sum (nothing hidden)", "dot", lambda a, b: a + b)):
         xs: list[float | None] = []
@@ -78,17 +78,8 @@ def overlap(
     figure.update_yaxes(title=f"{what} ({unit.name})", rangemode="tozero", zeroline=False)
     within = sum(cell.ratio <= ALLOWED for cell in cells)
     said = f"above the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
-    return style.finish(
-        figure,
-        title=title,
-        label=label,
-        subtitle="; ".join(filter(None, [subtitle, said])),
-        note=note,
-        height=440,
-        below=95,
-        barmode="overlay",
-        bargap=0,
-    )
+    words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), said]))
+    return style.finish(figure, height=440, below=95, barmode="overlay", bargap=0, **words)
 
 
 class TradePoint(NamedTuple):
@@ -110,39 +101,19 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
     across = [point.layers for point in ordered]
     fits = [point.fullness <= 1 for point in ordered]
     series = (
-        ("latency", [point.seconds * unit.factor for point in ordered], mine.seconds * unit.factor, style.BLUE, "circle", unit.name, False),
-        (
-            "memory of the fullest device",
-            [100 * point.fullness for point in ordered],
-            100 * mine.fullness,
-            style.VERMILLION,
-            "square",
-            "%",
-            True,
-        ),
+        ("latency", [(point.seconds * unit.factor) for point in (*ordered, mine)], style.BLUE, "circle", unit.name),
+        ("memory of the fullest device", [100 * point.fullness for point in (*ordered, mine)], style.VERMILLION, "square", "%"),
     )
-    for name, values, own, colour, symbol, of, secondary in series:
-        figure.add_scatter(
-            name=name,
-            mode="lines+markers",
-            x=across,
-            y=values,
-            line={"color": colour, "width": 2, "dash": "dash" if secondary else "solid"},
-            marker={"size": 8, "symbol": [symbol if fit else f"{symbol}-open" for fit in fits]},
-            hovertemplate=f"{name}: %{{y:.4g}} {of} with %{{x}} layers in scheme 2<extra></extra>",
-            secondary_y=secondary,
-        )
-        figure.add_scatter(
-            name="yours",
-            legendgroup="yours",
-            showlegend=not secondary,
-            mode="markers",
-            x=[mine.layers],
-            y=[own],
-            marker={"size": 17, "symbol": "circle-open", "color": style.BLACK, "line": {"width": 2.5}},
-            hovertemplate=f"yours: %{{y:.4g}} {of}<extra></extra>",
-            secondary_y=secondary,
-        )
+    yours = {"size": 17, "symbol": "circle-open", "color": style.BLACK, "line": {"width": 2.5}}
+    for is_second, (name, values, colour, symbol, of) in enumerate(series):
+        symbols = [symbol if fit else f"{symbol}-open" for fit in fits]
+        look: dict[str, Any] = {"secondary_y": bool(is_second), "name": name, "mode": "lines+markers"}
+        look |= {"line": {"color": colour, "width": 2, "dash": "dash" if is_second else "solid"}, "marker": {"size": 8, "symbol": symbols}}
+        said = f"{name}: %{{y:.4g}} {of} with %{{x}} layers in scheme 2<extra></extra>"
+        figure.add_scatter(x=across, y=values[:-1], hovertemplate=said, **look)
+        own: dict[str, Any] = {"name": "yours", "legendgroup": "yours", "showlegend": not is_second, "secondary_y": bool(is_second)}
+        said = f"yours: %{{y:.4g}} {of}<extra></extra>"
+        figure.add_scatter(mode="markers", x=[mine.layers], y=values[-1:], marker=yours, hovertemplate=said, **own)
     most = 108 * max(1.0, mine.fullness, *(point.fullness for point in ordered))
     figure.add_hline(y=100, line={"color": style.VERMILLION, "width": 1.5, "dash": "dot"}, secondary_y=True)
     figure.update_xaxes(title="layers in scheme 2", zeroline=False)
@@ -176,51 +147,31 @@ COLOUR_OF = {
 Found = Mapping[str, Mapping[float, Spread]]
 
 
-def latencies(
-    found: Found,
-    *,
-    title: str,
-    label: str,
-    subtitle: str = "",
-    predicted: Mapping[str, Mapping[float, float]] | None = None,
-    note: str = "",
-) -> go.Figure:
+def latencies(found: Found, *, predicted: Mapping[str, Mapping[float, float]] | None = None, **words: Any) -> go.Figure:
     """Return a line for each system: seconds of one sequence over the links' Mbit/s; bars show the middle half of the rounds.
 
     found: system -> Mbit/s -> seconds.  predicted: the same, simulated; drawn hollow and dotted.  A system may lack bandwidths.
+    words: title, label, subtitle and note, see style.finish.
     """
     values = [spread.high for points in found.values() for spread in points.values()]
     values += [seconds for points in (predicted or {}).values() for seconds in points.values()]
     if not values:
-        return style.empty(title=title, label=label, why="Nothing was timed.", note=note)
+        return style.empty(why="Nothing was timed.", **words)
     unit = style.time_unit(max(values))
     figure = go.Figure()
     for index, name in enumerate(dict.fromkeys([*found, *(predicted or {})])):
         colour, symbol = colour_of(name, index), style.SYMBOLS[index % len(style.SYMBOLS)]
-        points = dict(sorted(found.get(name, {}).items()))
-        if points:
-            figure.add_scatter(
-                name=name,
-                mode="lines+markers",
-                x=list(points),
-                y=[spread.median * unit.factor for spread in points.values()],
-                error_y=style.error_bars([spread.scaled(unit.factor) for spread in points.values()]),
-                line={"color": colour, "width": 2},
-                marker={"size": 8, "symbol": symbol},
-                hovertemplate=f"<b>{name}</b><br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
-            )
-        simulated = dict(sorted((predicted or {}).get(name, {}).items()))
-        if simulated:
-            figure.add_scatter(
-                name=f"{name}, simulated",
-                mode="lines+markers",
-                x=list(simulated),
-                y=[seconds * unit.factor for seconds in simulated.values()],
-                line={"color": colour, "width": 1.5, "dash": "dot"},
-                marker={"size": 9, "symbol": f"{symbol}-open", "line": {"width": 1.5}},
-                showlegend=not points,
-                hovertemplate=f"<b>{name}</b>, simulated<br>%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>",
-            )
+        at = f"%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>"
+        look: dict[str, Any] = {"line": {"color": colour, "width": 2}, "marker": {"size": 8, "symbol": symbol}}
+        if points := dict(sorted(found.get(name, {}).items())):
+            spreads = [spread.scaled(unit.factor) for spread in points.values()]
+            look |= {"error_y": style.error_bars(spreads), "hovertemplate": f"<b>{name}</b><br>{at}"}
+            figure.add_scatter(name=name, mode="lines+markers", x=list(points), y=[spread.median for spread in spreads], **look)
+        if simulated := dict(sorted((predicted or {}).get(name, {}).items())):
+            look = {"line": {"color": colour, "width": 1.5, "dash": "dot"}, "hovertemplate": f"<b>{name}</b>, simulated<br>{at}"}
+            look |= {"marker": {"size": 9, "symbol": f"{symbol}-open", "line": {"width": 1.5}}, "showlegend": not points}
+            seconds = [own_s * unit.factor for own_s in simulated.values()]
+            figure.add_scatter(name=f"{name}, simulated", mode="lines+markers", x=list(simulated), y=seconds, **look)
     if predicted and any(found.values()):
         hollow = {"size": 9, "symbol": "circle-open", "color": style.DARK_GREY, "line": {"width": 1.5}}
         line = {"color": style.DARK_GREY, "width": 1.5, "dash": "dot"}
@@ -229,20 +180,20 @@ def latencies(
     ticks = {"tickvals": marked, "ticktext": [f"{rate:,g}" for rate in marked], "minor": {"ticks": ""}}
     figure.update_xaxes(title="links (Mbit/s)", type="log", zeroline=False, **ticks)
     figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False)
-    return style.finish(figure, title=title, label=label, subtitle=subtitle, note=note, height=460, below=105)
+    return style.finish(figure, height=460, below=105, **words)
 
 
-def speedups(found: Found, *, title: str, label: str, subtitle: str = "", note: str = "") -> go.Figure:
+def speedups(found: Found, **words: Any) -> go.Figure:
     """Return each baseline's latency divided by ours, for each bandwidth; bars show the middle half of the rounds.
 
-    found: baseline -> Mbit/s -> ratio of its latency to ours.
+    found: baseline -> Mbit/s -> ratio of its latency to ours.  words: title, label, subtitle and note, see style.finish.
     """
     rates = sorted({rate for points in found.values() for rate in points})
     if not rates:
-        return style.empty(title=title, label=label, why="Nothing was compared.", note=note)
+        return style.empty(why="Nothing was compared.", **words)
     named = {name: {f"{rate:,g}": points[rate] for rate in rates if rate in points} for name, points in found.items()}
-    words = {"subtitle": subtitle, "bars": "bars: the middle half of the rounds"}
-    figure = compared_bars(named, title=title, label=label, x_title="links (Mbit/s)", unit="latency over ours", note=note, **words)
+    words["bars"] = "bars: the middle half of the rounds"
+    figure = compared_bars(named, x_title="links (Mbit/s)", unit="latency over ours", **words)
     for index, bar in enumerate(figure.data):
         bar.update(marker_color=colour_of(bar.name, index), text=[f"{ratio:.2f}" for ratio in bar.y], textposition="outside")
     figure.update_xaxes(categoryarray=[f"{rate:,g}" for rate in rates])

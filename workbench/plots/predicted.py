@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -20,15 +20,15 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 def compared_bars(
     found: Mapping[str, Mapping[str, Spread]],
     *,
-    title: str,
-    label: str,
     x_title: str,
     unit: str = "",
-    subtitle: str = "",
     bars: str = "mean, with the standard deviation over runs",
-    note: str = "",
+    **words: Any,
 ) -> go.Figure:
-    """Return a group of bars for each x and a colour for each series.  found: series -> x -> value.  bars: what the error bars show."""
+    """Return a group of bars for each x and a colour for each series.  found: series -> x -> value.
+
+    bars: what the error bars show.  words: title, label, subtitle and note, see style.finish.
+    """
     figure = go.Figure()
     order = list(dict.fromkeys(x for points in found.values() for x in points))
     for index, (name, points) in enumerate(found.items()):
@@ -45,8 +45,8 @@ def compared_bars(
     figure.update_xaxes(title=x_title, type="category", categoryorder="array", categoryarray=order, showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
     varies = any(spread.high > spread.low for points in found.values() for spread in points.values())
-    said = "; ".join(filter(None, [subtitle, bars if varies else ""]))
-    return finish(figure, title=title, label=label, subtitle=said, note=note, height=430, barmode="group", below=105)
+    words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), bars if varies else ""]))
+    return finish(figure, height=430, barmode="group", below=105, **words)
 
 
 def compared_losses(curves: Mapping[str, Sequence[float]], *, title: str, label: str) -> go.Figure:
@@ -62,6 +62,7 @@ def compared_losses(curves: Mapping[str, Sequence[float]], *, title: str, label:
 
 BAND = 0.10  # the deviation that the shaded band allows
 MAX_NAMED_POINTS = 14
+STEPS = {False: "step through the backbone", True: "step from the cache"}
 CHART_PIXELS, HEIGHT_PIXELS = 1000, 470  # approximate size of the axes: decides which names collide
 NAME_PIXELS = (6.3, 15)  # width of a character, height of a line
 
@@ -91,15 +92,9 @@ def points(report: Report) -> list[Point]:
     if swept:
         return swept
     return [
-        Point(
-            f"epoch {step.epoch + 1}, step {step.step + 1}",
-            "step from the cache" if step.cached else "step through the backbone",
-            step.predicted_s,
-            step.measured_s,
-            report.mark,
-        )
-        for step in report.steps
-        if step.predicted_s and step.measured_s
+        Point(f"epoch {one.epoch + 1}, step {one.step + 1}", STEPS[one.cached], one.predicted_s, one.measured_s, report.mark)
+        for one in report.steps
+        if one.predicted_s and one.measured_s
     ]
 
 

@@ -105,7 +105,6 @@ def request_latencies(report: ServingReport) -> go.Figure:
                 f"{f', {request.attempts} attempts' if request.attempts > 1 else ''}"
                 for request in mine
             ],
-            hovertemplate="%{hovertext}<extra></extra>",
         )
     shares = ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
     for share, _ in shares:
@@ -190,7 +189,6 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
             textfont={"size": 10.5},
             marker={"size": 11, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
             hovertext=[_words(report, event) for _, report, event in found],
-            hovertemplate="%{hovertext}<extra></extra>",
             row=row,
             col=1,
         )

@@ -22,33 +22,15 @@ PALE_GREEN, DARK_GREY, GREY, LIGHT_GREY = "#86D0BA", "#4D4D4D", "#999999", "#E8E
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 
+INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+"""Of a trace of bars: its text stands inside, upright."""
 LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
 
-# The class of an operation in a figure, in the order of the legend.
-COLOURS = {
-    "forward": BLUE,
-    "side forward": SKY_BLUE,
-    "forward of frozen layers": SKY_BLUE,
-    "backward": VERMILLION,
-    "side backward": ORANGE,
-    "load from cache": YELLOW,
-    "optimizer": PURPLE,
-    "whole layer": BLUE,
-    "first product of a block": BLUE,
-    "attention": ORANGE,
-    "second product of a block": SKY_BLUE,
-    "sum and norm": PURPLE,
-    "other compute": GREY,
-    "send": GREEN,
-    "receive": PALE_GREEN,
-    "collective": DARK_GREY,
-    "waiting for data": PALE_GREEN,
-    "idle": LIGHT_GREY,
-}
-LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
-WHITE_TEXT = frozenset({"forward", "backward", "whole layer", "first product of a block", "send", "collective"})
 OPERATIONS = read_toml(data_folder() / "operations.toml")
-"""Words for kinds of operations and for values."""
+"""Words and colours for classes of operations, in the order of the legend; words for values."""
+COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["colours"].items()}
+LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
+WHITE_TEXT = frozenset(OPERATIONS["white_text"])
 CLASS_OF_KIND = {kind: name for name, kinds in OPERATIONS["classes"].items() for kind in kinds}
 
 TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOWN", "COUT", "ADD", "CONN"})
@@ -119,6 +101,11 @@ def shown_ranks(world_size: int) -> tuple[int, ...]:
     return evenly_spaced(world_size, MAX_DEVICES)
 
 
+def more_devices(world_size: int, shown: int) -> str:
+    """Return the words that follow a subtitle if a figure does not show all devices, else ''."""
+    return f"; {shown} of {world_size:,} devices shown" if world_size > shown else ""
+
+
 def mark_of(note: str) -> str:
     """Return the mark for each measured number of a figure with such a note (see busy_note)."""
     return f" {INVALID_MARK}" if note.startswith(INVALID_MARK) else ""
@@ -161,7 +148,7 @@ def finish(
     """Give a figure its title with the kind of its numbers, a visible note, and the common style; return it.
 
     below: pixels under the axes, where the legend then is; 0: it is at the right.  layout: plotly's further settings.  NaN and infinite
-    values are not drawn: a second note says how many, and of which trace.
+    values are not drawn: a second note says how many, and of which trace.  A trace with hovertext shows that alone.
     """
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
@@ -189,6 +176,9 @@ def finish(
         hoverlabel={"namelength": -1},
     )
     figure.update_layout(**layout)
+    for trace in figure.data:
+        if "hovertext" in trace and trace.hovertext is not None and trace.hovertemplate is None:
+            trace.hovertemplate = "%{hovertext}<extra></extra>"
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
     # Plotly reads tags in every text that it shows, and any text may contain a name from a cluster's or a report's file.
@@ -204,10 +194,10 @@ def not_kept(title: str, note: str) -> go.Figure:
     return empty(title=title, label="", why="This step was done before the devices changed; its times are not kept.", note=note)
 
 
-def empty(*, title: str, label: str, why: str, note: str = "") -> go.Figure:
-    """Return a figure that says why there is nothing to draw."""
+def empty(*, why: str, **words: str) -> go.Figure:
+    """Return a figure that says why there is nothing to draw.  words: title, label and note, see finish."""
     figure = go.Figure()
     figure.add_annotation(text=why, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": DARK_GREY})
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
-    return finish(figure, title=title, label=label, note=note, height=260)
+    return finish(figure, title=words["title"], label=words["label"], note=words.get("note", ""), height=260)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -35,23 +36,15 @@ def curves(report: Report) -> go.Figure:
     )
     losses = [step.loss for step in steps if step.loss is not None]
     numbers = list(range(1, len(steps) + 1))
-    figure.add_scatter(
-        x=numbers, y=losses, mode="lines", name="loss of a step", line={"color": SKY_BLUE, "width": 1}, opacity=0.8, row=1, col=1
-    )
+    left: dict[str, Any] = {"x": numbers, "mode": "lines", "row": 1, "col": 1}
+    figure.add_scatter(y=losses, name="loss of a step", line={"color": SKY_BLUE, "width": 1}, opacity=0.8, **left)
     half = SMOOTHING_STEPS // 2
     if len(losses) > SMOOTHING_STEPS:
-        figure.add_scatter(
-            x=numbers,
-            y=[median(losses[max(0, at - half) : at + half + 1]) for at in range(len(losses))],
-            mode="lines",
-            name=f"median of {SMOOTHING_STEPS} steps",
-            line={"color": BLUE, "width": 2.5},
-            row=1,
-            col=1,
-        )
+        smooth = [median(losses[max(0, at - half) : at + half + 1]) for at in range(len(losses))]
+        figure.add_scatter(y=smooth, name=f"median of {SMOOTHING_STEPS} steps", line={"color": BLUE, "width": 2.5}, **left)
     if unfreezes:
         line = {"color": GREY, "width": 1.5, "shape": "hv"}
-        figure.add_scatter(x=numbers, y=depths, mode="lines", name="trained layers", line=line, secondary_y=True, row=1, col=1)
+        figure.add_scatter(y=depths, name="trained layers", line=line, secondary_y=True, **left)
         axis = {"title": "trained layers", "range": [0, report.plan.num_layers + 0.5], "showgrid": False, "nticks": 7}
         figure.update_yaxes(**axis, secondary_y=True, row=1, col=1)
     figure.update_annotations(font={"size": 13})

@@ -6,8 +6,7 @@ with hidden("rfc3987_syntax"):  # plotly imports nbformat, whose schema library 
     from plotly.io import renderers
 
 from workbench.profiler.timing import tiny
-from workbench.widgets.bowl import Bowl, BowlLab, descents
-from workbench.widgets.cluster_form import ClusterForm
+from workbench.widgets.bowl import Bowl, BowlLab, descents, epsilon_curve, exact_gradient, plane_error, study_slopes
 from workbench.widgets.confidant_lab import (
     HeadsLab,
     PartitionLab,
@@ -18,28 +17,35 @@ from workbench.widgets.confidant_lab import (
     version_words,
 )
 from workbench.widgets.controls import output_folder, passages_folder
-from workbench.widgets.engine_training import EngineRun, continue_in_engine
-from workbench.widgets.gradient_error import epsilon_curve, exact_gradient, plane_error, study_slopes
+from workbench.widgets.forms import ClusterForm, JobForm
 from workbench.widgets.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor
 from workbench.widgets.inference_problem import (
     InferenceProblem,
+    StragglerLab,
     compare_inference,
     described_problem,
     measured_problem,
     overlap_cells,
     runnable,
+    serve_here,
+    settings_for,
 )
-from workbench.widgets.job_form import JobForm
-from workbench.widgets.planning import PlanningProblem, compare, paper_problem, scaling, with_bandwidth, with_memory
-from workbench.widgets.progress import LiveProgress, bar
-from workbench.widgets.query_problem import QueryDivider, QueryProblem, query_problem
-from workbench.widgets.ring_lab import RingLab, policy_seconds, ring_table, ring_timeline
-from workbench.widgets.ring_training import LearningLab, Tried
+from workbench.widgets.planning import (
+    PlanningProblem,
+    QueryDivider,
+    QueryProblem,
+    compare,
+    paper_problem,
+    query_problem,
+    scaling,
+    with_bandwidth,
+    with_memory,
+)
+from workbench.widgets.ring_lab import LearningLab, RingLab, Tried, policy_seconds, ring_table, ring_timeline
 from workbench.widgets.rooflines import Choice, RooflineExplorer, measure_roofline, one_by_one, paper_machines
-from workbench.widgets.run_panel import RunPanel
+from workbench.widgets.run_panel import LiveProgress, RunPanel, bar
 from workbench.widgets.schedule_player import SchedulePlayer
 from workbench.widgets.split_editor import PlannerExplorer, SplitEditor
-from workbench.widgets.straggler_lab import StragglerLab, serve_here, settings_for
 from workbench.widgets.tables import (
     Table,
     comparison_table,
@@ -54,4 +60,12 @@ from workbench.widgets.tables import (
     report_table,
     sweep_table,
 )
-from workbench.widgets.training_panel import QueryTraining, TrainingPanel, Trial, figure_of, frozen_and_trained
+from workbench.widgets.training_panel import (
+    EngineRun,
+    QueryTraining,
+    TrainingPanel,
+    Trial,
+    continue_in_engine,
+    figure_of,
+    frozen_and_trained,
+)

@@ -1,4 +1,4 @@
-"""A bowl in two dimensions, Algorithm 1 of P-RGE on it, and a widget to descend into it step by step (section 2)."""
+"""Zeroth-order gradients (P-RGE, section 2): their error on planes and of a language model, and a bowl to descend into step by step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,97 @@ from statistics import median
 from typing import Any
 
 import ipywidgets as widgets
+import torch
+from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.seeds import query_seed
-from workbench.plots.zeroth_order import Point, Probe
+from workbench.models.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
+from workbench.plots.zeroth_order import GradientError, Point, Probe
 from workbench.plots.zeroth_order import bowl as draw_bowl
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, described
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls
+
+AT_ONCE = 4
+"""Queries of a model in one pass; this affects only the time, and the error is what we measure."""
+
+
+def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100) -> GradientError:
+    """Return the squared error of estimates on a plane, whose slope along z is z times its gradient: means of `repeats` estimates."""
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0)
+    points = []
+    for count in queries:
+        errors = []
+        for _ in range(repeats):
+            noise = torch.randn(count, dimension, generator=generator)
+            errors.append(float((noise.T @ (noise @ exact) / count - exact).square().sum()))
+        points.append((count, sum(errors) / repeats))
+    return GradientError(f"d = {dimension:,}", dimension, tuple(points))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlopeStudy:
+    """Queries of one batch.  slopes: (exact, measured) of each.  length: of the exact gradient.  error: over the number of queries."""
+
+    epsilon: float
+    length: float
+    slopes: tuple[tuple[float, float], ...]
+    error: GradientError
+
+    @property
+    def deviation(self) -> float:
+        """Return the difference of measured from exact slopes, as a share of the exact ones (root mean squares)."""
+        missed = sum((measured - exact) ** 2 for exact, measured in self.slopes)
+        return (missed / max(sum(exact**2 for exact, _ in self.slopes), 1e-30)) ** 0.5
+
+
+def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
+    """Return (d,) float32: the gradient of the batch's loss with respect to the trained weights, by a backward pass."""
+    with torch.enable_grad():
+        loss = model.part_losses(batch).sum()
+        pieces = torch.autograd.grad(loss, list(model.trainables.parameters.values()))
+    return torch.cat([piece.reshape(-1).float() for piece in pieces])
+
+
+def study_slopes(model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, exact: Tensor | None = None) -> SlopeStudy:
+    """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not change.
+
+    exact: the gradient if it is already known, such as a float32 model's for a model that computes in fewer bits.
+    """
+    gradient = exact_gradient(model, batch) if exact is None else exact
+    estimator = Prge(model, ZerothOrderConfig(queries=queries, epsilon=epsilon))
+    measured: list[float] = []
+    for first in range(0, queries, AT_ONCE):
+        losses = estimator.losses(batch, 0, range(first, min(first + AT_ONCE, queries))).double().view(-1, 2)
+        measured += ((losses[:, 0] - losses[:, 1]) / (2 * epsilon)).tolist()
+    noise = torch.stack([model.trainables.noise(query_seed(0, 0, query)) for query in range(queries)])
+    along = noise @ gradient
+    slopes = torch.tensor(measured)
+    # Squared errors of means are computed from inner products, so no estimate is ever built, let alone all of them.
+    products = slopes[:, None] * slopes * (noise @ noise.T)
+    crossed, squared = slopes * along, float(gradient.square().sum())
+    points, count = [], 1
+    while count <= queries:
+        groups = [slice(first, first + count) for first in range(0, queries - count + 1, count)]
+        errors = [float(products[own, own].sum()) / count**2 - 2 * float(crossed[own].sum()) / count + squared for own in groups]
+        points.append((count, sum(errors) / len(errors) / max(squared, 1e-30)))
+        count *= 2
+    dimension = model.trainables.num_values
+    return SlopeStudy(
+        epsilon=epsilon,
+        length=squared**0.5,
+        slopes=tuple(zip(along.tolist(), measured, strict=True)),
+        error=GradientError(f"the model, d = {dimension:,}", dimension, tuple(points)),
+    )
+
+
+def epsilon_curve(
+    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int, exact: Tensor | None = None
+) -> list[SlopeStudy]:
+    """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the differences."""
+    gradient = exact_gradient(model, batch) if exact is None else exact
+    return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]
+
 
 BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 """Significant bits of each dtype."""
@@ -129,11 +214,6 @@ def descents(
     return found
 
 
-QUERIES = (1, 2, 4, 8, 16, 64)
-EPSILONS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
-RATES = (0.03, 0.1, 0.3, 1.0)
-STRETCHES = (1.0, 4.0, 16.0)
-RIPPLES = (0.0, 0.03, 0.1)
 MANY = 10
 
 
@@ -145,13 +225,12 @@ class BowlLab(Panel):
 
     def __init__(self, bowl: Bowl, *, queries: int = 4, seed: int = 0) -> None:
         self.descent = Descent(bowl=bowl, queries=queries, seed=seed)
-        self.queries = _slider("Queries q", QUERIES, queries, "Random directions of a step; each takes two forward passes")
-        self.epsilon = _slider("Epsilon", EPSILONS, self.descent.epsilon, "How far from theta the loss is asked for, in units of the noise")
-        self.learning_rate = _slider("Learning rate", RATES, self.descent.learning_rate, "How far a step goes")
-        self.stretch = _slider("Stretch", STRETCHES, bowl.stretch, "How much steeper the bowl is upwards than sideways")
-        self.ripple = _slider("Ripple", RIPPLES, bowl.ripple, "Small waves on the bowl, which a wide enough epsilon averages out")
-        told = "In which type a forward pass gives its loss"
-        self.precision = described(widgets.Dropdown, "Losses in", told, options=tuple(BITS), value=bowl.precision)
+        start = self.descent
+        self._controls = self.queries, self.epsilon, self.learning_rate, self.stretch, self.ripple, self.precision = lab_controls(
+            "bowl",
+            **{name: getattr(start, name) for name in ("queries", "epsilon", "learning_rate")},
+            **{name: getattr(bowl, name) for name in ("stretch", "ripple", "precision")},
+        )
         self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._buttons = [
             button("One step", "Go one step against the mean of the queries", "step-forward", lambda: self.walk(1), "success"),
@@ -166,10 +245,6 @@ class BowlLab(Panel):
         rows = [widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap")), widgets.HBox(self._buttons)]
         super().__init__([*rows, self.message, self.headline, self.figure])
         self._draw()
-
-    @property
-    def _controls(self) -> list[Any]:
-        return [self.queries, self.epsilon, self.learning_rate, self.stretch, self.ripple, self.precision]
 
     def walk(self, steps: int) -> None:
         """Make a number of steps; a descent that leaves the bowl ends there."""
@@ -222,8 +297,3 @@ def degrees_between(one: tuple[float, float], other: tuple[float, float]) -> flo
     """Return the angle between two directions, not zero, in degrees."""
     lengths = math.hypot(*one) * math.hypot(*other)
     return math.degrees(math.acos(max(-1.0, min(1.0, (one[0] * other[0] + one[1] * other[1]) / lengths))))
-
-
-def _slider(description: str, values: tuple[Any, ...], value: Any, tooltip: str) -> widgets.SelectionSlider:
-    options = [(f"{one:g}", one) for one in sorted({*values, value})]
-    return described(widgets.SelectionSlider, description, tooltip, width="30em", options=options, value=value)

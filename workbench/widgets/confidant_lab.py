@@ -37,13 +37,12 @@ from workbench.reproduce.confidant.heads import EPSILONS, epsilon_name, random_p
 from workbench.reproduce.confidant.testbed import description, mini_batches
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
 from workbench.schedules.plan_costs import trainable_bytes
-from workbench.widgets.controls import BIG_FIRST, Html, button, described
-from workbench.widgets.explorer import Explorer
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, lab_controls, slider
 from workbench.widgets.planning import as_described
 from workbench.widgets.tables import Table, lines
 
-SHOWN, LONG = 6, 12
-"""Number of mini-batches in a Gantt chart, and number over which the long run's pace is averaged."""
+SHOWN, LONG, STALE_STEPS = 6, 12, 40
+"""Number of mini-batches in a Gantt chart, number over which the long run's pace is averaged, and steps of a descent."""
 WRAPPED = widgets.Layout(flex_flow="row wrap")
 
 
@@ -69,7 +68,7 @@ class PartitionLab(Explorer):
         self.order = described(widgets.Dropdown, "Order", "Who comes first in the pipeline", width="30em", options=list(orders.items()))
         cuts = enumerate(even_partition(self.costs, self.order.value).cuts[1:-1], start=1)
         told = "Place {} of the pipeline has the layers before this one"
-        self.cuts = tuple(_slider(f"Place {at} ends", told.format(at), cut, 1, profile.num_layers) for at, cut in cuts)
+        self.cuts = tuple(slider(f"Place {at} ends", told.format(at), cut, 1, profile.num_layers, width="24em") for at, cut in cuts)
         presets: dict[str, tuple[str, Callable[[], Partition]]] = {
             "Eq. 3": ("The best cuts in this order that fit", lambda: partition_in_order(self.costs, self.order.value)),
             "By speed": ("FTPipeHD: memory is not looked at", lambda: partition_in_order(self.costs, self.order.value, in_memory=False)),
@@ -91,7 +90,7 @@ class PartitionLab(Explorer):
     @property
     def partition(self) -> Partition:
         """Return the settings of the controls."""
-        order, cuts = self.order.value, (0, *(slider.value for slider in self.cuts), self.costs.profile.num_layers)
+        order, cuts = self.order.value, (0, *(end.value for end in self.cuts), self.costs.profile.num_layers)
         for rank, (start, stop) in zip(order, pairwise(cuts), strict=True):
             if stop <= start:
                 asked = f"Layers [{start}, {stop}) on '{self.costs.cluster.devices[rank].name}' were asked for."
@@ -106,8 +105,8 @@ class PartitionLab(Explorer):
             return
         with self.setting():
             self.order.value = found.order
-            for slider, cut in zip(self.cuts, found.cuts[1:-1], strict=True):
-                slider.value = cut
+            for end, cut in zip(self.cuts, found.cuts[1:-1], strict=True):
+                end.value = cut
 
     def _price(self, made: Partition) -> None:
         costs, rows, parts, lacking = self.costs, [], {}, []
@@ -192,44 +191,42 @@ def delayed_descent(start: float, gradient: Callable[[float], float], learning_r
 class StaleLab(Explorer):
     """A slider for the learning rate: descents into the bowl w^2 / 2 with gradients that are 0 to 3 versions old (computed)."""
 
-    def __init__(self, learning_rate: float = 0.3, steps: int = 40) -> None:
-        told, most = "How far a step goes along its gradient", {"min": 0.05, "max": 1.2, "step": 0.01}
-        self.learning_rate = described(widgets.FloatSlider, "Learning rate", told, width="34em", value=learning_rate, **most)
-        self._steps = steps
+    def __init__(self, learning_rate: float = 0.3) -> None:
+        [self.learning_rate] = lab_controls("stale", learning_rate=learning_rate)
         super().__init__([self.learning_rate], [self.learning_rate], lambda: self.learning_rate.value, self._descend)
 
     def _descend(self, rate: float) -> None:
-        paths = {delay: delayed_descent(1.0, lambda w: w, rate, delay, self._steps) for delay in range(4)}
+        paths = {delay: delayed_descent(1.0, lambda w: w, rate, delay, STALE_STEPS) for delay in range(4)}
         ends = ", ".join(f"{delay}: {abs(path[-1]):.2g}" for delay, path in paths.items())
         worse = [f"{delay}" for delay, path in paths.items() if max(map(abs, path[-10:])) > 1]
         words = f"Delays of {', '.join(worse)} run away" if worse else "All come down"
-        self.headline.value = BIG_FIRST.format(words, f"|w| after {self._steps} steps by delay: {ends} (computed)")
+        self.headline.value = BIG_FIRST.format(words, f"|w| after {STALE_STEPS} steps by delay: {ends} (computed)")
         series = {f"delay {delay}": list(takewhile(lambda point: abs(point[1]) < 4, enumerate(path))) for delay, path in paths.items()}
         self.show(lambda: lines(series, title="Descents with stale gradients", label="computed", x_title="step", y_title="w"))
 
 
-def head_profile(seed: int, *, heads: int = 12, processors: int = 3) -> HeadProfile:
-    """Return a random profile of a device with a number of processors."""
+def head_profile(seed: int) -> HeadProfile:
+    """Return a random profile of 12 heads on a device with three processors."""
     draw = random.Random(seed)
     drawn = iter(lambda: random_profile(draw), None)
-    return next(one for one in drawn if one.num_heads == heads and len(one.seconds) == processors)
+    return next(one for one in drawn if one.num_heads == 12 and len(one.seconds) == 3)
 
 
 class HeadsLab(Explorer):
     """A slider for each processor's attention heads, and Algorithm 1's epsilon; yours, Algorithm 1's and the optimum (computed)."""
 
-    def __init__(self, profile: HeadProfile, epsilon_steps: float = 0.5) -> None:
+    def __init__(self, profile: HeadProfile) -> None:
         self.profile, most = profile, profile.num_heads
         even = [end - first for first, end in proportional_ranges(most, (1,) * len(profile.seconds))]
         self.counts = tuple(
-            _slider(f"Processor {at}", f"Heads on processor {at}", count, 0, most) for at, count in enumerate(even, start=1)
+            slider(f"Processor {at}", f"Heads on processor {at}", count, 0, most, width="24em") for at, count in enumerate(even, start=1)
         )
         told, options = "Algorithm 1's epsilon, as a share of the profile's largest step", [(epsilon_name(one), one) for one in EPSILONS]
-        self.epsilon = described(widgets.SelectionSlider, "Epsilon", told, value=epsilon_steps, options=options)
+        self.epsilon = described(widgets.SelectionSlider, "Epsilon", told, value=0.5, options=options)
         super().__init__(
             [widgets.HBox(self.counts, layout=WRAPPED), self.epsilon],
             [*self.counts, self.epsilon],
-            lambda: (tuple(slider.value for slider in self.counts), self.epsilon.value),
+            lambda: (tuple(count.value for count in self.counts), self.epsilon.value),
             lambda asked: self._time(*asked),
         )
 
@@ -255,7 +252,3 @@ def _heads_figure(profile: HeadProfile, found: Mapping[str, Sequence[int]], unit
     figure.update_yaxes(title=unit.name)
     title = "A layer's heads, computed at the same time"
     return finish(figure, title=title, label="computed", height=400, below=95)
-
-
-def _slider(name: str, told: str, value: int, least: int, most: int) -> widgets.IntSlider:
-    return described(widgets.IntSlider, name, told, value=value, min=least, max=most)

@@ -1,16 +1,19 @@
-"""Small parts shared by the forms: described controls, a line for errors, a figure that can be drawn again.
+"""Parts shared by the forms and labs: described controls, a line for errors, a figure that can be drawn again, explorers.
 
-Also the start values of the notebooks' parameters (small under test, full size for a person), and texts longer than a sentence.
+An explorer has controls, and below them the answer for their newest position, computed in the background.  Also the start values of the
+notebooks' parameters (small under test, full size for a person), and texts longer than a sentence.
 """
 
 from __future__ import annotations
 
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anywidget
 import ipywidgets as widgets
@@ -19,8 +22,9 @@ import traitlets
 from IPython.display import HTML, display
 from markupsafe import Markup, escape
 
+from workbench.core.catalogue import data_folder
 from workbench.core.errors import WorkbenchError
-from workbench.core.serial import write_text
+from workbench.core.serial import read_toml, write_text
 from workbench.fetch import cache_folder
 from workbench.plots.style import only_our_tags
 from workbench.profiler.timing import tiny
@@ -110,6 +114,28 @@ def number(description: str, value: float, tooltip: str) -> Any:
     """Return a field for a number; for a whole number if `value` is whole."""
     kind = widgets.IntText if isinstance(value, int) else widgets.FloatText
     return described(kind, description, tooltip, width="18em", value=value, continuous_update=False)
+
+
+def lab_controls(lab: str, options: Mapping[str, Sequence[Any]] | None = None, **values: Any) -> list[Any]:
+    """Return a lab's controls as data/labs.toml describes them, in its order.
+
+    options: of the menus that the file leaves open.  values: at first, instead of the file's.
+    """
+    made = []
+    for name, written in read_toml(data_folder() / "labs.toml")[lab].items():
+        settings = written | ({"value": values[name]} if name in values else {})
+        label, tooltip, is_slider = settings.pop("label"), settings.pop("tooltip"), settings.pop("is_slider", False)
+        choices = (options or {}).get(name, settings.pop("options", None))
+        kind = widgets.IntSlider if isinstance(settings.get("step"), int) else widgets.FloatSlider
+        if is_slider:
+            settings["options"] = [(f"{one:g}", one) for one in sorted({*choices, settings["value"]})]
+            kind = widgets.SelectionSlider
+        elif choices is not None:
+            settings["options"] = list(choices.items() if isinstance(choices, dict) else choices)
+            kind = widgets.Dropdown
+        is_number = choices is None and "step" not in settings
+        made.append(number(label, settings["value"], tooltip) if is_number else described(kind, label, tooltip, **settings))
+    return made
 
 
 ON_COLOUR = "black"
@@ -221,3 +247,137 @@ def passages_folder(folder: Path | str | None = None, *, count: int = 32, senten
     for name, lines in (("train.tsv", rows * -(-20 // len(rows))), ("dev.tsv", rows)):
         write_text(folder / name, "\n".join(["sentence\tlabel", *lines]) + "\n")
     return str(folder)
+
+
+Request = TypeVar("Request")
+
+
+class Latest(Generic[Request]):
+    """Does `work` with the newest request in a separate thread; of the requests that come while it is busy, only the last is kept.
+
+    work: must not raise; it shows its own errors.
+    """
+
+    def __init__(self, work: Callable[[Request], None]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._waiting: list[Request] = []  # at most one
+        self._thread: threading.Thread | None = None
+        self._busy = False
+
+    def ask(self, request: Request) -> None:
+        """Request work on `request`; it replaces a waiting request."""
+        with self._lock:
+            self._waiting = [request]
+            if not self._busy:
+                self._busy = True
+                self._thread = threading.Thread(target=self._run, name="workbench-latest", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until no work is left."""
+        while (thread := self._thread) is not None and thread.is_alive():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._busy = False
+                    return
+                request = self._waiting.pop()
+            self._work(request)
+
+
+class Explorer(Panel):
+    """Controls above, a headline, a message, and one figure, or several in tabs, below.
+
+    asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the background.
+    tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be answered.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[widgets.Widget],
+        controls: Sequence[Any],
+        asked: Callable[[], Any],
+        answer: Callable[[Any], None],
+        *,
+        tabs: Sequence[str] = (),
+        below: Sequence[Html] = (),
+        refused: str = "",
+    ) -> None:
+        self.message, self.headline = Message(), Html()
+        self._asked, self._answer, self._refused, self._below = asked, answer, refused, tuple(below)
+        self._paused = False
+        self._boxes = [FigureBox() for _ in tabs or ("",)]
+        self._figures: tuple[Callable[[], go.Figure], ...] = ()
+        self._latest: Latest[Any] = Latest(self._work)
+        self.figure = self._boxes[0]
+        self.tabs = widgets.Tab(self._boxes, titles=tuple(tabs))
+        for control in controls:
+            control.observe(lambda _: self.changed(), names="value")
+        self.tabs.observe(lambda _: self._switch(), names="selected_index")
+        super().__init__([*rows, self.headline, self.message, *below, self.tabs if tabs else self.figure])
+        self.changed()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the answer shown belongs to the controls' settings."""
+        self._latest.wait()
+
+    def changed(self) -> None:
+        """Answer the current request of the controls."""
+        if self._paused:
+            return
+        try:
+            self._latest.ask(self._asked())
+        except WorkbenchError as error:
+            self._latest.ask(error)  # after the current work, which would clear it
+
+    @contextmanager
+    def setting(self) -> Iterator[None]:
+        """Change several controls inside the context; their answer is shown once, at the end."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+        self.changed()
+
+    def refuse(self, headline: str, why: str) -> None:
+        """Show why a request has no answer, and no figure."""
+        self.headline.value = BIG_FIRST.format(headline, "")
+        self.message.error(why)
+        self.show()
+
+    def show(self, *figures: Callable[[], go.Figure]) -> None:
+        """Show a figure for each tab, or none; only the visible one is drawn, because drawing is the most expensive part."""
+        self._figures = figures
+        for box in self._boxes:
+            box.layout.visibility = "visible" if figures else "hidden"
+        self._draw()
+
+    def _switch(self) -> None:
+        try:
+            self._draw()
+        except Exception as error:  # nobody would see the error of a callback
+            self.message.show_exception(error)
+
+    def _draw(self) -> None:
+        if self._figures:
+            at = self.tabs.selected_index or 0
+            self._boxes[at].show(self._figures[at]())
+
+    def _work(self, request: Any) -> None:
+        try:
+            if isinstance(request, WorkbenchError):
+                raise request
+            self.message.clear()
+            self._answer(request)
+        except Exception as error:  # nobody would see the error of a thread
+            self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
+            for one in self._below:
+                one.value = Markup()
+            self.show()
+            self.message.show_exception(error)

@@ -20,9 +20,8 @@ from workbench.plots import gantt, layer_cut, needs
 from workbench.plots.layer_cut import held_bytes, sent_bytes
 from workbench.plots.overlapping import TradePoint, trade
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
-from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Html, button, slider
-from workbench.widgets.explorer import Explorer
+from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
+from workbench.widgets.forms import ClusterForm
 from workbench.widgets.inference_problem import InferenceProblem, compare_inference
 from workbench.widgets.planning import Comparison
 from workbench.widgets.tables import inference_table

@@ -1,25 +1,38 @@
-"""One sequence to be split among devices, with the answers of planners, simulator and memory check (Galaxy+, section III-C)."""
+"""One sequence to be split among devices, with the answers of planners, simulator and memory check (Galaxy+, section III-C).
+
+And a serving system of which a device breaks, simulated at once (section III-E, Fig. 16).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ipywidgets as widgets
 
 from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
-from workbench.core.job import Job
+from workbench.core.job import Fidelity, Job
 from workbench.core.plan import Plan
+from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.core.spread import Spread
 from workbench.core.timeline import Timeline
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.planning import as_plan, inference_of, prices_of
 from workbench.methods.galaxy_plus.prepare import prepare
+from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
+from workbench.methods.galaxy_plus.serving.serve import calibrate, planner_of, serve, simulated_times
+from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.planners import galaxy_plus
-from workbench.plots import OverlapCell
+from workbench.plots import OverlapCell, request_latencies, serving
 from workbench.profiler.inference import analytic_inference
+from workbench.runtime.engines import default_pool
 from workbench.schedules.inference import MESSAGE_S, InferencePrices, choose_tiles
+from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
 from workbench.widgets.planning import Comparison, as_described, compared, costs_on, with_bandwidth
 
 FEW, MORE = 3, 7
@@ -184,3 +197,114 @@ def _nothing(costs: StackCosts) -> StackCosts:
 
 def _without_latency(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices))
+
+
+class StragglerLab(Explorer):
+    """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events below.
+
+    reports: the results shown, by name.  fault, rescheduling: the controls' settings.
+    """
+
+    def __init__(self, problem: InferenceProblem, *, num_requests: int = 400) -> None:
+        self.problem = problem
+        self._planner = planner_of(problem.profile, problem.cluster, problem.lengths)
+        self._times = simulated_times(problem.profile, problem.cluster, problem.lengths)
+        self._typical_s = self._times(self._planner(tuple(range(problem.cluster.world_size))), {}).seconds
+        whole_s = num_requests * self._typical_s
+        self._num_requests, self._tick_s = num_requests, whole_s / 100
+        names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
+        controls = lab_controls("straggler", {"device": names}, device=1)
+        self.device, self.kind, self.factor, self.start, self.duration, self.reaction = controls
+        self.reports: dict[str, ServingReport] = {}
+        super().__init__(
+            [widgets.HBox(controls[:3]), widgets.HBox(controls[3:])],
+            controls,
+            lambda: (self.fault, self.rescheduling),
+            lambda asked: self._serve(*asked),
+            tabs=("Throughput", "Latencies"),
+        )
+
+    @property
+    def fault(self) -> Fault:
+        """Return the fault, in seconds of the stream."""
+        start_s = self.start.value * self._tick_s
+        end_s = start_s + self.duration.value * self._tick_s
+        factor = self.factor.value if self.kind.value == "slow" else 1.0
+        return Fault(kind=self.kind.value, rank=self.device.value, start=start_s, end=end_s, factor=factor)
+
+    @property
+    def rescheduling(self) -> ReschedulingSettings:
+        """Return the settings, with times that suit the duration of a request on this cluster."""
+        return settings_for(self._typical_s, reaction=self.reaction.value)
+
+    @property
+    def report(self) -> ServingReport:
+        """Return the report of the stream with the chosen reaction."""
+        return self.reports["with re-scheduling"]
+
+    def _serve(self, fault: Fault, settings: ReschedulingSettings) -> None:
+        self.factor.disabled = fault.kind != "slow"
+        found = {"with re-scheduling": self._simulated(fault, settings)}
+        if fault.kind == "slow":  # a killed device has to be left out
+            found["without"] = self._simulated(fault, replace(settings, reaction="none"))
+        self.reports = found
+        self.headline.value = self._headline(fault)
+        self.show(lambda: serving(self.reports), lambda: request_latencies(self.report))
+
+    def _simulated(self, fault: Fault, settings: ReschedulingSettings) -> ServingReport:
+        return simulate_serving(
+            self.problem.profile,
+            self.problem.cluster,
+            self._planner,
+            self._times,
+            stream=StreamSettings(num_requests=self._num_requests, length=self.problem.length),
+            rescheduling=settings,
+            faults=(fault,),
+            world=SimulatedWorld(restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),
+        )
+
+    def _headline(self, fault: Fault) -> str:
+        report = self.report
+        before = report.throughput_per_s(0.0, fault.start) or 1 / self._typical_s
+        assert fault.end is not None
+        level = report.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, report.end_s))
+        words = f"{level / before:.0%} of the throughput in the second half of the fault"
+        if "without" in self.reports:
+            without = self.reports["without"]
+            other = without.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, without.end_s))
+            words += f", {other / before:.0%} without re-scheduling"
+        lost = f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, {report.num_repeated} repeated"
+        return BIG_FIRST.format(words, f"{lost} (simulated)")
+
+
+def serve_here(
+    job: Job,
+    cluster: Cluster,
+    plan: InferencePlan,
+    *,
+    stream: StreamSettings,
+    rescheduling: ReschedulingSettings,
+    faults: Sequence[Fault] = (),
+    fidelity: Fidelity = "auto",
+) -> ServingReport:
+    """Serve a stream on emulated devices, starting with a plan, and return its report.  The engines are kept for the next call.
+
+    job: gives the model, and the settings for which it was profiled.
+    """
+    host = host_profile(HostQuestion.of(prepare(job)), ignore)
+    engines = default_pool().acquire(cluster, fidelity)
+    calibrate(job.model, cluster, engines, host, stream=stream, first_plan=plan)
+    return serve(job.model, cluster, engines, host, stream=stream, rescheduling=rescheduling, faults=faults, first_plan=plan)
+
+
+def settings_for(request_s: float, *, reaction: Any = "exclude") -> ReschedulingSettings:
+    """Return settings whose times are a few requests long: for services as fast as a laptop's or as slow as a Raspberry Pi's."""
+    return ReschedulingSettings(
+        reaction=reaction,
+        report_every_s=4 * request_s,
+        slow_factor=1.5,
+        probe_every_s=10 * request_s,
+        longest_probe_s=600 * request_s,
+        calm_s=100 * request_s,
+        request_timeout_s=max(5.0, 20 * request_s),
+    )

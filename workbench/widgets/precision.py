@@ -24,7 +24,7 @@ from workbench.profiler.timing import saved_by_autograd
 from workbench.reproduce.training import technique_stage
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks.tokenize import Batch
-from workbench.widgets.progress import bar
+from workbench.widgets.run_panel import bar
 
 BLOCKWISE = ("int8", "int4", "nf4")
 

@@ -20,8 +20,7 @@ from workbench.profiler.host import gemm_rate, memory_rate
 from workbench.profiler.timing import time_calls
 from workbench.profiler.zeroth_order import Execution, Machine, matrix_params, parts_at_once, pass_flops, pass_s, step_s
 from workbench.reproduce.p_rge.testbed import load_constants
-from workbench.widgets.controls import BIG_FIRST, Html, described
-from workbench.widgets.explorer import Explorer
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html, lab_controls
 from workbench.widgets.tables import Table
 
 
@@ -100,8 +99,6 @@ def _weight_bytes(model: CausalModel) -> int:
 
 
 EXECUTIONS: tuple[Execution, ...] = ("sequential", "outer", "inner", "both")
-MODELS = ("SmolLM2-135M", "TinyLlama-1.1B", "Llama2-7B")
-POWERS = (1, 2, 4, 8, 16)
 
 
 class Choice(NamedTuple):
@@ -164,17 +161,11 @@ class RooflineExplorer(Explorer):
 
     def __init__(self, machines: Mapping[str, Choice] | None = None, *, model: str = "TinyLlama-1.1B") -> None:
         self._machines = dict(machines or paper_machines())
-        dropdown, slider = widgets.Dropdown, widgets.SelectionSlider
-        self.machine = described(dropdown, "Machine", "Whose rates are taken", width="30em", options=tuple(self._machines))
-        self.model = described(dropdown, "Model", "Whose forward passes these are", width="30em", options=MODELS, value=model)
-        self.queries = described(slider, "Queries q", "Random directions of a step", options=POWERS, value=4)
-        self.batch_size = described(slider, "Samples E", "Samples of each query", options=POWERS, value=1)
-        self.tokens = described(slider, "Tokens", "Tokens of each sample, padding included", options=(8, 16, 32, 64, 128, 256), value=64)
+        controls = lab_controls("roofline", {"machine": tuple(self._machines)}, model=model)
+        self.machine, self.model, self.queries, self.batch_size, self.tokens = controls
         self.table = Html()
         self.costs: tuple[ExecutionCost, ...] = ()
-        columns = [[self.machine, self.model], [self.queries, self.batch_size, self.tokens]]
-        controls = [control for column in columns for control in column]
-        row = widgets.HBox([widgets.VBox(column) for column in columns], layout=widgets.Layout(flex_flow="row wrap"))
+        row = widgets.HBox([widgets.VBox(controls[:2]), widgets.VBox(controls[2:])], layout=widgets.Layout(flex_flow="row wrap"))
         super().__init__([row], controls, lambda: [control.value for control in controls], lambda at: self._cost(*at), below=[self.table])
 
     def _cost(self, machine: str, model: str, q: int, each: int, tokens: int) -> None:

@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.plots import gantt, needs, placement
-from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, Html, button, described, slider
-from workbench.widgets.explorer import Explorer
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, slider
+from workbench.widgets.forms import ClusterForm
 from workbench.widgets.planning import PLANNERS, Comparison, PlanningProblem, compare
 
 

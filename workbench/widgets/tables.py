@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -243,31 +244,23 @@ def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Tabl
 
 
 def lines(
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    title: str,
-    label: str,
-    x_title: str,
-    y_title: str,
-    subtitle: str = "",
-    logarithmic: str = "",
+    series: Mapping[str, Sequence[tuple[float, float]]], *, x_title: str, y_title: str, logarithmic: str = "", **words: Any
 ) -> go.Figure:
     """Return a figure with a line through the (x, y) points of each series.
 
-    label: the kind of the numbers (simulated, measured).  logarithmic: the logarithmic axes, such as 'x' or 'xy'.
+    logarithmic: the logarithmic axes, such as 'x' or 'xy'.  words: title, subtitle, and as label the kind of the numbers (simulated,
+    measured).
     """
     figure = go.Figure()
     for index, (name, points) in enumerate(series.items()):
-        figure.add_trace(
-            go.Scatter(
-                x=[x for x, _ in points],
-                y=[y for _, y in points],
-                mode="lines+markers",
-                name=name,
-                line={"color": CYCLE[index % len(CYCLE)], "width": 2},
-                marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
-                showlegend=True,
-            )
+        figure.add_scatter(
+            x=[x for x, _ in points],
+            y=[y for _, y in points],
+            mode="lines+markers",
+            name=name,
+            line={"color": CYCLE[index % len(CYCLE)], "width": 2},
+            marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            showlegend=True,
         )
     figure.update_xaxes(title=x_title, zeroline=False)
     figure.update_yaxes(title=y_title, zeroline=False, rangemode="tozero")
@@ -276,4 +269,4 @@ def lines(
         figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
     if "y" in logarithmic:
         figure.update_yaxes(type="log", dtick=1)
-    return finish(figure, title=title, label=label, subtitle=subtitle, height=420, below=95)
+    return finish(figure, height=420, below=95, **words)

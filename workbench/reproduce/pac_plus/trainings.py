@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from workbench.core.serial import to_json
@@ -162,13 +161,6 @@ def paired_bootstrap(
     return Difference(
         points=difference(np.arange(len(labels))), low=float(low), high=float(high), p_value=min(1.0, max(2 * other_side, 1 / resamples))
     )
-
-
-def mcnemar(task: Task, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
-    """Return the exact two-sided p-value of McNemar's test of two sets of test logits (samples, outputs); classification only."""
-    one, other = (np.asarray(answers(task, side)) == np.asarray(task.test.labels) for side in (first, second))
-    only_first, only_second = int((one & ~other).sum()), int((other & ~one).sum())
-    return 1.0 if only_first + only_second == 0 else float(binomtest(only_first, only_first + only_second).pvalue)
 
 
 def ensemble(outcomes: Sequence[Outcome]) -> tuple[tuple[float, ...], ...]:
