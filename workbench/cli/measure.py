@@ -50,8 +50,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
     if host is not None:
         title = f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it in all they do"
         source = "measured" if host.storage_is_cold else "measured, disk warm"
-        rates = host.gemm_flops_per_s, host.memory_bytes_per_s, host.storage_bytes_per_s
-        rows.append(row("this machine", *rates, None, source))
+        rows.append(row("this machine", host.gemm_flops_per_s, host.memory_bytes_per_s, host.storage_bytes_per_s, None, source))
     for one in devices:
         source = "emulated" if one.emulated else "catalogue" if one.memory_bytes_per_s is None else "measured"
         rows.append(row(one.name, one.flops_per_s, one.memory_bytes_per_s, one.storage_bytes_per_s, one.memory_bytes, source))

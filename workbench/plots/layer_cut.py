@@ -11,16 +11,23 @@ from plotly.subplots import make_subplots
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
-from workbench.plots.style import BLACK, CYCLE, DARK_GREY, INSIDE, LIGHT_GREY, ORANGE, PURPLE, SKY_BLUE, byte_unit, finish, rows_for
+from workbench.plots.style import (
+    BLACK,
+    CYCLE,
+    DARK_GREY,
+    INSIDE,
+    LIGHT_GREY,
+    OPERATIONS,
+    ORANGE,
+    PURPLE,
+    SKY_BLUE,
+    byte_unit,
+    finish,
+    rows_for,
+)
 
 Cut = Literal["columns", "rows", "copies"]
 HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # sizes in the drawing; unit: width of the hidden state
-SYNCHRONISATIONS = {
-    "AllGather": "every device gets the tokens of all",
-    "ReduceScatter": "the devices' terms are added up; each keeps its own tokens",
-    "AllReduce": "the devices' terms are added up; each gets the whole",
-    "AllGather K, V": "every device gets the keys and values of all",
-}
 
 
 class Matrix(NamedTuple):
@@ -262,7 +269,7 @@ def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str,
 
 def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
     """Return the annotations of an arrow: the arrow, its name above and its bytes below."""
-    moved, said = sum(arrow.nbytes), SYNCHRONISATIONS[arrow.name]
+    moved, said = sum(arrow.nbytes), OPERATIONS["synchronisations"][arrow.name]
     ends = {"x": left + ARROW, "y": 0, "ax": left, "ay": 0, "xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     name = arrow.name.replace("Reduce", "Reduce<br>").replace("Gather", "<br>Gather").replace("AllReduce<br>", "All<br>Reduce")
     return [

@@ -133,17 +133,6 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
     )
 
 
-COLOUR_OF = {
-    "Galaxy+": style.BLUE,
-    "Algorithm 1": style.SKY_BLUE,
-    "Galaxy": style.GREEN,
-    "Megatron-LM": style.VERMILLION,
-    "sequence parallel": style.PURPLE,
-    "EdgeShard": style.ORANGE,
-    "one device": style.GREY,
-}
-"""Each system has the same colour in all figures; another name takes the next colour of the cycle."""
-
 Found = Mapping[str, Mapping[float, Spread]]
 
 
@@ -203,4 +192,4 @@ def speedups(found: Found, **words: Any) -> go.Figure:
 
 def colour_of(name: str, index: int) -> str:
     """Return a system's colour; an unknown system gets the cycle's."""
-    return COLOUR_OF.get(name, style.CYCLE[index % len(style.CYCLE)])
+    return style.SYSTEM_COLOURS.get(name, style.CYCLE[index % len(style.CYCLE)])

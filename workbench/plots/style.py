@@ -29,6 +29,7 @@ LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "
 OPERATIONS = read_toml(data_folder() / "operations.toml")
 """Words and colours for classes of operations, in the order of the legend; words for values."""
 COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["colours"].items()}
+SYSTEM_COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["systems"].items()}
 LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
 WHITE_TEXT = frozenset(OPERATIONS["white_text"])
 CLASS_OF_KIND = {kind: name for name, kinds in OPERATIONS["classes"].items() for kind in kinds}

@@ -45,7 +45,7 @@ class InferenceExplorer(Explorer):
         super().__init__(
             [self.form, self.length],
             [self.length],
-            lambda: self._origin.on(self.form.cluster).of_length(self.length.value),
+            lambda: replace(self._origin.on(self.form.cluster), length=self.length.value),
             self._plan_all,
             tabs=("One layer", "Memory", "When (Gantt chart)"),
             below=[self.table],

@@ -56,10 +56,6 @@ class InferenceProblem(galaxy_plus.SequenceProblem):
         costs = costs_on(self.cluster, cluster, self.profile.costs)
         return replace(self, cluster=cluster, profile=replace(self.profile, costs=costs))
 
-    def of_length(self, length: int) -> InferenceProblem:
-        """Return the problem of a sequence of another length."""
-        return replace(self, length=length)
-
     def one_layer(self) -> InferenceProblem:
         """Return the problem of a model with one layer in each stack, which the schedule player can show tile by tile."""
         stacks = tuple(replace(stack, num_layers=1) for stack in self.profile.stacks)

@@ -70,10 +70,6 @@ class PlanningProblem(SimulatedProblem):
         layers = costs_on(self.cluster, cluster, self.profile.layers)
         return replace(self, cluster=cluster, profile=replace(self.profile, layers=layers))
 
-    def cut(self, micro_batches: int) -> PlanningProblem:
-        """Return the problem with another number of micro-batches in the same mini-batch."""
-        return replace(self, micro_batches=micro_batches)
-
     def planned(self, planner: str = "Algorithm 1") -> Plan:
         """Return the plan of one of PLANNERS.  Raises PlanError, naming device and bytes, if nothing fits."""
         return PLANNERS[planner](self)

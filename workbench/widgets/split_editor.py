@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import ipywidgets as widgets
 from markupsafe import Markup
@@ -43,7 +44,7 @@ class PlannerExplorer(Explorer):
     @property
     def problem(self) -> PlanningProblem:
         """Return the problem with the controls' settings.  Raises ConfigError for invalid settings."""
-        return self._origin.on(self.form.cluster).cut(self.micro_batches.value)
+        return replace(self._origin.on(self.form.cluster), micro_batches=self.micro_batches.value)
 
     def _plan(self, problem: PlanningProblem, planner: str) -> None:
         [found] = compare(problem, (planner,))
