@@ -112,7 +112,8 @@ def description(constants: Constants, model: str) -> ModelDescription:
 
 def technique_sizes(constants: Constants) -> TechniqueSizes:
     """Return the values that the paper's techniques add to a model."""
-    return TechniqueSizes(**{field.name: getattr(constants, field.name) for field in fields(TechniqueSizes)})
+    named = {field.name for field in fields(Constants)}
+    return TechniqueSizes(**{field.name: getattr(constants, field.name) for field in fields(TechniqueSizes) if field.name in named})
 
 
 def profile(constants: Constants, model: str, technique: Technique, cluster: Cluster) -> Profile:
