@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from workbench.core.catalogue import data_folder
 from workbench.core.serial import from_builtins, read_toml
-from workbench.plots.layer_cut import sent_bytes
-from workbench.schedules.ringada import terminator
 from workbench.widgets.exercises.training import Verdict, number_verdict
-from workbench.widgets.ring_lab import ring_plan
 
 MODULES = ("training", "dividing", "rings")
 
@@ -32,16 +29,13 @@ class Formula:
     hint: str
     right: str
     tolerance: float
-    let: dict[str, str] = field(default_factory=dict)
 
     def check(self, answer: float | None, *values: Any, **named: Any) -> Verdict:
         """Compare an answer with the formula's value for the given numbers.  Raises TypeError unless all of them are given, once."""
         names = dict(zip(self.given, values, strict=False)) | named
         if sorted(names) != sorted(self.given) or len(values) + len(named) != len(names):
             raise TypeError(f"The exercise takes {', '.join(self.given)}, not {', '.join(names)}: {self.question}")
-        scope = {**vars(math), "sent_bytes": sent_bytes, "terminator": terminator, "ring_plan": ring_plan, **names}
-        for name, text in self.let.items():
-            scope[name] = eval(text, scope)
+        scope = {**vars(math), **names}
         scope["expected"] = eval(self.expected, scope)  # the package's own file
         hint, right = (eval(f"f{text!r}", scope) for text in (self.hint, self.right))
         return number_verdict(answer, scope["expected"], hint, right, self.tolerance)

@@ -9,10 +9,11 @@ from statistics import mean
 
 from workbench import experiment
 from workbench.core.errors import PlanError, WorkbenchError
-from workbench.core.inference import InferencePlan
+from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.planners.galaxy_plus import replan
+from workbench.plots.layer_cut import sent_bytes
 from workbench.widgets.exercises.training import Verdict, number_verdict
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.planning import Comparison, PlanningProblem
@@ -47,6 +48,15 @@ def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: P
     if mine_s < planned_s:
         return Verdict(True, f"{said} You beat it.")
     return Verdict(False, f"{said} Which device is busy all the time, and which waits?")
+
+
+def check_memory_floor(answer_bytes: float | None, problem: PlanningProblem, made: Plan, device: str) -> Verdict:
+    """How many bytes must a device have at least so that a plan still fits?"""
+    names = [one.name for one in problem.cluster.devices]
+    need = problem.needs(made)[names.index(device)].total_bytes
+    hint = f"The table of needs has a row for {device}; 1 MB is 1e6 bytes."
+    right = f"{need / 1e6:.0f} MB."
+    return number_verdict(answer_bytes, need, hint, right, 0.02)
 
 
 _NONE_CACHED = Verdict(None, "No epoch of this run came from the cache. Train 2 epochs or more.")
@@ -122,6 +132,30 @@ def check_faster_plan(plan: Plan | None, report: Report) -> Verdict:
 
 
 MOST_SLOWER = 64.0
+
+
+def check_travelling_bytes(answer: float | None, plan: InferencePlan, shape: StackShape, *, length: int, scheme: int) -> Verdict:
+    """How many bytes do all devices together send for one layer (Table II)?"""
+    expected = sum(sent_bytes(plan, shape, length=length, scheme=scheme))
+    size, token = plan.num_positions, shape.hidden_bytes
+    collectives = 4 if scheme == 1 else 2
+    hint = f"A ring collective takes every token ({token} bytes) over {size - 1} links. Scheme 1 has four of them, scheme 2 two."
+    right = f"{collectives} x {size - 1} x {length} tokens x {token} bytes = {expected / 1e6:.2f} MB."
+    return number_verdict(answer, expected, hint, right, 0.02)
+
+
+def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: float, transfer_s: float, overlapped: bool) -> Verdict:
+    """How long do a ring all-gather and the product after it take, with equal tiles (Fig. 9)?"""
+    together = num_devices * product_s
+    if overlapped:
+        expected = (num_devices - 1) * max(product_s, transfer_s) + product_s
+        hint = "While a tile is multiplied the next one is under way. The last product hides no transfer."
+        right = f"({num_devices} - 1) x max({product_s:g}, {transfer_s:g}) + {product_s:g} = {expected:g} s."
+    else:
+        expected = (num_devices - 1) * transfer_s + together
+        hint = "All tiles but one's own must have come before the first product begins."
+        right = f"({num_devices} - 1) x {transfer_s:g} + {num_devices} x {product_s:g} = {expected:g} s."
+    return number_verdict(answer_s, expected, hint, right, 0.01)
 
 
 def check_most_scheme_2(answer: int | None, problem: InferenceProblem, plan: InferencePlan) -> Verdict:

@@ -14,8 +14,16 @@ from workbench.planners.confidant import Partition, StageCosts, compatibilities,
 from workbench.planners.heads import HeadProfile, best_allocation
 from workbench.schedules.ringada import terminator
 from workbench.widgets.confidant_lab import delayed_descent
-from workbench.widgets.exercises.training import Verdict, code_verdict
+from workbench.widgets.exercises.training import Verdict, code_verdict, number_verdict
 from workbench.widgets.ring_lab import ring_plan
+
+
+def check_terminator(answer: int | None, *, blocks: tuple[int, ...], depth: int) -> Verdict:
+    """Which device of a ring, counted from 1, is the terminator?"""
+    expected = terminator(ring_plan(blocks), sum(blocks) - depth) + 1
+    hint = f"The {depth} top adapters are trained. Whose block is the lowest of them?"
+    right = f"Block {sum(blocks) - depth + 1} of {sum(blocks)} is the lowest that is trained, and device {expected} has it."
+    return number_verdict(answer, expected, hint, right, 0)
 
 
 def check_terminator_code(answer: Callable[[Sequence[tuple[int, int]], int], int] | None) -> Verdict:

@@ -57,6 +57,24 @@ def code_verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[],
     return Verdict(True, f"It is right in all {len(cases)} cases.")
 
 
+def check_share(answer: float | None, cluster: Cluster, device: str, factor: float) -> Verdict:
+    """Which share of a core makes a device `factor` times slower than the named device?"""
+    [share] = [one.host_share for one in cluster.devices if one.name == device]
+    assert share is not None, f"device '{device}' is not emulated"
+    hint = f"'{device}' has {share:g} of a core. An operation that takes c seconds on a whole core takes c / share on a device."
+    right = f"{share:g} / {factor:g} = {share / factor:.3f} of a core."
+    return number_verdict(answer, share / factor, hint, right, 0.03)
+
+
+def check_transfer(answer_s: float | None, cluster: Cluster, source: str, destination: str, nbytes: int) -> Verdict:
+    """How many seconds does a message take from device to device?"""
+    names = [device.name for device in cluster.devices]
+    link = cluster.link(names.index(source), names.index(destination))
+    hint = "Latency plus bytes / rate. The rate of a path is that of its slower end; 1 Mbit/s is 125,000 bytes/s."
+    right = f"{link.latency_s * 1e3:g} ms + {nbytes:,} / {link.bytes_per_s:,.0f} s = {link.transfer_s(nbytes) * 1e3:.1f} ms."
+    return number_verdict(answer_s, link.transfer_s(nbytes), hint, right, 0.03)
+
+
 def check_cluster(cluster: Cluster | None, *, cores: int) -> Verdict:
     """Does the student's cluster have three unequal emulated devices that this host can carry?"""
     hint = "Describe three devices with different host_share whose sum stays below the number of cores."
