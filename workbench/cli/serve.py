@@ -88,17 +88,13 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
         planner, times = planner_of(profile, cluster, lengths), simulated_times(profile, cluster, lengths)
         return replace(simulate_serving(profile, cluster, planner, times, stream=stream, **settings), environment=environment())
     from workbench.experiment import over_ssh, require_emulated
-    from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, of_devices
-    from workbench.methods.galaxy_plus.serving.serve import calibrate
+    from workbench.methods.galaxy_plus.profiles import HostQuestion, of_devices
     from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
+    from workbench.methods.galaxy_plus.serving.serve import serve_emulated
     from workbench.models.loading import model_facts
-    from workbench.runtime.engines import EngineCluster
 
     asked = HostQuestion(model=model, facts=model_facts(model), longest=stream.length)
-
-    def tell(event: ServingEvent) -> None:
-        say(event_line(event, cluster))
-
+    settings |= {"stream": stream, "on_event": lambda event: say(event_line(event, cluster))}
     if cluster.is_real:
         from workbench.methods.galaxy_plus.method import measure_rank
 
@@ -106,15 +102,10 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
             real.bring_model(model)
             say(f"Profiling {cluster.size_words}")
             host = of_devices(real.run(measure_rank, [(asked, False)] * cluster.world_size))
-            report = serve_stream(model, cluster, real, host, stream=stream, on_event=tell, **settings)
-        return replace(report, environment=environment())
-    require_emulated(cluster)
-    host = host_profile(asked, lambda event: say(event.message))
-    say(f"Starting {cluster.size_words}")
-    with EngineCluster.start(cluster, fidelity=fidelity) as engines:
-        say("Calibrating: can this machine keep pace with the devices?")
-        calibrate(model, cluster, engines, host, stream=stream)
-        report = serve_stream(model, cluster, engines, host, stream=stream, on_event=tell, **settings)
+            report = serve_stream(model, cluster, real, host, **settings)
+    else:
+        require_emulated(cluster)
+        report = serve_emulated(asked, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **settings)
     return replace(report, environment=environment())
 
 

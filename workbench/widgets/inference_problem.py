@@ -15,7 +15,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
-from workbench.core.job import Fidelity, Job
+from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.core.spread import Spread
@@ -24,13 +24,12 @@ from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.planning import as_plan, inference_of, prices_of
 from workbench.methods.galaxy_plus.prepare import prepare
-from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
-from workbench.methods.galaxy_plus.serving.serve import calibrate, planner_of, serve, simulated_times
+from workbench.methods.galaxy_plus.profiles import HostQuestion
+from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.planners import galaxy_plus
 from workbench.plots import OverlapCell, request_latencies, serving
 from workbench.profiler.inference import analytic_inference
-from workbench.runtime.engines import default_pool
 from workbench.schedules.inference import MESSAGE_S, InferencePrices, choose_tiles
 from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
 from workbench.widgets.planning import Comparison, as_described, compared, costs_on, with_bandwidth
@@ -273,24 +272,12 @@ class StragglerLab(Explorer):
         return BIG_FIRST.format(words, f"{lost} (simulated)")
 
 
-def serve_here(
-    job: Job,
-    cluster: Cluster,
-    plan: InferencePlan,
-    *,
-    stream: StreamSettings,
-    rescheduling: ReschedulingSettings,
-    faults: Sequence[Fault] = (),
-    fidelity: Fidelity = "auto",
-) -> ServingReport:
-    """Serve a stream on emulated devices, starting with a plan, and return its report.  The engines are kept for the next call.
+def serve_here(job: Job, cluster: Cluster, plan: InferencePlan, *, stream: StreamSettings, **settings: Any) -> ServingReport:
+    """Serve a stream on emulated devices, starting with a plan, and return its report (see serve_emulated).
 
-    job: gives the model, and the settings for which it was profiled.
+    job: gives the model, and the settings for which it was profiled.  settings: rescheduling, faults, fidelity.
     """
-    host = host_profile(HostQuestion.of(prepare(job)), ignore)
-    engines = default_pool().acquire(cluster, fidelity)
-    calibrate(job.model, cluster, engines, host, stream=stream, first_plan=plan)
-    return serve(job.model, cluster, engines, host, stream=stream, rescheduling=rescheduling, faults=faults, first_plan=plan)
+    return serve_emulated(HostQuestion.of(prepare(job)), cluster, stream=stream, first_plan=plan, **settings)
 
 
 def settings_for(request_s: float, *, reaction: Any = "exclude") -> ReschedulingSettings:

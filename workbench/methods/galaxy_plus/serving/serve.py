@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.job import Fidelity
 from workbench.core.report import dilation_note
 from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
+from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.planning import Programs, prices_of
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
+from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
@@ -26,7 +30,7 @@ from workbench.planners.galaxy_plus import plan as make_plan
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import EngineDevices, Fleet
-from workbench.runtime.engines import EngineCluster
+from workbench.runtime.engines import EngineCluster, default_pool
 from workbench.runtime.pacing import find_dilation
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.simulator import simulate
@@ -203,20 +207,30 @@ def serve(
     )
 
 
-def calibrate(
-    model: str,
+def serve_emulated(
+    asked: HostQuestion,
     cluster: Cluster,
-    engines: EngineCluster,
-    host: InferenceProfile,
     *,
     stream: StreamSettings,
+    fidelity: Fidelity = "auto",
     first_plan: InferencePlan | None = None,
-) -> None:
-    """Set the engines' dilation so that this machine keeps pace, from some unmeasured requests."""
+    notify: Notify = ignore,
+    **settings: Any,
+) -> ServingReport:
+    """Profile this machine, start emulated devices, calibrate their dilation with a few requests, and serve the stream.
+
+    first_plan, settings: see `serve`.  The engines are kept for the next call.  Raises the errors of `serve`.
+    """
+    host = host_profile(asked, notify)
+    notify(Event("phase", message=f"Starting {cluster.size_words}"))
+    engines = default_pool().acquire(cluster, fidelity)
+    notify(Event("phase", message="Calibrating: can this machine keep pace with the devices?"))
+    served = partial(serve, asked.model, cluster, engines, host, first_plan=first_plan)
     short = replace(stream, num_requests=CALIBRATING_REQUESTS, rate_per_s=0.0)
 
     def late_share(dilation: float) -> float:
         engines.dilate(dilation)
-        return serve(model, cluster, engines, host, stream=short, first_plan=first_plan).overrun_share
+        return served(stream=short).overrun_share
 
     find_dilation(late_share)
+    return served(stream=stream, **settings)
