@@ -155,7 +155,7 @@ def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(
     """w(t + 1) is w(t) after a step with the gradient at w(t - delay), of the whole model, to 1e-5 (2BW: Narayanan et al., ICML 2021)."""
     training = replace(Training().quick(), limits=(32, 8, 8))
     model, losses = trained(training, rule, 0)
-    plain, (_, _, split, _) = untrained(training, 0), loaded(training)
+    plain, split = untrained(training, 0), loaded(training)[1].train
     weights = plain.trained()
     optimizer = torch.optim.AdamW([{"params": [one], "weight_decay": 0.01 * (one.ndim >= 2)} for one in weights.values()])
     history = [{name: one.detach().clone() for name, one in weights.items()}]

@@ -193,6 +193,10 @@ class TechniqueStage(nn.Module):
             last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)
         return self.head(last_hidden, attention_mask, sample_ids, epoch)
 
+    def batch_logits(self, batch: BatchLike, epoch: int = 0) -> Tensor:
+        """Return a whole model's logits for a mini-batch.  epoch: selects the head's dropout."""
+        return self.logits(self(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
+
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters by name."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
@@ -204,8 +208,7 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
     model.eval()
     with torch.inference_mode():
         for batch in batches:
-            _, last_hidden = model(batch.input_ids, batch.attention_mask)
-            logits.append(model.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0).float())
+            logits.append(model.batch_logits(batch).float())
             labels.append(batch.labels)
             sample_ids.append(batch.sample_ids)
     return Predictions(logits, labels, sample_ids)

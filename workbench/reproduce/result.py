@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import stdev
 from typing import Any, Literal, TypeVar
 
 from workbench.core.catalogue import data_folder
@@ -128,6 +129,11 @@ def kept_or_made(path: Path | None, kind: type[T], make: Callable[[], T]) -> T:
         if path is not None:
             write_text(path, to_json(found, indent=-1))
     return found
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the standard deviation of the sample; None for a single value."""
+    return stdev(values) if len(values) > 1 else None
 
 
 FIXED = ("value", "unit", "source")

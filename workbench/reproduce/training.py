@@ -1,20 +1,52 @@
-"""What executed trainings begin with: a task's splits as token ids, and a backbone with a technique's trained parts."""
+"""What trainings in one process share: a task's splits as token ids, a backbone with trained parts, its loss and score; what is kept."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from workbench.models.loading import load_tokenizer
+from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.models.techniques import TechniqueConfig, TechniqueStage, predict
+from workbench.reproduce.result import Settings, kept_or_made
 from workbench.tasks import load_task
+from workbench.tasks.metrics import score
 from workbench.tasks.task import Task
-from workbench.tasks.tokenize import TokenizedSplit, tokenize
+from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
 SPLITS = ("train", "validation", "test")
 Limits = tuple[int | None, int | None, int | None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTraining:
+    """Settings of a training whose result is kept.  limits: maximum numbers of samples of the train, validation and test splits."""
+
+    model: str = "all-MiniLM-L6-v2"
+    task: str = "sentiment"
+    data: Path | None = None
+    limits: Limits = (None, None, None)
+
+    @property
+    def digest(self) -> str:
+        """Return a name for what is kept of it: another setting trains again."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def place(self, folder: Path, item: str, way: str, seed: int) -> Path:
+        """Return the file that keeps it in a folder.  way: how it is trained."""
+        return folder / item / f"{way}-{seed}-{self.digest}.json"
+
+    def kept(self, settings: Settings, item: str, way: str, seed: int, kind: type[T], train: Callable[[], T]) -> T:
+        """Return the stored result of the same settings, or train now."""
+        path = None if settings.workdir is None else self.place(settings.workdir, item, way, seed)
+        return kept_or_made(path, kind, train)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +75,15 @@ def technique_stage(stack: LayerStack, task: Any, **settings: Any) -> TechniqueS
     """Return a whole backbone with trained parts and a head.  task: has kind and num_outputs.  settings: others of TechniqueConfig."""
     sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "kind": task.kind, "num_outputs": task.num_outputs}
     return TechniqueStage(stack.stage(0, stack.num_layers), TechniqueConfig(**sizes, **settings))
+
+
+def batch_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> Tensor:
+    """Return a whole model's mean loss over a mini-batch.  epoch: selects the head's dropout."""
+    return task_loss(model.batch_logits(batch, epoch), batch.labels, model.config.kind)
+
+
+def split_metrics(model: TechniqueStage, data: TokenizedTask, split: str) -> dict[str, float]:
+    """Return the task's metrics on a split, per cent.  The model is put into evaluation mode."""
+    tokenized = getattr(data, split)
+    found = score(data.task, getattr(data.task, split), tokenized, predict(model, evaluation_batches(tokenized)))
+    return {name: 100 * value for name, value in found.items()}

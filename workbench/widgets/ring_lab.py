@@ -157,12 +157,7 @@ def learn(training: Training, tried: Tried) -> Learned:
     curve = train_in_turn(training, 0, trained, devices=DEVICES, rule=tried.rule, is_federated=is_federated)
     seconds = layer_times(constants, tried.scheme, constants.micro_batches)[0]
     passed = list(accumulate(seconds[depth * constants.layers // num_layers] for depth in depths))
-    return Learned(curve=curve, times=tuple(passed[at - 1] for at in points_of(training)), depths=tuple(depths))
-
-
-def points_of(training: Training) -> list[int]:
-    """Return the number of mini-batches at each point of a curve."""
-    return [training.steps * (point + 1) // training.points for point in range(training.points)]
+    return Learned(curve=curve, times=tuple(passed[at - 1] for at in training.ends), depths=tuple(depths))
 
 
 class LearningLab(Explorer):
@@ -220,7 +215,7 @@ class LearningLab(Explorer):
         return self._by_mini_batches("validation accuracy, %", {one: found.curve.scores for one, found in self.learned.items()})
 
     def _by_mini_batches(self, what: str, values: Mapping[Tried, Sequence[float]]) -> go.Figure:
-        series = {one.name: [*zip(map(float, points_of(self.training)), own, strict=True)] for one, own in values.items()}
+        series = {one.name: [*zip(map(float, self.training.ends), own, strict=True)] for one, own in values.items()}
         title = f"{what.partition(',')[0].capitalize()} by mini-batches"
         figure = lines(series, title=title, label="executed", x_title="mini-batches", y_title=what, subtitle=self.training.model)
         return figure.update_yaxes(rangemode="normal")

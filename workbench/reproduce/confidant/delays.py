@@ -6,31 +6,27 @@ The pipeline executes the same rules and equals such a process to 1e-5 (tests/me
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at
-from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import Technique, TechniqueConfig, TechniqueStage, predict
+from workbench.models.techniques import Technique, TechniqueStage
 from workbench.reproduce.confidant.testbed import relative_paces
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings, kept_or_made
+from workbench.reproduce.result import Number, Result, Settings, spread
+from workbench.reproduce.training import KeptTraining, Limits, TokenizedTask, batch_loss, limited_task, split_metrics, technique_stage
 from workbench.runtime.flat_optimizer import ANNEALED
-from workbench.tasks import load_task
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.metrics import score
-from workbench.tasks.task import Task
-from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches, tokenize
+from workbench.tasks.tokenize import collate
 
 WARMUP, WEIGHT_DECAY = 0.06, 0.01
 SYNCHRONOUS, STASHING, SCALED, VERTICAL, TWO = "synchronous", "stashing", "stashing, rate by delay", "vertical sync", "2BW"
@@ -52,24 +48,16 @@ stores as many versions besides the newest as its delay.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """limits: maximum numbers of samples of the train, validation and test splits.  cuts: stage i ends before layer cuts[i]."""
+class Training(KeptTraining):
+    """cuts: stage i ends before layer cuts[i]."""
 
-    model: str = "all-MiniLM-L6-v2"
-    task: str = "sentiment"
-    data: Path | None = None
-    limits: tuple[int | None, int | None, int | None] = (1600, None, None)
+    limits: Limits = (1600, None, None)
     max_length: int = 128
     technique: Technique = "lora"
     learning_rate: float = 1e-3
     epochs: int = 1
     batch_size: int = 16
     cuts: tuple[int, ...] = (2, 4, 5, 6)
-
-    @property
-    def digest(self) -> str:
-        """Return a name for what is kept of it: another setting trains again."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def delays(self, rule: str) -> list[int]:
         """Return every stage's delay."""
@@ -90,27 +78,22 @@ class Trained:
 
 
 @cache
-def loaded(training: Training) -> tuple[LayerStack, Task, TokenizedSplit, TokenizedSplit]:
-    """Return the backbone, the task, and the training and test samples."""
-    names = ("train_samples", "validation_samples", "test_samples")
-    task = load_task(training.task, data=training.data, **dict(zip(names, training.limits, strict=True)))  # type: ignore[arg-type]
-    tokenizer = load_tokenizer(training.model)
-    split, test = (tokenize(part, tokenizer, max_length=training.max_length) for part in (task.train, task.test))
-    return load_stack(training.model), task, split, test
+def loaded(training: Training) -> tuple[LayerStack, TokenizedTask]:
+    """Return the backbone and the task."""
+    task = limited_task(training.task, training.data, training.limits)
+    return load_stack(training.model), TokenizedTask.of(task, training.model, training.max_length)
 
 
 def untrained(training: Training, seed: int) -> TechniqueStage:
     """Return the model before the first step."""
-    stack, task, _, _ = loaded(training)
-    sizes: dict[str, Any] = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "num_outputs": task.num_outputs}
-    config = TechniqueConfig(technique=training.technique, kind=task.kind, seed=seed, **sizes)
-    return TechniqueStage(copy.deepcopy(stack).stage(0, stack.num_layers), config)
+    stack, data = loaded(training)
+    return technique_stage(copy.deepcopy(stack), data.task, technique=training.technique, seed=seed)
 
 
 def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, list[float]]:
     """Train by a rule, and return the model and the loss of every mini-batch."""
-    stack, _, split, _ = loaded(training)
-    model = untrained(training, seed)
+    stack, data = loaded(training)
+    split, model = data.train, untrained(training, seed)
     groups: list[dict[str, Any]] = []
     for parameter_name, parameter in model.trained().items():
         first = 0 if "embedding" in parameter_name else stack.num_layers - 1  # what has no layer is embedding or head
@@ -124,14 +107,13 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
     losses = list[float]()
     delayed = [group for group in optimizer.param_groups if group["delay"]]
     for step, indices in enumerate(batches):
-        batch, rate = collate(split, indices), learning_rate_at(step, len(batches), training.learning_rate, WARMUP)
+        rate = learning_rate_at(step, len(batches), training.learning_rate, WARMUP)
         for group in delayed:
             group["params"][0].data.copy_(group["history"][0])
         for group in optimizer.param_groups:
             power = max(0.0, 1 - step / (ANNEALED * len(batches))) if rule == SCALED else 0.0
             group["lr"] = rate / (1 + group["delay"]) ** power
-        logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, 0)
-        loss = task_loss(logits, batch.labels, model.config.kind)
+        loss = batch_loss(model, collate(split, indices))
         loss.backward()
         for group in delayed:
             group["params"][0].data.copy_(group["history"][-1])
@@ -146,9 +128,7 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
 def train(training: Training, rule: str, seed: int) -> Trained:
     """Train by a rule, and score the test split."""
     model, losses = trained(training, rule, seed)
-    _, task, _, test = loaded(training)
-    metrics = score(task, task.test, test, predict(model, evaluation_batches(test)))
-    return Trained(loss=fmean(losses[-len(losses) // 4 :]), metrics={name: 100 * value for name, value in metrics.items()})
+    return Trained(loss=fmean(losses[-len(losses) // 4 :]), metrics=split_metrics(model, loaded(training)[1], "test"))
 
 
 def trained_by(rules: Sequence[str], training: Training, settings: Settings, folder: str) -> dict[str, list[Trained]]:
@@ -156,16 +136,11 @@ def trained_by(rules: Sequence[str], training: Training, settings: Settings, fol
     chosen, found = training.quick() if settings.quick else training, dict[str, list[Trained]]()
     for rule in rules:
         for seed in settings.seeds:
-            kept = None if settings.workdir is None else settings.workdir / folder / f"{rule}-{seed}-{chosen.digest}.json"
-            found.setdefault(rule, []).append(kept_or_made(kept, Trained, partial(train, chosen, rule, seed)))
-            metrics = ", ".join(f"{name} {value:.2f} %" for name, value in found[rule][-1].metrics.items())
-            settings.progress(f"{training.task}, {rule}, seed {seed}: loss {found[rule][-1].loss:.4f}, test {metrics}")
+            one = chosen.kept(settings, folder, rule, seed, Trained, partial(train, chosen, rule, seed))
+            found.setdefault(rule, []).append(one)
+            metrics = ", ".join(f"{name} {value:.2f} %" for name, value in one.metrics.items())
+            settings.progress(f"{training.task}, {rule}, seed {seed}: loss {one.loss:.4f}, test {metrics}")
     return found
-
-
-def spread(values: Sequence[float]) -> float | None:
-    """Return the deviation of several values."""
-    return stdev(values) if len(values) > 1 else None
 
 
 def delays(item: Item, settings: Settings) -> Result:

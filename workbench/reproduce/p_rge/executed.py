@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from workbench.core.serial import read_toml
 from workbench.reproduce.items import Item
 from workbench.reproduce.p_rge.executed_training import Method, Runner, Trial, TrialOutcome
 from workbench.reproduce.p_rge.testbed import PAPER, TINY
-from workbench.reproduce.result import Result, Settings, paper_folder, printed
+from workbench.reproduce.result import Result, Settings, paper_folder, printed, spread
 
 MODEL, QUICK_MODEL = "SmolLM2-135M", "tiny-llama-2"
 TASK = "sentiment"
@@ -137,8 +137,7 @@ def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str
     for name, each in outcomes.items():
         one, values = each[0].trial, [outcome.test_score for outcome in each]
         how = (one.queries, one.batch_size, one.steps, one.learning_rate) if one.steps else (None, None, 0, None)
-        deviation = stdev(values) if len(values) > 1 else None
-        seeds.append((name, *how, fmean(values), deviation, ", ".join(f"{value:.1f}" for value in values)))
+        seeds.append((name, *how, fmean(values), spread(values), ", ".join(f"{value:.1f}" for value in values)))
         if one.steps:
             curves[name] = {step: fmean(outcome.curve[at][1] for outcome in each) for at, (step, _) in enumerate(each[0].curve)}
     steps = sorted({step for curve in curves.values() for step in curve})
@@ -166,7 +165,7 @@ def table7(item: Item, settings: Settings) -> Result:
     means = {name: mean_score(each) for name, each in outcomes.items()}
     rows = []
     for name, each in outcomes.items():
-        deviation = stdev(one.test_score for one in each) if len(each) > 1 else None
+        deviation = spread([one.test_score for one in each])
         rows.append((name, each[0].trained_values, each[0].trial.learning_rate, means[name], deviation))
     return item.result(
         [item.cell((name,), paper[(name,)], mean, "%") for name, mean in means.items()],

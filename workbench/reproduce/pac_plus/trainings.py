@@ -232,23 +232,18 @@ def backbone_trainee(stage: TechniqueStage, data: TokenizedTask) -> Trainee:
 
     def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
         batch = collate(getattr(data, split), indices)
-        _, last_hidden = stage(batch.input_ids, batch.attention_mask)
-        return stage.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch), batch.labels
+        return stage.batch_logits(batch, epoch), batch.labels
 
     return Trainee(stage, logits)
 
 
+@torch.random.fork_rng(devices=[])
 def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
     """Train, choose the epoch on validation, score the test split once with its weights.
 
     Random numbers are drawn from the training's seed; the caller's generators do not change.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(training.seed)
-        return _train(training, data, trainee, progress)
-
-
-def _train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
+    torch.manual_seed(training.seed)
     module, optimizer = trainee.module, make_optimizer(trainee.module, training.weight_decay)
     lengths = data.train.lengths
     per_epoch = len(epoch_batches(lengths, training.batch_size, training.seed, 0))

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import torch
 
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
-from workbench.models.parallel_adapter import task_loss
-from workbench.models.techniques import TechniqueStage, predict
+from workbench.models.techniques import TechniqueStage
 from workbench.reproduce.items import Item
-from workbench.reproduce.result import Number, Result, Settings, kept_or_made, printed, read_kept
+from workbench.reproduce.result import Number, Result, Settings, printed, read_kept, spread
 from workbench.reproduce.ringada.training import FEDERATED, PAPER, PIPE, RING, SINGLE, depth_of, load_constants, seconds_after
-from workbench.reproduce.training import TokenizedTask, limited_task, technique_stage
+from workbench.reproduce.training import KeptTraining, TokenizedTask, batch_loss, limited_task, split_metrics, technique_stage
 from workbench.tasks.batching import epoch_batches, split_samples
-from workbench.tasks.metrics import score
-from workbench.tasks.task import Split
-from workbench.tasks.tokenize import TokenizedSplit, collate, evaluation_batches
+from workbench.tasks.tokenize import collate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """limits: maximum numbers of samples of the train, validation and test splits.
+class Training(KeptTraining):
+    """points: of a curve; the loss is a mean between two points, the score is that of the validation split at the point."""
 
-    points: of a curve; the loss is a mean between two points, the score is that of the validation split at the point.
-    """
-
-    model: str = "all-MiniLM-L6-v2"
-    task: str = "sentiment"
-    data: Path | None = None
-    limits: tuple[int | None, int | None, int | None] = (None, None, None)
     steps: int
     points: int = 20
     batch_size: int = 32
@@ -46,22 +35,17 @@ class Training:
     weight_decay: float = 0.01
 
     @property
-    def digest(self) -> str:
-        """Return a name for what is kept of it: another setting trains again."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+    def ends(self) -> list[int]:
+        """Return the number of mini-batches at each point of a curve."""
+        return [self.steps * (point + 1) // self.points for point in range(self.points)]
 
     def quick(self) -> Training:
         """Return a tiny one that only tests that the code runs."""
         return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4, max_length=128)
 
-    def place(self, folder: Path, item: str, scheme: str, seed: int) -> Path:
-        """Return the file that keeps it in a folder."""
-        return folder / item / f"{scheme}-{seed}-{self.digest}.json"
-
-    def kept(self, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
+    def curve(self, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
         """Return the stored training of the same settings, or train now."""
-        path = None if settings.workdir is None else self.place(settings.workdir, item, scheme, seed)
-        found = kept_or_made(path, Curve, lambda: _train(self, scheme, seed))
+        found = self.kept(settings, item, scheme, seed, Curve, lambda: _train(self, scheme, seed))
         test = ", ".join(f"{name} {value:.1f} %" for name, value in found.test.items())
         settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {test}")
         return found
@@ -93,11 +77,10 @@ def fig3(item: Item, settings: Settings) -> Result:
     constants, paper = load_constants(), printed(PAPER, "fig3")
     training = Training(steps=round(constants.epochs))
     training = training.quick() if settings.quick else training
-    steps, points = training.steps, training.points
+    steps, points, at = training.steps, training.points, training.ends
     trained = (SINGLE, RING, FEDERATED)
-    curves = {scheme: [training.kept(settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in trained}
+    curves = {scheme: [training.curve(settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in trained}
     curves[PIPE] = curves[SINGLE]
-    at = [steps * (point + 1) // points for point in range(points)]
     clock = {scheme: seconds_after(constants, scheme) for scheme in (SINGLE, PIPE, RING, FEDERATED)}
     series: dict[str, tuple[tuple[float, float], ...]] = {}
     loss, score = dict[str, list[float]](), dict[str, list[float]]()
@@ -111,8 +94,7 @@ def fig3(item: Item, settings: Settings) -> Result:
     rows: list[tuple[Number, ...]] = []
     for scheme in clock:
         tests = [one.test["accuracy"] for one in curves[scheme]]
-        spread = stdev(tests) if len(tests) > 1 else None
-        rows.append((scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread, reached[scheme]))
+        rows.append((scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread(tests), reached[scheme]))
     gap = [ring - single for ring, single in zip(loss[RING], loss[SINGLE], strict=True)]
     early, late = max(gap[: points // 2]), gap[-1]
     ends = {scheme: fmean(one.test["accuracy"] for one in curves[scheme]) for scheme in clock}
@@ -147,10 +129,10 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
     training = training.quick() if settings.quick else training
     rows, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
     for scheme in (SINGLE, RING):
-        curves, row = [training.kept(settings, "table1", scheme, seed) for seed in settings.seeds], list[Number]()
+        curves, row = [training.curve(settings, "table1", scheme, seed) for seed in settings.seeds], list[Number]()
         for name, metric in (("F1", "answer_f1"), ("EM", "exact_match")):
             values = [curve.test[metric] for curve in curves]
-            row += [fmean(values), stdev(values) if len(values) > 1 else None]
+            row += [fmean(values), spread(values)]
             for label in (scheme, PIPE) if scheme == SINGLE else (scheme,):
                 means[label, name] = fmean(values)
         rows.append((scheme, training.task, training.steps, len(curves), fmean(curve.losses[-1] for curve in curves), *row))
@@ -190,11 +172,6 @@ def train_in_turn(
     models = [technique_stage(copy.deepcopy(stack), task, technique="serial", seed=seed) for _ in range(copies)]
     optimizers = [make_optimizer(model, training.weight_decay) for model in models]
 
-    def scored(split: Split, tokenized: TokenizedSplit) -> dict[str, float]:
-        found = score(task, split, tokenized, predict(models[0], evaluation_batches(tokenized)))
-        models[0].train()
-        return {name: 100 * value for name, value in found.items()}
-
     def mini_batches(own: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         for epoch in count():
             for indices in epoch_batches([lengths[row] for row in own], training.batch_size, seed, epoch):
@@ -210,19 +187,18 @@ def train_in_turn(
         for layer, adapter in model.adapters.items():
             adapter.requires_grad_(int(layer) >= stack.num_layers - depth)
         epoch, indices = next(sources[owner])
-        batch = collate(data.train, indices)
-        logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
-        loss = task_loss(logits, batch.labels, task.kind)
+        loss = batch_loss(model, collate(data.train, indices), epoch)
         loss.backward()
         set_learning_rate(optimizers[place], learning_rate_at(step, steps, training.learning_rate, training.warmup))
         optimizers[place].step()
         optimizers[place].zero_grad()
         history.append(loss.item())
-        if step + 1 == steps * (len(scores) + 1) // points:
+        if step + 1 in training.ends:
             _average(models, optimizers)
             losses.append(fmean(history[steps * len(scores) // points :]))
-            scores.append(scored(task.validation, data.validation)[task.metrics[0]])
-    return Curve(losses=tuple(losses), scores=tuple(scores), test=scored(task.test, data.test))
+            scores.append(split_metrics(models[0], data, "validation")[task.metrics[0]])
+            models[0].train()
+    return Curve(losses=tuple(losses), scores=tuple(scores), test=split_metrics(models[0], data, "test"))
 
 
 @torch.no_grad()
