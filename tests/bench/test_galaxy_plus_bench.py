@@ -101,7 +101,7 @@ def test_overlap_compares_with_the_longer_side() -> None:
 
 
 def test_a_layer_lasts_from_end_to_end() -> None:
-    """Of a split layer its last connection on the last device; of a whole one its operation."""
+    """A layer ends with its last connection on the last device."""
 
     def span(rank: int, kind: str, stage: int, end_s: float) -> Span:
         return Span(rank, Op(kind, stage), 0.0, end_s)
@@ -109,4 +109,3 @@ def test_a_layer_lasts_from_end_to_end() -> None:
     split = [SidesResult(spans={"a": tuple(span(0, "CONN", block, 1.0 + block) for block in range(6))})]
     split.append(SidesResult(spans={"a": (span(1, "CONN", 5, 8.0),)}))
     assert _layer_s(split, "a") == pytest.approx(3.0)  # ends of 2, 4 and 8
-    assert _layer_s([SidesResult(spans={"a": tuple(span(0, "LAYER", n, 5.0 * n) for n in range(3))})], "a") == 5.0

@@ -91,15 +91,11 @@ def _compute(layout: InferenceLayout, rank: int, op: Op, contents: list[Any], ca
     if kind == "EMB":
         hidden = tuple(map(_embedded, contents[0]))
         stack = layout.blocks[op.stage].stack
-        if op.writes[0].name == "lay":
-            return [hidden]
         return [hidden[layout.tiles[stack][value.part].start : layout.tiles[stack][value.part].stop] for value in op.writes]
     if kind == "HEAD":
         return [_joined(contents)]
     if kind == "ENTER":
         return [contents[0]] * len(op.writes)
-    if kind == "LAYER":
-        return [_layer(layout, op, contents, rank, cache)]
     block = layout.blocks[op.stage]
     position = layout.plan.position_of(rank)
     if kind in ("QKV", "CQ", "UP", "CKV"):
@@ -134,24 +130,6 @@ def _compute(layout: InferenceLayout, rank: int, op: Op, contents: list[Any], ca
 
 def _shares(layout: InferenceLayout, block: Any) -> Numbers:
     return layout.columns[block.stack] if block.kind == "feed_forward" else layout.units[block.stack]
-
-
-def _layer(layout: InferenceLayout, op: Op, contents: list[Any], rank: int, cache: dict | None) -> Numbers:
-    hidden = contents[0]
-    for block in layout.blocks:
-        if block.layer != op.stage:
-            continue
-        stack = layout.stacks[block.stack]
-        shares = range(stack.columns if block.kind == "feed_forward" else stack.num_units)
-        keys = hidden
-        if block.kind == "cross":
-            keys = contents[1] if len(contents) > 1 else cache["memory"]
-        elif cache is not None:
-            keys = cache[rank, block.number] = cache.get((rank, block.number), ()) + hidden
-        hidden = tuple(
-            _connected(block.number, sum(_term(block.kind, block.number, share, h, keys) for share in shares), h) for h in hidden
-        )
-    return hidden
 
 
 def _cut(op: Op, tiles: Sequence[Any], tokens: Sequence[Any]) -> list[Any]:

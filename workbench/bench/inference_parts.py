@@ -22,7 +22,6 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
-from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.planning import prices_of, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -224,18 +223,10 @@ def _layer_s(results: Sequence[SidesResult], name: str) -> float:
     ends: dict[int, float] = {}
     for result in results:
         for span in result.spans[name]:
-            layer = _layer_of(span)
-            if layer >= 0:
-                ends[layer] = max(ends.get(layer, 0.0), span.end_s)
+            if span.op.kind == "CONN" and span.op.stage % 2:  # two blocks to a layer
+                ends[span.op.stage] = max(ends.get(span.op.stage, 0.0), span.end_s)
     numbers = sorted(ends)
     return median(ends[b] - ends[a] for a, b in pairwise(numbers))
-
-
-def _layer_of(span: Span) -> int:
-    """Return the layer that the span ends, -1 if none: two blocks to a layer, or a whole layer on one device."""
-    if span.op.kind == "LAYER":
-        return span.op.stage
-    return span.op.stage // 2 if span.op.kind == "CONN" and span.op.stage % 2 else -1
 
 
 def _flops(shape: StackShape, tokens: int) -> float:

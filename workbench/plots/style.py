@@ -46,8 +46,8 @@ def class_of(op: Op) -> str:
 
 
 def number_of(op: Op) -> str:
-    """Return the number written on an operation's bar: its tile, its layer or its micro-batch; '' if it has none."""
-    number = op.part if op.kind in TILED else op.stage if op.kind == "LAYER" else op.microbatch
+    """Return the number written on an operation's bar: its tile or its micro-batch; '' if it has none."""
+    number = op.part if op.kind in TILED else op.microbatch
     return "" if number == NONE else str(number)
 
 

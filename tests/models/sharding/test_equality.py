@@ -79,7 +79,7 @@ def test_attention_of_parts_of_the_queries(family):
     ids = case.ids if case.decoder_ids is None else case.decoder_ids
     length = ids.shape[1]
     with torch.inference_mode():
-        tile = shard.qkv(block, shard.enter(stack, shard.embed(stack, ids)))
+        tile = shard.qkv(block, shard.enter(block, shard.embed(stack, ids)))
         whole = shard.attend(block, [tile], shard.begin(13, target_length=length))
         run = shard.begin(13, target_length=length)
         for start, stop in ((4, length), (0, 2), (2, 4), (0, length)):

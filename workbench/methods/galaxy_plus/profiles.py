@@ -117,7 +117,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
         "DOWN": product("down", feed_forward, columns=True, width=1),
         "CONN": connect,
         "ADD": add,
-        "ENTER": lambda tokens, units: partial(shard(units=1).enter, stack, hidden(tokens)),
+        "ENTER": lambda tokens, units: partial(shard(units=1).enter, attention, hidden(tokens)),
         "EMB": embed,
         "HEAD": lambda tokens, units: partial(shard(units=1, ends=True).head, hidden(tokens), what),
     }

@@ -279,7 +279,6 @@ class InferenceHandlers:
             "DOWN": lambda op, reads: self._split(op, self._shard.down(op.stage, reads[0])),
             "ADD": lambda op, reads: (reads[1].add_(reads[0]),),
             "CONN": self._connect,
-            "LAYER": self._layer,
             "HEAD": lambda op, reads: (self._shard.head(_joined(reads), self._what),),
             ALLREDUCE: self._term,
             BROADCAST: self._wide,
@@ -290,8 +289,7 @@ class InferenceHandlers:
         return self._split(op, self._shard.embed(stack, reads[0], self._run.past))
 
     def _enter(self, op: Op, reads: Contents) -> Contents:
-        hidden = self._shard.enter(self._layout.blocks[op.stage].stack, reads[0])
-        return (hidden, reads[0])[: len(op.writes)]
+        return (self._shard.enter(op.stage, reads[0]), reads[0])[: len(op.writes)]
 
     def _query_key_value(self, op: Op, reads: Contents) -> Contents:
         projected = self._shard.qkv(op.stage, _joined(reads))
@@ -314,10 +312,7 @@ class InferenceHandlers:
     def _connect(self, op: Op, reads: Contents) -> Contents:
         total = reads[0] if len(reads) == 2 else torch.add(*reads[:-1]) if len(reads) == 3 else torch.stack(reads[:-1]).sum(0)
         residual, hidden = self._shard.connect(op.stage, total, reads[-1])
-        return (hidden, residual)[: len(op.writes)]
-
-    def _layer(self, op: Op, reads: Contents) -> Contents:
-        return (self._shard.layer(op.stage, reads[0], self._run, reads[1] if len(reads) > 1 else None),)
+        return (residual,) if op.writes[0].name == "emb" else (hidden, residual)[: len(op.writes)]
 
     def _term(self, op: Op, reads: Contents) -> Contents:
         """Return the tensor to sum in place; a rank that computed nothing adds nothing."""

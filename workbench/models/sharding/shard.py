@@ -79,10 +79,10 @@ class ModelShard:
         """Return the first residual stream (n, t, d) of a stack (see `Ends.embed`)."""
         return self._ends().embed(stack, ids, offset)
 
-    def enter(self, stack: int, residual: Tensor) -> Tensor:
-        """Return the input of a stack's first block: the residual stream, normalised in pre-norm stacks."""
-        part = self.layout.parts[stack]
-        return self._norm(self.connections[part.first_block], residual) if part.is_pre_norm else residual
+    def enter(self, number: int, residual: Tensor) -> Tensor:
+        """Return the input of a block: the residual stream, normalised in pre-norm stacks."""
+        is_pre_norm = self.layout.parts[self._blocks[number].stack].is_pre_norm
+        return self._norm(self.connections[number], residual) if is_pre_norm else residual
 
     def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
         """Return final hidden states or logits (see `Ends.head`)."""
@@ -196,41 +196,18 @@ class ModelShard:
     def connect(self, number: int, total: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and the next block's input (n, t, d) after a block (Galaxy+ Eq. 4).
 
-        total: the sum of all devices' partial products.  After a stack's last block the second is the stack's final hidden state.
+        total: the sum of all devices' partial products.  After a stack's last block the second is the stack's final hidden state.  Before
+        a block on another device it is not normalised (see enter).
         """
         added = self._add(number, total, residual)
         block = self._blocks[number]
         if not self.layout.parts[block.stack].is_pre_norm:
             hidden = self._norm(self.connections[number], added)
             return hidden, self._finish(block.stack, hidden) if block.is_last else hidden
-        return added, self._finish(block.stack, added) if block.is_last else self._norm(self.connections[number + 1], added)
-
-    # A whole layer, on a device that has all its weights.
-
-    def layer(self, layer: int, state: Tensor, run: Run, memory: Tensor | None = None) -> Tensor:
-        """Return the residual stream (n, t, d) after a layer stored whole.  After a stack's last layer: its final hidden state.
-
-        memory: the encoder's output, for a decoder layer; None if its keys and values are in the cache.
-        """
-        for block in self.layout.layer_blocks(layer):
-            norm = self.connections[block.number]
-            is_pre = self.layout.parts[block.stack].is_pre_norm
-            product = self._product(block, self._norm(norm, state) if is_pre else state, run, memory)
-            state = self._add(block.number, product, state)
-            if not is_pre:
-                state = self._norm(norm, state)
-            if block.is_last:
-                state = self._finish(block.stack, state)
-        return state
-
-    def _product(self, block: Block, hidden: Tensor, run: Run, memory: Tensor | None) -> Tensor:
-        number = block.number
-        if block.kind == "attention":
-            return self.out(number, self.attend(number, (self.qkv(number, hidden),), run))
-        if block.kind == "cross_attention":
-            keys_values = [] if memory is None else [self.cross_keys_values(number, memory)]
-            return self.out(number, self.cross_attend(number, (self.qkv(number, hidden),), keys_values, run))
-        return self.down(number, self.up(number, hidden))
+        if block.is_last:
+            return added, self._finish(block.stack, added)
+        following = self.connections.get(number + 1)
+        return added, added if following is None else self._norm(following, added)
 
     # Token by token.
 

@@ -9,9 +9,9 @@ Operations (stage: block number; part: first tile; microbatch: step of the ring)
 - CONN reads its terms and, last, res; it writes hid and res for the next block; mem after an encoder, only hid at the end.
 - HEAD on the first position reads all hid tiles, writes out.
 - 'sequence': QKV writes q and kv, and kv goes around the ring.  'tensor': ALLREDUCE makes sum from prod; BROADCAST makes wide from emb.
-  'pipeline': LAYER (stage: layer) makes lay of the next layer from lay.
+  'pipeline': between two positions emb is the residual stream, which CONN writes and ENTER normalises.
 """
 
-from workbench.schedules.inference.baselines import decode_schedule, inference_schedule, pipeline_inference
+from workbench.schedules.inference.baselines import decode_schedule, inference_schedule
 from workbench.schedules.inference.costs import GAIN, MESSAGE_S, InferenceCosts, InferencePrices, choose_tiles, smallest_tile, tile_options
 from workbench.schedules.inference.layout import InferenceLayout

@@ -15,12 +15,12 @@ from itertools import groupby
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TOKEN, Spec, broadcast_s, opaque, ring_allreduce_s
-from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
+from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.program import Program
 from workbench.core.schedule import ALLREDUCE, BROADCAST, SEND, Op, Value
 from workbench.core.timeline import Timeline
 from workbench.schedules.inference.baselines import inference_schedule
-from workbench.schedules.inference.layout import Block, InferenceLayout
+from workbench.schedules.inference.layout import InferenceLayout
 
 MESSAGE_S = 1e-4
 """Overhead per message, in addition to latency and transfer time: about 0.1 ms with gloo on Linux, measured."""
@@ -39,9 +39,6 @@ class InferenceCosts:
     def __init__(self, profile: InferenceProfile, cluster: Cluster, layout: InferenceLayout, *, message_s: float = MESSAGE_S) -> None:
         self._profile, self._cluster, self._layout, self._message_s = profile, cluster, layout, message_s
         self._link = cache(cluster.link)
-        self._of_layer: dict[int, list[Block]] = {}
-        for block in layout.blocks:
-            self._of_layer.setdefault(block.layer, []).append(block)
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
@@ -58,10 +55,7 @@ class InferenceCosts:
         start, stop = layout.span(op)
         tokens = stop - start
         if kind in ("EMB", "HEAD"):
-            stack = len(layout.stacks) - 1 if op.stage >= layout.end else layout.blocks[op.stage].stack
-            return self._profile.costs[rank][stack].seconds(kind, tokens)
-        if kind == "LAYER":
-            return sum(self._block_s(rank, block, tokens) for block in self._of_layer[op.stage])
+            return self._profile.costs[rank][layout.stack_of(op.stage)].seconds(kind, tokens)
         block = layout.blocks[op.stage]
         costs = self._profile.costs[rank][block.stack]
         if kind == "CONN":
@@ -70,7 +64,11 @@ class InferenceCosts:
             return costs.seconds(kind, tokens)
         position = layout.plan.position_of(rank)
         assert position is not None, f"rank {rank} is not in this plan"
-        return self._piece_s(costs, kind, block, tokens, layout.width(block, position))
+        if kind == "ATT":
+            tokens *= layout.past + layout.lengths[block.stack]
+        elif kind == "CATT":
+            tokens *= layout.memory_length
+        return costs.seconds(kind, tokens, layout.width(block, position))
 
     def spec(self, value: Value) -> Spec:
         """Return the shape and dtype of a value (see Costs): the tokens of a tile or of a whole sequence, or a tile's keys and values."""
@@ -83,11 +81,6 @@ class InferenceCosts:
             shape = layout.stacks[stack]
             per_token = shape.kv_unit_bytes * shape.num_units or 2 * shape.hidden_bytes
             return self._wide(stack, self._tokens(stack, value.part), per_token)
-        if name == "lay":
-            stack = len(layout.stacks) - 1
-            if value.stage in self._of_layer:
-                stack = self._of_layer[value.stage][0].stack
-            return self._hidden(stack, layout.lengths[stack])
         if name == "ids":
             return Spec((layout.lengths[layout.stack_of(value.stage)],), "int64")
         return self._hidden(len(layout.stacks) - 1, layout.lengths[-1]) if name == "out" else TOKEN
@@ -123,25 +116,6 @@ class InferenceCosts:
             if own or has_tokens:
                 total, works = total + count * shape.layer_bytes, True
         return total + (self._profile.working_bytes_per_token * max(layout.lengths) if works else 0)
-
-    def _piece_s(self, costs: StackCosts, kind: str, block: Block, tokens: int, width: int) -> float:
-        layout = self._layout
-        if kind == "ATT":
-            keys = layout.past + layout.lengths[block.stack]
-            return costs.seconds(kind, tokens * keys, width)
-        if kind == "CATT":
-            return costs.seconds(kind, tokens * layout.memory_length, width)
-        return costs.seconds(kind, tokens, width)
-
-    def _block_s(self, rank: int, block: Block, tokens: int) -> float:
-        """Return the seconds of a whole block on one device, its connection included."""
-        shape, costs = self._layout.stacks[block.stack], self._profile.costs[rank][block.stack]
-        kinds = {"attention": ("QKV", "ATT", "OUT"), "cross": ("CQ", "CATT", "COUT"), "feed_forward": ("UP", "DOWN")}[block.kind]
-        width = shape.columns if block.kind == "feed_forward" else shape.num_units
-        total = sum(self._piece_s(costs, kind, block, tokens, width) for kind in kinds) + costs.seconds("CONN", tokens)
-        if block.kind == "cross" and not self._layout.is_decoding:
-            total += self._piece_s(costs, "CKV", block, self._layout.memory_length, width)
-        return total
 
 
 WORTH = 4.0

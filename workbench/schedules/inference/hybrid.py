@@ -12,37 +12,30 @@ Positions without a part of a block's weights are not in its ring; positions wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from workbench.core.schedule import NONE, RING, Schedule, Value
-from workbench.schedules.inference.layout import Block, Builder, InferenceLayout, Tile, after
+from workbench.core.schedule import RING, Schedule, Value
+from workbench.schedules.inference.layout import Block, Builder, InferenceLayout, Tile, after, value_of
 
 Group = tuple[Tile, ...]
 
 
-class _Kinds(NamedTuple):
-    """A block's operation on received tiles, the value that it writes, and the block's last operation."""
+def tiled_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
+    """Return the schedule of one sequence in tiles: Galaxy+'s, or sequence parallelism.  Operations and values: see inference/__init__.py.
 
-    enter: str
-    entered: str
-    leave: str
-
-
-_KINDS = {"attention": _Kinds("QKV", "qkv", "OUT"), "cross": _Kinds("CQ", "q", "COUT"), "feed_forward": _Kinds("UP", "act", "DOWN")}
-
-
-def hybrid_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one sequence, complete with its transfers.  Operations and values: see inference/__init__.py."""
+    Sequence parallelism: each position has all weights and its own tokens; keys and values go around the ring in each layer.
+    """
     builder = _Hybrid(layout)
     for stack, (first, end) in enumerate(zip(layout.first_blocks, layout.first_blocks[1:], strict=False)):
         if stack:
             builder.relay_memory(layout.blocks[first])
         builder.embed_tiles(stack)
         for block in layout.blocks[first:end]:
-            if block.is_split:
-                for position in range(layout.num_positions):
+            for position in range(layout.num_positions):
+                if block.is_split:
                     builder.split_block(block, position)
-    builder.head([_value("hid", layout.end, tile) for tile in layout.tiles[-1]])
+                elif layout.plan.paradigm == "sequence":
+                    builder.whole_block(block, position)
+    builder.head([value_of("hid", layout.end, tile) for tile in layout.tiles[-1]])
     return builder.schedule(world_size)
 
 
@@ -59,18 +52,18 @@ class _Hybrid(Builder):
     def embed_tiles(self, stack: int) -> None:
         """Embed a stack's tokens on the first position; the tiles go around the ring to all positions that compute."""
         block, tiles = self.layout.blocks[self.layout.first_blocks[stack]], self.layout.tiles[stack]
-        self.embed(stack, [_value("emb", block.number, tile) for tile in tiles])
+        self.embed(stack, [value_of("emb", block.number, tile) for tile in tiles])
         for tile in tiles:
             path = self._path(block, tile)
             if path:
-                self.send(_value("emb", block.number, tile), 0, path[0])
+                self.send(value_of("emb", block.number, tile), 0, path[0])
 
     def relay_memory(self, block: Block) -> None:
         """Send the encoder's output around the ring to all that compute cross-attention; block: the decoder's first."""
         for position in range(self.layout.num_positions):
             for tile, following in self._arriving(block.stack - 1, self._memory_path, position):
                 if following is not None:
-                    self.send(_value("mem", block.number, tile), position, following)
+                    self.send(value_of("mem", block.number, tile), position, following)
 
     def split_block(self, block: Block, position: int) -> None:
         """Append a position's part of a block with split weights, and the connection of its own tiles."""
@@ -81,27 +74,27 @@ class _Hybrid(Builder):
         if is_first:
             present = () if position else tiles if is_member else own
             for tile in present:
-                self._enter_stack(block, position, tile)
+                self.enter_stack(block, position, tile, is_own=tile.position == position)
         arriving = self._arriving(block.stack, lambda tile: self._path(block, tile), position, keep_order=is_first)
         is_streamed = layout.plan.overlap
         groups: list[Group] = [present] if is_streamed and is_member and present else []
         for group in groups:
-            self._multiply(block, position, group)
+            self.multiply(block, position, group)
         for tile, following in arriving:
             if following is not None:
-                self.send(_value("emb" if is_first else "hid", block.number, tile), position, following)
+                self.send(value_of("emb" if is_first else "hid", block.number, tile), position, following)
             if is_first:
-                self._enter_stack(block, position, tile)
+                self.enter_stack(block, position, tile, is_own=tile.position == position)
             if is_streamed and is_member:
                 groups.append((tile,))
-                self._multiply(block, position, (tile,))
+                self.multiply(block, position, (tile,))
                 if block.kind != "attention":
                     self._leave(block, position, (tile,), groups)
         if is_member and not is_streamed:
             groups = [tiles]
-            self._multiply(block, position, tiles)
+            self.multiply(block, position, tiles)
             if block.kind == "cross":
-                self._memory_keys(block, position)
+                self.memory_keys(block, position)
             self._leave(block, position, tiles, groups)
         elif is_member:
             if block.kind == "attention":
@@ -111,17 +104,43 @@ class _Hybrid(Builder):
                 self._leave(block, position, own, groups)
             following_block = layout.blocks[block.number + 1] if block.number + 1 < layout.end else block
             if following_block.kind == "cross":
-                self._memory_keys(following_block, position)  # fills the time while the last sums are sent
+                self.memory_keys(following_block, position)  # fills the time while the last sums are sent
         self._connect_all(block, position)
+
+    def whole_block(self, block: Block, position: int) -> None:
+        """Append a block of sequence parallelism on a position's own tiles."""
+        number, own = block.number, self._own[block.stack][position]
+        is_attention = block.kind == "attention"
+        for tile in own:
+            if number in self.layout.first_blocks:
+                self.enter_stack(block, position, tile, is_own=True)
+            self.multiply(block, position, (tile,), ("q", "kv") if is_attention else ())
+
+        def path(tile: Tile) -> tuple[int, ...]:
+            return after(self.layout.members(block), tile.position, 1, self.layout.num_positions)
+
+        if is_attention:
+            starts = [(tile, next(iter(path(tile)), None)) for tile in own]
+            for tile, following in [*starts, *self._arriving(block.stack, path, position)]:
+                if following is not None:
+                    self.send(value_of("kv", number, tile), position, following)
+        for tile in own:
+            if block.kind == "cross":
+                self.memory_keys(block, position)
+            gathered = [value_of("kv", number, other) for other in self.layout.tiles[block.stack]]
+            product = value_of("prod", number, tile)
+            self.leave(block, position, (tile,), [value_of("q", number, tile), *gathered], [product])
+            self._connect(block, position, tile, [product])
 
     # Routes of tiles and sums.
 
     def _path(self, block: Block, tile: Tile) -> tuple[int, ...]:
         """Return the positions that a tile of the block's input visits, in order, without its first position."""
         layout = self.layout
+        members = layout.members(block) if block.is_split else ()
         if block.number in layout.first_blocks:  # from the position that embedded it
-            return after(tuple(sorted({*layout.members(block), tile.position})), 0, 1, layout.num_positions)
-        return after(layout.members(block), tile.position, tile.direction, layout.num_positions)
+            return after(tuple(sorted({*members, tile.position})), 0, 1, layout.num_positions)
+        return after(members, tile.position, tile.direction, layout.num_positions)
 
     def _memory_path(self, tile: Tile) -> tuple[int, ...]:
         """Return the positions that a tile of the encoder's output visits."""
@@ -166,56 +185,26 @@ class _Hybrid(Builder):
 
     # Operations at one position.
 
-    def _enter_stack(self, block: Block, position: int, tile: Tile) -> None:
-        names = ("hid", "res") if tile.position == position else ("hid",)
-        self.add(
-            position,
-            "ENTER",
-            block.number,
-            tile.number,
-            [_value("emb", block.number, tile)],
-            [_value(name, block.number, tile) for name in names],
-        )
-
-    def _multiply(self, block: Block, position: int, group: Group) -> None:
-        kinds = _KINDS[block.kind]
-        reads = [_value("hid", block.number, tile) for tile in group]
-        self.add(position, kinds.enter, block.number, group[0].number, reads, [_value(kinds.entered, block.number, group[0])])
-
-    def _memory_keys(self, block: Block, position: int) -> None:
-        memory = [_value("mem", self.layout.first_blocks[block.stack], tile) for tile in self.layout.tiles[block.stack - 1]]
-        self.add(position, "CKV", block.number, 0, memory, [Value("kv", block.number, NONE, 0)])
-
     def _leave(self, block: Block, position: int, group: Group, groups: Sequence[Group]) -> None:
         """Append the second half of a block on some tiles, and the ring's operations on their products here."""
-        number, first = block.number, group[0].number
-        kinds = _KINDS[block.kind]
-        if block.kind == "feed_forward":
-            contents = [_value(kinds.entered, number, group[0])]
-        else:
-            contents = [_value("ctx", number, tile) for tile in group]
-            if block.kind == "attention":
-                keys = sorted(entered[0].number for entered in groups)
-                self.add(position, "ATT", number, first, [Value("qkv", number, NONE, key) for key in keys], contents)
-            else:
-                reads = [_value(kinds.entered, number, group[0]), Value("kv", number, NONE, 0)]
-                self.add(position, "CATT", number, first, reads, contents)
-        self.add(position, kinds.leave, number, first, contents, [self._product(block, position, tile) for tile in group])
+        number = block.number
+        attended = sorted(value_of("qkv", number, entered[0]) for entered in groups)
+        self.leave(block, position, group, attended, [self._product(block, position, tile) for tile in group])
         for tile in self._in_sum_order(block, position, group):
             chain = self._chain(block, tile)
             step = chain.index(position)
             if tile.position == position:
                 continue
-            total = _value("sum", number, tile, step)
+            total = value_of("sum", number, tile, step)
             if step:
-                reads = [self._product(block, position, tile), _value("sum", number, tile, step - 1)]
+                reads = [self._product(block, position, tile), value_of("sum", number, tile, step - 1)]
                 self.add(position, "ADD", number, tile.number, reads, [total], step=step, stream=RING)
             self.send(total, position, chain[step + 1] if step + 1 < len(chain) else tile.position)
 
     def _product(self, block: Block, position: int, tile: Tile) -> Value:
         """Return the name of a position's term: the first term in the ring is already a sum."""
         is_first = tile.position != position and self._chain(block, tile)[0] == position
-        return _value("sum", block.number, tile, 0) if is_first else _value("prod", block.number, tile)
+        return value_of("sum", block.number, tile, 0) if is_first else value_of("prod", block.number, tile)
 
     def _connect_all(self, block: Block, position: int) -> None:
         own = self._own[block.stack][position]
@@ -230,37 +219,25 @@ class _Hybrid(Builder):
 
     def _connect_own(self, block: Block, position: int, tile: Tile) -> None:
         chain = self._chain(block, tile)
-        terms = [_value("sum", block.number, tile, len(chain) - 1 - (position in chain))] if chain != (position,) else []
+        terms = [value_of("sum", block.number, tile, len(chain) - 1 - (position in chain))] if chain != (position,) else []
         if position in chain:
-            terms.insert(0, _value("prod", block.number, tile))
+            terms.insert(0, value_of("prod", block.number, tile))
         self._connect(block, position, tile, terms)
 
     def _feed_forward(self, block: Block, position: int, group: Group) -> None:
         """Append the whole feed-forward block of scheme 2 on some of a position's own tiles."""
-        products = [_value("prod", block.number, tile) for tile in group]
-        self._multiply(block, position, group)
-        self.add(position, "DOWN", block.number, group[0].number, [_value("act", block.number, group[0])], products)
+        products = [value_of("prod", block.number, tile) for tile in group]
+        self.multiply(block, position, group)
+        self.add(position, "DOWN", block.number, group[0].number, [value_of("act", block.number, group[0])], products)
         for tile, product in zip(group, products, strict=True):
             self._connect(block, position, tile, [product])
 
     def _connect(self, block: Block, position: int, tile: Tile, terms: Sequence[Value]) -> None:
         """Append the connection of an own tile after a block, and send the tile to the next position."""
-        layout, number = self.layout, block.number + 1
-        reads = [*terms, _value("res", block.number, tile)]
-        if number not in layout.first_blocks:
-            writes = [_value("hid", number, tile), _value("res", number, tile)]
-        else:
-            writes = [_value("hid" if number == layout.end else "mem", number, tile)]
-        self.add(position, "CONN", block.number, tile.number, reads, writes)
+        layout, written, number = self.layout, self.connect(block, position, tile, terms), block.number + 1
         if number == layout.end:
             path: tuple[int, ...] = (0,) if position else ()
-        elif number in layout.first_blocks:
-            path = self._memory_path(tile)
         else:
-            path = self._path(layout.blocks[number], tile) if layout.blocks[number].is_split else ()
+            path = self._memory_path(tile) if number in layout.first_blocks else self._path(layout.blocks[number], tile)
         if path:
-            self.send(writes[0], position, path[0])
-
-
-def _value(name: str, number: int, tile: Tile, step: int = NONE) -> Value:
-    return Value(name, number, step, tile.number)
+            self.send(written, position, path[0])

@@ -138,7 +138,11 @@ class InferenceLayout:
         return self.blocks[min(number, self.end - 1)].stack
 
     def members(self, block: Block) -> tuple[int, ...]:
-        """Return the positions that compute a block with their part of the weights, in ring order."""
+        """Return the positions that compute a block, in ring order: those with a part of its weights, or all its weights and tokens."""
+        if self.plan.paradigm == "pipeline":
+            return (self._owners[block.layer],)
+        if self.plan.paradigm == "sequence":
+            return tuple(tile.position for tile in self.tiles[block.stack])
         return self._members[block.kind == "feed_forward"][block.stack]
 
     def width(self, block: Block, position: int) -> int:
@@ -150,9 +154,8 @@ class InferenceLayout:
 
     def span(self, op: Op) -> tuple[int, int]:
         """Return the tokens [start, stop) that a compute operation works on, past ones included; for ATT and CATT its queries."""
-        if op.kind in ("EMB", "LAYER", "HEAD"):
-            stack = self._stack_of_op(op)
-            return self.past, self.past + self.lengths[stack]
+        if op.kind in ("EMB", "HEAD"):
+            return self.past, self.past + self.lengths[self.stack_of(op.stage)]
         if op.kind == "CKV":
             return 0, self.memory_length
         values = op.reads if op.kind in BY_READS else op.writes
@@ -169,10 +172,10 @@ class InferenceLayout:
             for by_stack in (self.units, self.columns)
         )
 
-    def _stack_of_op(self, op: Op) -> int:
-        if op.kind == "LAYER":
-            return next(block.stack for block in self.blocks if block.layer == op.stage)
-        return len(self.stacks) - 1 if op.stage >= self.end else self.blocks[op.stage].stack
+    @cached_property
+    def _owners(self) -> tuple[int, ...]:
+        """Return the position of each layer of a pipeline."""
+        return tuple(position for position, count in enumerate(self.plan.layers) for _ in range(count))
 
     def _cut(self, length: int) -> tuple[Tile, ...]:
         if self.is_decoding or self.plan.paradigm in ("tensor", "pipeline"):
@@ -222,6 +225,22 @@ def after(positions: tuple[int, ...], first: int, direction: int, num_positions:
     return tuple(sorted(others, key=lambda position: (position - first) * direction % num_positions))
 
 
+class _Kinds(NamedTuple):
+    """A block's operation on received tiles, the value that it writes, and the block's last operation."""
+
+    enter: str
+    entered: str
+    leave: str
+
+
+KINDS = {"attention": _Kinds("QKV", "qkv", "OUT"), "cross": _Kinds("CQ", "q", "COUT"), "feed_forward": _Kinds("UP", "act", "DOWN")}
+
+
+def value_of(name: str, number: int, tile: Tile, step: int = NONE) -> Value:
+    """Return a tile's value at a block."""
+    return Value(name, number, step, tile.number)
+
+
 class Builder:
     """The operation lists of all positions, and the schedule's inputs and outputs."""
 
@@ -262,6 +281,49 @@ class Builder:
         ids = Value("ids", first)
         self._inputs[0].append(ids)
         self.add(0, "EMB", first, NONE, (ids,), writes)
+
+    def enter_stack(self, block: Block, position: int, tile: Tile, *, is_own: bool) -> None:
+        """Append ENTER before a block.  is_own: the residual stream of the tile stays here."""
+        writes = [value_of(name, block.number, tile) for name in ("hid", "res")[: 1 + is_own]]
+        self.add(position, "ENTER", block.number, tile.number, [value_of("emb", block.number, tile)], writes)
+
+    def multiply(self, block: Block, position: int, tiles: Sequence[Tile], names: Sequence[str] = ()) -> None:
+        """Append the first product of a block on some tiles.  names: of the values that it writes, if not the usual one."""
+        reads, first = [value_of("hid", block.number, tile) for tile in tiles], tiles[0]
+        writes = [value_of(name, block.number, first) for name in names or (KINDS[block.kind].entered,)]
+        self.add(position, KINDS[block.kind].enter, block.number, first.number, reads, writes)
+
+    def memory_keys(self, block: Block, position: int) -> None:
+        """Append the keys and values of the encoder's output."""
+        memory = [value_of("mem", self.layout.first_blocks[block.stack], tile) for tile in self.layout.tiles[block.stack - 1]]
+        self.add(position, "CKV", block.number, 0, memory, [Value("kv", block.number, NONE, 0)])
+
+    def leave(self, block: Block, position: int, tiles: Sequence[Tile], attended: Sequence[Value], products: Sequence[Value]) -> None:
+        """Append the second half of a block on some tiles.  attended: what ATT reads.  products: of each tile."""
+        number, first = block.number, tiles[0]
+        entered = value_of(KINDS[block.kind].entered, number, first)
+        contents = [entered] if block.kind == "feed_forward" else [value_of("ctx", number, tile) for tile in tiles]
+        if block.kind == "attention":
+            self.add(position, "ATT", number, first.number, attended, contents)
+        elif block.kind == "cross":
+            keys = [] if self.layout.is_decoding else [Value("kv", number, NONE, 0)]  # in the cache
+            self.add(position, "CATT", number, first.number, [entered, *keys], contents)
+        self.add(position, KINDS[block.kind].leave, number, first.number, contents, products)
+
+    def connect(self, block: Block, position: int, tile: Tile, terms: Sequence[Value]) -> Value:
+        """Append the connection of a tile after a block, and return the value that the next block begins with.
+
+        `emb`: another position of a pipeline normalises it.
+        """
+        layout, number = self.layout, block.number + 1
+        names: tuple[str, ...] = ("hid", "res")
+        if number in layout.first_blocks:
+            names = ("hid",) if number == layout.end else ("mem",)
+        elif layout.plan.paradigm == "pipeline" and layout.members(layout.blocks[number]) != (position,):
+            names = ("emb",)
+        writes = [value_of(name, number, tile) for name in names]
+        self.add(position, "CONN", block.number, tile.number, [*terms, value_of("res", block.number, tile)], writes)
+        return writes[0]
 
     def head(self, reads: Sequence[Value]) -> None:
         """Append HEAD on the first position."""
