@@ -8,46 +8,36 @@ from dataclasses import replace
 from statistics import mean
 
 from workbench import experiment
-from workbench.core.errors import PlanError, WorkbenchError
+from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.planners.galaxy_plus import replan
 from workbench.plots.layer_cut import sent_bytes
-from workbench.widgets.exercises.training import Verdict, number_verdict
+from workbench.widgets.exercises.training import Verdict, exercise, number_verdict
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.planning import Comparison, PlanningProblem
 
 
-def check_grouping(answer: Sequence[int] | str | None, made: Comparison) -> Verdict:
+@exercise("Fewest stages whose weights fit come first: every stage more is a boundary to cross and a device that waits.")
+def check_grouping(answer: Sequence[int] | str, made: Comparison) -> tuple[bool, str]:
     """Which device groups does the planner choose, such as [2, 1, 1] or '[2-1-1]' (Fig. 17)?"""
-    hint = "Fewest stages whose weights fit come first: every stage more is a boundary to cross and a device that waits."
-    if answer is None:
-        return Verdict(None, hint)
     if made.plan is None:
-        return Verdict(answer == "OOM", f"Nothing fits: answer 'OOM'. {made.why}")
+        return answer == "OOM", f"Nothing fits: answer 'OOM'. {made.why}"
     mine = answer if isinstance(answer, str) else "[" + "-".join(str(count) for count in answer) + "]"
     if mine == made.plan.grouping():
-        return Verdict(True, f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s.")
-    return Verdict(False, f"Not {mine}. {hint}")
+        return True, f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s."
+    return False, f"Not {mine}."
 
 
-def check_faster_split(answer: Plan | None, problem: PlanningProblem, planned: Plan) -> Verdict:
+@exercise("Take editor.plan once the editor shows a split that you like. Which device is busy all the time, and which waits?")
+def check_faster_split(answer: Plan, problem: PlanningProblem, planned: Plan) -> tuple[bool, str]:
     """Does the student's plan fit, and is its simulated step shorter than the planner's?"""
-    hint = "Take editor.plan once the editor shows a split that you like."
-    if answer is None:
-        return Verdict(None, hint)
-    try:
-        refusals = problem.refusals(answer)
-        mine_s, planned_s = problem.step_s(answer), problem.step_s(planned)
-    except (WorkbenchError, AttributeError) as error:
-        return Verdict(False, f"{error} {hint}")
-    if refusals:
-        return Verdict(False, str(refusals[0]))
+    if refusals := problem.refusals(answer):
+        return False, str(refusals[0])
+    mine_s, planned_s = problem.step_s(answer), problem.step_s(planned)
     said = f"A step takes {mine_s * 1e3:.0f} ms with yours, {planned_s * 1e3:.0f} ms with the planner's {planned.partition()}."
-    if mine_s < planned_s:
-        return Verdict(True, f"{said} You beat it.")
-    return Verdict(False, f"{said} Which device is busy all the time, and which waits?")
+    return mine_s < planned_s, said
 
 
 def check_memory_floor(answer_bytes: float | None, problem: PlanningProblem, made: Plan, device: str) -> Verdict:
@@ -78,19 +68,17 @@ def check_speedup(answer: float | None, report: Report) -> Verdict:
     return number_verdict(answer, first / cached, hint, right)
 
 
-def check_idlest(answer: str | None, report: Report) -> Verdict:
+@exercise("Look for the lane with the most grey in the Gantt chart 'first epoch, predicted'.")
+def check_idlest(answer: str, report: Report) -> tuple[bool, str]:
     """Which device computes for the smallest share of a first-epoch step?"""
     shown = report.timelines["first epoch, predicted"]
-    hint = "Look for the lane with the most grey in the Gantt chart 'first epoch, predicted'."
-    if answer is None:
-        return Verdict(None, hint)
     if answer not in shown.device_names:
-        return Verdict(False, f"There is no device {answer!r}, only {', '.join(shown.device_names)}.")
+        return False, f"There is no device {answer!r}, only {', '.join(shown.device_names)}."
     busy = {name: shown.busy_s(rank) for rank, name in enumerate(shown.device_names)}
-    idlest = min(busy, key=busy.__getitem__)
-    if math.isclose(busy[answer], busy[idlest], rel_tol=0.02, abs_tol=1e-9):
-        return Verdict(True, f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step.")
-    return Verdict(False, f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step; another one for less. {hint}")
+    said, least_s = f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step", min(busy.values())
+    if math.isclose(busy[answer], least_s, rel_tol=0.02, abs_tol=1e-9):
+        return True, f"{said}."
+    return False, f"{said}; another one for less."
 
 
 def check_half_time(answer: int | None, report: Report) -> Verdict:
@@ -103,32 +91,19 @@ def check_half_time(answer: int | None, report: Report) -> Verdict:
     # first + (n - 1) cached <= n first / 2
     fewest = math.ceil((first - cached) / (first / 2 - cached) - 1e-9)
     hint = "With the cache n epochs take first + (n - 1) cached, without it n first. For which n is the one half of the other?"
-    if answer is None:
-        return Verdict(None, hint)
-    if answer == fewest:
-        with_cache = first + (fewest - 1) * cached
-        return Verdict(True, f"{fewest} epochs take {with_cache:.1f} s with the cache and {fewest * first:.1f} s without.")
-    return Verdict(False, f"Not {answer}. {hint}")
+    right = f"{fewest} epochs take {first + (fewest - 1) * cached:.1f} s with the cache and {fewest * first:.1f} s without."
+    return number_verdict(answer, fewest, hint, right, 0)
 
 
-def check_faster_plan(plan: Plan | None, report: Report) -> Verdict:
+@exercise("Write layers and groups with fixed_plan (rank 0 is the first device). Which is the slowest of its stage, and what does it hold?")
+def check_faster_plan(plan: Plan, report: Report) -> tuple[bool, str]:
     """Is the student's plan faster (simulated) than the planner's?  A close result also passes."""
-    hint = "Write layers and groups of your own with fixed_plan; the groups name ranks, 0 is the first device."
-    if plan is None:
-        return Verdict(None, hint)
-    try:
-        mine, planned = experiment.sweep(report.job, report.cluster, {"mine": plan, "planner": report.plan}, "simulate", num_steps=4)
-    except WorkbenchError as error:
-        return Verdict(False, str(error))
+    mine, planned = experiment.sweep(report.job, report.cluster, {"mine": plan, "planner": report.plan}, "simulate", num_steps=4)
     ratio = mine.predicted_s / planned.predicted_s
     said = f"A step takes {mine.predicted_s * 1e3:.0f} ms with yours, {planned.predicted_s * 1e3:.0f} ms with the planner's."
     if ratio < 1:
-        return Verdict(
-            True, f"{said} You beat the planner: its prices (Eq. 5-7) are approximations, and it keeps the devices in the cluster's order."
-        )
-    if ratio <= 1.2:
-        return Verdict(True, f"{said} That is within 20 %.")
-    return Verdict(False, f"{said} Get within 20 %: which device is the slowest of its stage, and what does it hold?")
+        said += " You beat the planner: its prices (Eq. 5-7) are approximations, and it keeps the devices in the cluster's order."
+    return ratio <= 1.2, f"{said} {'That is' if ratio <= 1.2 else 'Get'} within 20 %."
 
 
 MOST_SLOWER = 64.0
@@ -158,36 +133,30 @@ def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: floa
     return number_verdict(answer_s, expected, hint, right, 0.01)
 
 
-def check_most_scheme_2(answer: int | None, problem: InferenceProblem, plan: InferencePlan) -> Verdict:
+@exercise("Move the slider until the budget is exceeded, then one back.")
+def check_most_scheme_2(answer: int, problem: InferenceProblem, plan: InferencePlan) -> tuple[bool, str]:
     """How many layers can use scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
     layers = problem.profile.num_layers
-    hint = "Move the slider until the budget is exceeded, then one back."
-    if answer is None:
-        return Verdict(None, hint)
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer <= layers:
-        return Verdict(False, f"A number of layers from 0 to {layers} is asked for, this is {answer!r}. {hint}")
+        return False, f"A number of layers from 0 to {layers} is asked for, this is {answer!r}."
     fits = problem.refusal(_first_in_scheme_2(problem, plan, answer)) is None
     one_more = answer < layers and problem.refusal(_first_in_scheme_2(problem, plan, answer + 1)) is None
     if fits and not one_more:
-        return Verdict(True, f"[{layers - answer}, {answer}], as the paper writes it.")
-    return Verdict(False, f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another. {hint}")
+        return True, f"[{layers - answer}, {answer}], as the paper writes it."
+    return False, f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another."
 
 
-def check_faster_inference(answer: InferencePlan | None, problem: InferenceProblem, planned: InferencePlan) -> Verdict:
+@exercise(
+    "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan. Which device do the others wait for?"
+    " Are heads, columns and tokens all in proportion?"
+)
+def check_faster_inference(answer: InferencePlan, problem: InferenceProblem, planned: InferencePlan) -> tuple[bool, str]:
     """Does the student's plan fit, and is its simulated latency below the planner's?"""
-    hint = "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan."
-    if answer is None:
-        return Verdict(None, hint)
-    try:
-        refusal, mine_s, planned_s = problem.refusal(answer), problem.seconds(answer), problem.seconds(planned)
-    except (WorkbenchError, AttributeError, TypeError) as error:
-        return Verdict(False, f"{error} {hint}")
-    if refusal is not None:
-        return Verdict(False, str(refusal))
+    if (refusal := problem.refusal(answer)) is not None:
+        return False, str(refusal)
+    mine_s, planned_s = problem.seconds(answer), problem.seconds(planned)
     said = f"A sequence takes {mine_s * 1e3:.1f} ms with yours, {planned_s * 1e3:.1f} ms with the planner's."
-    if mine_s < planned_s * (1 - 1e-9):
-        return Verdict(True, f"{said} You beat it.")
-    return Verdict(False, f"{said} Which device does the others wait for? Are heads, columns and tokens all in proportion?")
+    return mine_s < planned_s * (1 - 1e-9), said
 
 
 def break_even(problem: InferenceProblem, plan: InferencePlan, rank: int) -> float:

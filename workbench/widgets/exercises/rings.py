@@ -14,7 +14,7 @@ from workbench.planners.confidant import Partition, StageCosts, compatibilities,
 from workbench.planners.heads import HeadProfile, best_allocation
 from workbench.schedules.ringada import terminator
 from workbench.widgets.confidant_lab import delayed_descent
-from workbench.widgets.exercises.training import Verdict, code_verdict, number_verdict
+from workbench.widgets.exercises.training import Verdict, code_verdict, exercise, number_verdict
 from workbench.widgets.ring_lab import ring_plan
 
 
@@ -58,35 +58,30 @@ def check_next_initiator_code(answer: Callable[[int, Sequence[int], Callable[[in
     return code_verdict(answer, hint, [(f"the rates {of}", partial(tried, of)) for of in rates])
 
 
-def check_own_partition(answer: Partition | None, costs: StageCosts, *, order: Sequence[int]) -> Verdict:
+@exercise("The device with least memory should not come first: the first one stashes most. Take lab.partition.")
+def check_own_partition(answer: Partition, costs: StageCosts, *, order: Sequence[int]) -> tuple[bool, str]:
     """Does the student's partition fit, and is it faster than Eq. 3's in an order of the devices?"""
-    hint = "The device with least memory should not come first: the first one stashes most. Take lab.partition."
-    if answer is None:
-        return Verdict(None, hint)
     if not isinstance(answer, Partition):
-        return Verdict(False, f"A Partition is asked for, this is {answer!r}. {hint}")
+        return False, f"A Partition is asked for, this is {answer!r}."
     last, devices = len(answer.order) - 1, costs.cluster.devices
     for at, (rank, (start, stop)) in enumerate(zip(answer.order, pairwise(answer.cuts), strict=True)):
         if costs.need(rank, last - at, start, stop).total_bytes > devices[rank].memory_bytes:
-            return Verdict(False, f"It does not fit on '{devices[rank].name}'. {hint}")
+            return False, f"It does not fit on '{devices[rank].name}'."
     theirs = partition_in_order(costs, order).pace_s
     said = f"A mini-batch takes {answer.pace_s:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
-    return Verdict(answer.pace_s < theirs, said if answer.pace_s < theirs else f"{said} {hint}")
+    return answer.pace_s < theirs, said
 
 
-def check_heads(answer: Sequence[int] | None, profile: HeadProfile) -> Verdict:
+@exercise("Give one number of heads for each processor, together all heads; the slowest counts.")
+def check_heads(answer: Sequence[int], profile: HeadProfile) -> tuple[bool, str]:
     """Does the division of all heads over the processors take the least time?"""
-    hint = f"{profile.num_heads} heads, one number for each of {len(profile.seconds)} processors; the slowest counts."
-    if answer is None:
-        return Verdict(None, hint)
     heads = profile.num_heads
     if not isinstance(answer, Sequence) or len(answer) != len(profile.seconds) or any(count not in range(heads + 1) for count in answer):
-        return Verdict(False, f"{answer!r} is no allocation. {hint}")
+        return False, f"{answer!r} is no allocation of {heads} heads to {len(profile.seconds)} processors."
     if sum(answer) != heads:
-        return Verdict(False, f"These are {sum(answer)} heads. {hint}")
+        return False, f"These are {sum(answer)} of {heads} heads."
     mine_s, best_s = profile.time_s(answer), profile.time_s(best_allocation(profile))
-    said = f"They take {mine_s * 1e3:g} ms; the least is {best_s * 1e3:g} ms."
-    return Verdict(mine_s <= best_s, said if mine_s <= best_s else f"They take {mine_s * 1e3:g} ms; it can be done in less. {hint}")
+    return mine_s <= best_s, f"They take {mine_s * 1e3:g} ms; {'no other take' if mine_s <= best_s else 'it can be done in'} less."
 
 
 def check_compatibility_code(answer: Callable[..., Sequence[float]] | None) -> Verdict:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import WorkbenchError
 from workbench.plots.zeroth_order import Pass
 from workbench.widgets.bowl import SlopeStudy
 from workbench.widgets.planning import QueryProblem
@@ -43,6 +44,28 @@ def number_verdict(answer: float | None, expected: float, hint: str, right: str,
     return Verdict(False, f"{answer:g} is too {'large' if answer > expected else 'small'}. {hint}")
 
 
+def exercise(hint: str) -> Callable[[Callable[..., tuple[bool, str]]], Callable[..., Verdict]]:
+    """Return a decorator for a function that examines an answer and returns whether it is right, and why; it becomes a check.
+
+    hint: what the check says before there is an answer, and after why an answer is wrong.  An answer that raises an error is wrong.
+    """
+
+    def decorate(examine: Callable[..., tuple[bool, str]]) -> Callable[..., Verdict]:
+        @wraps(examine)
+        def check(answer: Any, *given: Any, **named: Any) -> Verdict:
+            if answer is None:
+                return Verdict(None, hint)
+            try:
+                passed, why = examine(answer, *given, **named)
+            except (WorkbenchError, AttributeError, TypeError) as error:
+                passed, why = False, str(error)
+            return Verdict(passed, why if passed else f"{why} {hint}")
+
+        return check
+
+    return decorate
+
+
 def code_verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[], tuple[Any, Any]]]]) -> Verdict:
     """Try a function on cases, each a name and a function that returns the expected and the actual result."""
     if answer is None:
@@ -75,63 +98,43 @@ def check_transfer(answer_s: float | None, cluster: Cluster, source: str, destin
     return number_verdict(answer_s, link.transfer_s(nbytes), hint, right, 0.03)
 
 
-def check_cluster(cluster: Cluster | None, *, cores: int) -> Verdict:
+@exercise("Describe three devices with different host_share whose sum stays below the number of cores.")
+def check_cluster(cluster: Cluster, *, cores: int) -> tuple[bool, str]:
     """Does the student's cluster have three unequal emulated devices that this host can carry?"""
-    hint = "Describe three devices with different host_share whose sum stays below the number of cores."
-    if cluster is None:
-        return Verdict(None, hint)
     shares = [device.host_share for device in cluster.devices]
     if cluster.world_size < 3:
-        return Verdict(False, f"It has {cluster.world_size} devices. {hint}")
+        return False, f"It has {cluster.world_size} devices."
     if any(share is None for share in shares):
-        return Verdict(False, f"A device without host_share cannot be emulated. {hint}")
+        return False, "A device without host_share cannot be emulated."
     if len(set(shares)) < len(shares):
-        return Verdict(False, f"Two devices have the same share: {shares}. {hint}")
+        return False, f"Two devices have the same share: {shares}."
     total = sum(share for share in shares if share is not None)
-    if total > cores:
-        return Verdict(False, f"Together they ask for {total:.2f} cores; this host has {cores}. {hint}")
-    return Verdict(True, f"{cluster.world_size} devices, {total:.2f} of {cores} cores in all.")
+    return total <= cores, f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all."
 
 
-def check_epsilon(answer: float | None, studies: Sequence[SlopeStudy]) -> Verdict:
+@exercise("Too large, and the loss bends between the two points; too small, and their difference is rounding. Look for the lowest point.")
+def check_epsilon(answer: float, studies: Sequence[SlopeStudy]) -> tuple[bool, str]:
     """Which epsilon of a study gives the best slopes?  An answer passes if its deviation is within a factor of two of the best."""
     best = min(studies, key=lambda one: one.deviation)
-    hint = "Too large, and the loss bends between the two points; too small, and their difference is rounding. Look for the lowest point."
-    if answer is None:
-        return Verdict(None, hint)
     chosen = [one for one in studies if isinstance(answer, int | float) and abs(one.epsilon - answer) <= 1e-9 * one.epsilon]
     if not chosen:
-        return Verdict(False, f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}. {hint}")
+        return False, f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}."
     said = f"With {answer:g} slopes are off by {chosen[0].deviation:.2%}, with {best.epsilon:g} by {best.deviation:.2%}."
-    return Verdict(chosen[0].deviation <= 2 * best.deviation + 1e-12, f"{said} {hint if chosen[0] is not best else ''}".strip())
+    return chosen[0].deviation <= 2 * best.deviation + 1e-12, said
 
 
 def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
     """Which measured number of parts is the largest that costs less than half of as many single passes?"""
     first = passes[0]
-    cheap = [one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts]
+    expected = max((one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts), default=0)
     hint = "Compare the two lines of the figure: in one pass, and one after the other. 0 if no number of parts saves half."
-    if answer is None:
-        return Verdict(None, hint)
-    expected = max(cheap, default=0)
-    if answer == expected:
-        return Verdict(
-            True, f"{expected} parts in one pass cost less than half of {expected} passes." if expected else "Nothing saves half here."
-        )
-    return Verdict(False, f"Not {answer!r}. {hint}")
+    right = f"{expected} parts in one pass cost less than half of {expected} passes." if expected else "Nothing saves half here."
+    return number_verdict(answer, expected, hint, right, 0)
 
 
-def check_division(answer: Sequence[int] | None, problem: QueryProblem) -> Verdict:
+@exercise("Take divider.counts. All wait for the slowest device: give it less.")
+def check_division(answer: Sequence[int], problem: QueryProblem) -> tuple[bool, str]:
     """Is a division of the queries as fast as the planner's, within 2 %?"""
-    hint = "Take divider.counts. All wait for the slowest device: give it less."
-    if answer is None:
-        return Verdict(None, hint)
-    try:
-        problem.divided(tuple(answer))
-        mine_s = problem.seconds(tuple(answer))
-    except (ConfigError, TypeError) as error:
-        return Verdict(False, f"{error} {hint}")
-    best_s = problem.planned().total_s
-    said = f"A step takes {mine_s * 1e3:.1f} ms with yours, {best_s * 1e3:.1f} ms with the planner's."
-    passed = mine_s <= best_s * 1.02
-    return Verdict(passed, said if passed else f"{said} {hint}")
+    problem.divided(tuple(answer))
+    mine_s, best_s = problem.seconds(tuple(answer)), problem.planned().total_s
+    return mine_s <= best_s * 1.02, f"A step takes {mine_s * 1e3:.1f} ms with yours, {best_s * 1e3:.1f} ms with the planner's."
