@@ -9,9 +9,11 @@ BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transform
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.serial import from_builtins, read_toml
 
 FP32_BYTES = 4
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
@@ -123,45 +125,10 @@ class ModelDescription:
         return self.embedding_params + sum(map(self.layer_params, range(self.stack_layers))) + self.head_params
 
 
-def _described(
-    name: str, kind: Kind, num_layers: int, hidden: int, heads: int, feed_forward: int, vocab: int, **more: Any
-) -> ModelDescription:
-    return ModelDescription(
-        name=name, kind=kind, num_layers=num_layers, hidden=hidden, heads=heads, feed_forward=feed_forward, vocab=vocab, **more
-    )
-
-
-_T5 = {"biases": False, "norm_vectors": 1, "final_norm": True, "relative_buckets": 32}
-_BERT = {"positions": 512, "segments": 2, "pooler": True, "embedding_norm": True}
-_DISTILLED = _BERT | {"segments": 0, "pooler": False}
-_GPT = {"positions": 1024, "final_norm": True}
-_OPT = _GPT | {"positions": 2050}
-_LLAMA = {"gated": True, "biases": False, "norm_vectors": 1, "final_norm": True, "tied_head": False}
-
 MODELS: dict[str, ModelDescription] = {
-    model.name: model
-    for model in (
-        _described("T5-Base", "encoder-decoder", 12, 768, 12, 3072, 32128, **_T5),
-        _described("T5-Large", "encoder-decoder", 24, 1024, 16, 4096, 32128, **_T5),
-        _described("BART-Large", "encoder-decoder", 12, 1024, 16, 4096, 50265, positions=1026, embedding_norm=True),
-        _described("BERT-Base", "encoder", 12, 768, 12, 3072, 30522, **_BERT),
-        _described("BERT-Large", "encoder", 24, 1024, 16, 4096, 30522, **_BERT),
-        _described("DistilBERT", "encoder", 6, 768, 12, 3072, 30522, **_DISTILLED),
-        # ViT-H/14 at 224 x 224.  Before its layers it has no vocabulary, but as many rows: 14 x 14 x 3 of the patches, a bias, the class
-        # token.
-        _described("ViT-Huge", "encoder", 32, 1280, 16, 5120, 14 * 14 * 3 + 2, positions=257, pooler=True, final_norm=True),
-        _described("all-MiniLM-L6-v2", "encoder", 6, 384, 12, 1536, 30522, **_BERT),
-        _described("GPT2", "decoder", 12, 768, 12, 3072, 50257, **_GPT),
-        _described("GPT2-Medium", "decoder", 24, 1024, 16, 4096, 50257, **_GPT),
-        _described("GPT2-Large", "decoder", 36, 1280, 20, 5120, 50257, **_GPT),
-        _described("OPT-1.3B", "decoder", 24, 2048, 32, 8192, 50272, **_OPT),
-        _described("OPT-2.7B", "decoder", 32, 2560, 32, 10240, 50272, **_OPT),
-        # Its layers have one norm, not the two counted here: 5 120 of 87 million parameters.  The head's bias is left out.
-        _described("Phi-2", "decoder", 32, 2560, 32, 10240, 51200, final_norm=True, tied_head=False),
-        _described("SmolLM2-135M", "decoder", 30, 576, 9, 1536, 49152, kv_heads=3, **(_LLAMA | {"tied_head": True})),
-        _described("TinyLlama-1.1B", "decoder", 22, 2048, 32, 5632, 32000, kv_heads=4, **_LLAMA),
-        _described("Llama2-7B", "decoder", 32, 4096, 32, 11008, 32000, kv_heads=32, **_LLAMA),
-    )
+    one["name"]: from_builtins(family | one, ModelDescription, source=f"'{one['name']}' of 'models.toml'")
+    for family in read_toml(data_folder() / "models.toml").values()
+    for one in family.pop("models")
 }
 
 
