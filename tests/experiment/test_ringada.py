@@ -18,7 +18,7 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.methods.ringada import method
 from workbench.methods.ringada.measure import measure_layers
-from workbench.methods.ringada.planning import rank_job, with_in_flight
+from workbench.methods.ringada.method import rank_job, with_in_flight
 from workbench.methods.ringada.prepare import prepare
 from workbench.methods.ringada.rank_job import RingRankJob
 from workbench.methods.training.phases import Predictor

@@ -18,9 +18,8 @@ from workbench.core import Cluster, Job, Link, Plan, Share, Stage
 from workbench.core.schedule import Value
 from workbench.methods.common.session import RankResult
 from workbench.methods.ringada.phases import RingPhase
-from workbench.methods.ringada.prepare import RingAdaOptions
-from workbench.methods.ringada.rank_job import RingRankJob
-from workbench.methods.ringada.rounds import Policy, Round, RoundShape, Unfreezing
+from workbench.methods.ringada.prepare import Policy, RingAdaOptions, Unfreezing
+from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
 from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import Kind, ParallelAdapter, ParallelAdapterConfig, task_loss

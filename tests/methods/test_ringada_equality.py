@@ -14,7 +14,7 @@ from tests.methods.ring_builders import ring_job, ring_plan, train_federated, tr
 from workbench.core import Plan, Share, Stage
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.method import run_rank
-from workbench.methods.ringada.rounds import Unfreezing
+from workbench.methods.ringada.prepare import Unfreezing
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import Kind
 from workbench.models.side_layers import TOKEN_KINDS

@@ -18,8 +18,7 @@ from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageContext
 from workbench.methods.fine_tuning.measure import crossing_bytes
-from workbench.methods.ringada.compute import Config, RingCompute, RingOptimizer
-from workbench.methods.ringada.prefix import PrefixCache
+from workbench.methods.ringada.compute import Config, PrefixCache, RingCompute, RingOptimizer
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import made_up_labels, made_up_mask
 from workbench.models.stack import LayerStack

@@ -1,15 +1,18 @@
-"""RingAda as a Method: its specifics."""
+"""RingAda as a Method: its specifics, and its plan: blocks and ring order, from the depths of its rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
 from workbench.core.job import Job
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import ignore
 from workbench.methods.common.session import RankResult
@@ -17,17 +20,149 @@ from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.pac_plus import method as pac_plus
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
-from workbench.methods.ringada.planning import plan_job, rank_job, require_memory
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
-from workbench.methods.ringada.rank_job import RingRankJob
+from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
+from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.phases import Predictor
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.planners.memory import readable
+from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
-from workbench.tasks.batching import check_rule
+from workbench.tasks.batching import check_rule, split_samples
+
+_IN_FLIGHT = (1, 2, 4, 8)
+_MOST_SEGMENTS = 16
+"""Maximum number of times at which layers may be moved: planning takes a second or two."""
+
+
+def owned_by(prepared: PreparedJob, cluster: Cluster) -> Mapping[str, tuple[int, ...]]:
+    """Return the rows of each device's samples, D_u, by name.  Raises ConfigError for an impossible rule or a device without data."""
+    if prepared.owned is not None:
+        return prepared.owned
+    names = [device.name for device in cluster.devices]
+    owned = split_samples(prepared.task.train, len(names), prepared.options.data, prepared.job.seed, names)
+    return {name: prepared.train.rows_of(own) for name, own in zip(names, owned, strict=True)}
+
+
+def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:
+    """Return the description of a run under a plan, for every rank."""
+    return RingRankJob(
+        job=prepared.job,
+        cluster=cluster,
+        plan=plan,
+        profile=profile,
+        split=prepared.train,
+        config=prepared.config,
+        adapter=prepared.adapter,
+        facts=prepared.facts,
+        options=prepared.options,
+        policy=prepared.policy,
+        owned=owned_by(prepared, cluster),
+        typical_length=prepared.typical_length,
+    )
+
+
+def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingPricer:
+    """Return a function that computes the cost of a ring for some rounds; None: all rounds."""
+    job, policy, num_rounds = prepared.job, prepared.policy, prepared.steps_on(cluster.world_size)
+    per_round = cluster.world_size * prepared.options.local_iterations
+    asked = range(num_rounds) if rounds is None else rounds
+    depths = [policy.num_layers - policy.first_unfrozen(one, per_round * one + at) for one in asked for at in range(per_round)]
+    filled = per_round * max(0, _filled(prepared, num_rounds) - asked.start)
+    return RingPricer(
+        with_room(profile, job),
+        cluster,
+        batch_size=job.batch_size,
+        micro_batches=job.micro_batches,
+        sequence_length=prepared.typical_length,
+        depths=Counter(depths[:filled]),
+        cached=Counter(depths[filled:]),
+        rest_bytes=beside_bytes(prepared.facts, prepared.adapter or prepared.config),
+        memory_length=prepared.longest,
+        has_side=prepared.options.technique == "parallel",
+    )
+
+
+def _filled(prepared: PreparedJob, num_rounds: int) -> int:
+    """Return the number of rounds before the caches are full: after an epoch each sample has passed."""
+    return num_rounds // prepared.job.epochs if prepared.options.cache else num_rounds
+
+
+def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple[Segment, ...]:
+    """Return the run's rounds, divided where one more layer is trained (several for a deep model) and where the caches are full."""
+    policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
+    per_round = cluster.world_size * prepared.options.local_iterations
+    lowest = [policy.first_unfrozen(number, per_round * number) for number in range(num_rounds)]
+    full = _filled(prepared, num_rounds)
+    begins = [number for number in range(num_rounds) if not number or number == full or lowest[number] < lowest[number - 1]]
+    begins = sorted({*begins[:: -(-len(begins) // _MOST_SEGMENTS)], full} - {num_rounds})
+    return tuple(
+        Segment(first, per_round * (stop - first), pricer(prepared, profile, cluster, range(first, stop)))
+        for first, stop in pairwise([*begins, num_rounds])
+    )
+
+
+def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> None:
+    """Raise PlanError, naming device and bytes, if a device of the plan needs more than its memory."""
+    price = pricer(prepared, profile, cluster)
+    for stage, rank in ((one, rank) for _, stages in plan.assignments for one in stages for rank in one.ranks):
+        device, needed = cluster.devices[rank], price.needs(rank, stage.start, stage.stop)
+        if needed > device.memory_bytes:
+            raise PlanError(
+                f"Device '{device.name}' has {readable(device.memory_bytes)};",
+                f"layers {stage.start}-{stage.stop - 1} with embedding and head need {readable(needed)}.",
+                "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
+            )
+
+
+def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
+    """Return the blocks, the ring order and the number of mini-batches in flight.
+
+    Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError if nothing fits,
+    ConfigError for an impossible split of the data.
+    """
+    job = prepared.job
+    if prepared.options.federated:
+        size, micro_batches = job.batch_size // job.micro_batches, job.micro_batches
+        shares = tuple(Share(rank=rank, samples=size) for rank in range(cluster.world_size))
+        whole = Stage(start=0, stop=prepared.facts.num_layers, shares=shares)
+        return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
+    once = plan_ring(pricer(prepared, profile, cluster))
+    if not prepared.options.replan or prepared.policy.is_adaptive:
+        return with_in_flight(rank_job(prepared, profile, cluster, once))
+    parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)
+    plan = plan_segments(once, parts, run.change_s)
+    follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
+    return with_in_flight(replace(run, plan=plan) if follows else run)
+
+
+def with_in_flight(run: RingRankJob) -> Plan:
+    """Return the plan with the fewest mini-batches in flight that fit in memory and are within 1 % of the shortest time.
+
+    Time and memory are simulated for the first, the middle and the last round.
+    """
+    found: dict[int, float] = {}
+    for count in (run.options.in_flight,) if run.options.in_flight else _IN_FLIGHT:
+        planned = replace(run, plan=replace(run.plan, in_flight=count))
+        predictor = Predictor(planned.phases()[0])
+        timelines = [predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})]
+        peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
+        if not found or all(peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)):
+            found[count] = sum(timeline.makespan_s for timeline in timelines)
+    least_s = min(found.values())
+    return replace(run.plan, in_flight=min(count for count, seconds in found.items() if seconds <= 1.01 * least_s))
+
+
+def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
+    """Return the seconds of a run: one simulated round for each segment, plus the moves of layers."""
+    predictor, per_round = Predictor(run.phases()[0]), len(run.initiators) * run.options.local_iterations
+    middle = [(part.num_steps // per_round, part.first + part.num_steps // per_round // 2) for part in parts]
+    return sum(count * predictor.seconds(run.round(number)) for count, number in middle) + run.changes_s
 
 
 def run_rank(context: RankContext, rank_job: RingRankJob) -> RankResult:

@@ -1,22 +1,178 @@
-"""The single phase of a RingAda run on a device."""
+"""The single phase of a RingAda run on a device, and the operations of a round, by kind: the runtime's dispatch table."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op
 from workbench.methods.common.session import LOADING, RankResult, RankSession
-from workbench.methods.ringada.compute import RingCompute, RingOptimizer
-from workbench.methods.ringada.handlers import RingHandlers
-from workbench.methods.ringada.prefix import PrefixCache
-from workbench.methods.ringada.rank_job import RingRankJob
-from workbench.methods.ringada.rounds import Round, RoundShape
-from workbench.methods.training.handlers import PlannedStep
+from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
+from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
+from workbench.methods.training.handlers import PlannedStep, Targets, named
 from workbench.methods.training.phases import StagePhase
 from workbench.planners.ringada import ring_homes
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.runtime.memory import read_memory
-from workbench.tasks.tokenize import collate
+from workbench.schedules import ringada as ring
+from workbench.schedules.ringada import RingCosts
+from workbench.tasks.tokenize import Batch, collate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingHandlers:
+    """One round's operations on one rank.
+
+    number: of the round in the run.  first_step: mini-batches before it.
+    by_loss: whether an adaptive policy uses the loss, otherwise the gradients.
+    batches[m]: micro-batch m; for another initiator's, only its attention mask.
+    prefix: cached outputs of the frozen layers, None without a cache.  cached: micro-batches that start from it.
+    noted: this rank's loss and squared gradients of the round, each a mean over its mini-batches.
+    """
+
+    rank: int
+    number: int
+    first_step: int
+    by_loss: bool
+    costs: RingCosts
+    batches: Sequence[Batch]
+    compute: RingCompute
+    optimizer: RingOptimizer
+    epoch: int
+    prefix: PrefixCache | None = None
+    cached: tuple[int, ...] = ()
+    noted: Tensor = field(default_factory=lambda: torch.zeros(2))
+
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers by operation kind."""
+        return {
+            ring.EMBED: self._embed,
+            ring.LOAD: self._load,
+            ring.PREFIX: self._frozen,
+            ring.FORWARD: self._forward,
+            ring.HEAD: self._score,
+            ring.BACKWARD: self._backward,
+            STEP: self._update,
+            ring.HEAD_STEP: self._update_head,
+            ring.TAKE: self._take,
+            ALLREDUCE: lambda op, reads: (torch.cat(self.optimizer.state_vectors()) / len(op.ranks),),
+            ring.MEAN: self._mean,
+            ring.NOTE: lambda op, reads: (self.noted,),
+            ring.TELL: self._tell,
+            ring.HEAR: self._hear,
+        }
+
+    def _embed(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        batch = self.batches[op.microbatch]
+        return (self.compute.embed(batch.input_ids, batch.attention_mask),)
+
+    def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        batch = self.batches[op.microbatch]
+        assert self.prefix is not None
+        first, last = self.costs.first_unfrozen(op.microbatch), self.costs.plan.num_layers
+        read = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
+        if not self.compute.side_width:
+            return (read(first),)
+        if op.stage == NONE:
+            return (self.compute.parted(read(last))[0],)
+        layers = self.costs.layers(op)
+        taps, sides = zip(
+            *(self.compute.parted(read(layer)) for layer in ([last + 1] if layers.start == 0 else []) + [*layers]), strict=True
+        )
+        return ((sides[0], list(taps)),)
+
+    def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        batch, first, stage = self.batches[op.microbatch], self.costs.first_unfrozen(op.microbatch), self.costs.plan.stages[op.stage]
+        if self.prefix is None:
+            return self.compute.ahead(reads[0], batch.attention_mask, range(stage.start, stage.stop), first)
+        if self.compute.side_width:
+            return self._ahead(reads[0], batch, range(stage.start, stage.stop), first)
+        for layer in self.costs.layers(op):
+            self.prefix.keep(layer, batch.indices, reads[0])
+            reads = self.compute.ahead(reads[0], batch.attention_mask, range(layer, layer + 1), first)
+        return reads
+
+    def _ahead(self, state: Tensor, batch: Batch, layers: range, first: int) -> tuple[Any, ...]:
+        """Run the model and the frozen side layers (see RingCompute.ahead), and keep what the side layers take, layer by layer.
+
+        A layer's record has the tap after it and the side state before it, which is constant while all side layers below are frozen.
+        The embedding's and, at the initiator, the last hidden state have records of their own, behind the layers'.
+        """
+        assert self.prefix is not None
+        keep, taps, beside = partial(self.prefix.keep, samples=batch.indices), list[Tensor](), state
+        for layer in layers:
+            hidden, below = self.compute.parted(state)
+            if layer == 0:
+                keep(self.costs.plan.num_layers + 1, hidden=self.compute.widened(hidden))
+            found = self.compute.ahead(state, batch.attention_mask, range(layer, layer + 1), first)
+            if len(found) == 2:
+                state, (own, more) = found
+                beside, taps = (own if not taps else beside), [*taps, *more]
+            else:
+                [state] = found
+            keep(layer, hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)))
+        return (state, (beside, taps)) if first < layers.stop else (state,)
+
+    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        layers, batch = self.costs.layers(op), self.batches[op.microbatch]
+        is_lowest = layers.start == self.costs.first_unfrozen(op.microbatch)
+        if self.prefix is not None and not self.compute.side_width and is_lowest and op.microbatch not in self.cached:
+            self.prefix.keep(layers.start, batch.indices, reads[0])
+        context = self.compute.forward(reads, batch.attention_mask, layers, is_lowest=is_lowest)
+        context.nbytes = self.costs.spec(op.writes[1]).nbytes
+        return context.output.detach(), context
+
+    def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        at, batch, iterations = self.costs.iteration_of[op.microbatch], self.batches[op.microbatch], self.costs.iterations
+        if (head := named(op, reads, "head")) and iterations[at - 1].initiator != self.rank:
+            self.optimizer.take_head(head[0], self.first_step + at)
+        if self.prefix is not None and self.compute.side_width and op.microbatch not in self.cached:
+            self.prefix.keep(self.costs.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0]))
+        total = sum(size for size, one in zip(self.costs.sizes, self.costs.iteration_of, strict=True) if one == at)
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=total)
+        loss, gradient = self.compute.score([*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets)
+        own = loss / len(iterations)  # a round's loss is the mean of its mini-batches'
+        self.noted[0] += own
+        return own, gradient, None
+
+    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        gradient = self.compute.backward(reads[0], reads[1])
+        return (None,) if gradient is None else (gradient, None)
+
+    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        layers = self.costs.layers(op)
+        if self.optimizer.history is not None:
+            self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.costs.iterations)
+        self.optimizer.update(layers, self.first_step + op.microbatch)
+        return (None,)
+
+    def _update_head(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.optimizer.update_head(self.first_step + op.microbatch), torch.zeros(1, dtype=torch.uint8)
+
+    def _take(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.optimizer.take_head(reads[0], self.first_step + len(self.costs.iterations))
+        return (None,)
+
+    def _mean(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.optimizer.take_all(reads[0])
+        return (None,)
+
+    def _tell(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        loss, squared = torch.stack(reads).sum(dim=0)
+        told = (loss if self.by_loss else squared.sqrt())[None]
+        self._hear(op, (told,))
+        return (told,)
+
+    def _hear(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self.optimizer.history is not None
+        self.optimizer.history[self.number] = reads[0].item()
+        return ()
 
 
 class RingPhase(StagePhase[RingRankJob]):

@@ -1,8 +1,9 @@
-"""Find a job's model and data, and validate RingAda's options."""
+"""Find a job's model and data, and validate RingAda's options; the unfreezing policy (RingAda, Algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -15,13 +16,14 @@ from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Text, Width
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
-from workbench.methods.ringada.rounds import Policy, Unfreezing, rounds_per_epoch
+from workbench.methods.training.policy import plateaus
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.techniques import TechniqueConfig
 
 Times = Annotated[int, Meta(ge=1, le=10**6)]
+Unfreezing = Literal["steps", "rounds", "all", "plateau", "gradient_norm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class RingAdaOptions:
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
     from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
-    'gradient_norm', by patience and threshold (see rounds.Policy).  depth: unfrozen adapters at the beginning, d.
+    'gradient_norm', by patience and threshold (see Policy).  depth: unfrozen adapters at the beginning, d.
     in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache the outputs of their
     frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether layers may be moved between rounds as more
     of them are trained; they are moved where it pays, moves included.
@@ -58,6 +60,46 @@ class RingAdaOptions:
     cache: bool = False
     replan: bool = True
     federated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """When adapters are unfrozen, from the top, like a learning rate scheduler.
+
+    'steps', 'rounds': one more every so many of them.  'all': from the beginning.  'plateau', 'gradient_norm': one more when in `patience`
+    rounds the mean loss, or the gradient norm of the trained adapters, has not fallen `threshold` below its lowest since the last
+    unfreezing.  Their course is not known before the run: they are planned and simulated as if they were 'steps'.
+    """
+
+    num_layers: int
+    unfreezing: Unfreezing = "steps"
+    depth: int = 1
+    every: int = 40
+    patience: int = 2
+    threshold: float = 0.01
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Return whether it depends on the results of earlier rounds."""
+        return self.unfreezing in ("plateau", "gradient_norm")
+
+    def first_unfrozen(self, round_number: int, step: int) -> int:
+        """Return the lowest trained layer in a mini-batch, N_TM - Dep^r.  step: mini-batches before it in the whole run."""
+        passed = (round_number if self.unfreezing == "rounds" else step) // self.every
+        return self._above(self.num_layers if self.unfreezing == "all" else passed)
+
+    def adapted(self, brought: Sequence[float]) -> tuple[int, ...]:
+        """Return the lowest trained layer of each round of an adaptive policy, and of the next one.  brought: loss or norm by round."""
+        ends = plateaus(brought, self.patience, self.threshold)
+        return tuple(self._above(bisect_right(ends, count)) for count in range(len(brought) + 1))
+
+    def _above(self, passed: int) -> int:
+        return max(0, self.num_layers - self.depth - passed)
+
+
+def rounds_per_epoch(num_samples: int, samples_per_round: int) -> int:
+    """Return the number of rounds that train on about as many samples as there are."""
+    return max(1, round(num_samples / samples_per_round))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

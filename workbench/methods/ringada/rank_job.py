@@ -13,13 +13,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Self
 
+from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.ringada.compute import Config
-from workbench.methods.ringada.prepare import PreparedJob, RingAdaOptions
-from workbench.methods.ringada.rounds import Policy, Round, RoundShape, initiator_order, rounds_per_epoch, seen_by
+from workbench.methods.ringada.prepare import Policy, PreparedJob, RingAdaOptions, rounds_per_epoch
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.loading import ModelFacts
@@ -29,9 +29,34 @@ from workbench.planners.ringada import change_s, ring_homes
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.ringada import Iteration, RingCosts, federated_round, ring_round
 from workbench.tasks.batching import epoch_batches
+from workbench.tasks.tokenize import TokenizedSplit
 
 USUALLY_IN_FLIGHT = 4
 """Default number of mini-batches in flight, for a plan without a value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundShape(StepShape):
+    """A round: parts are micro-batches, counted through its mini-batches.
+
+    cached: those whose frozen layers are skipped.  since: the round from which layers have this placement (see Plan.later).
+    """
+
+    iterations: tuple[Iteration, ...]
+    cached: tuple[int, ...] = ()
+    since: int = 0
+
+    @property
+    def lowest_trained(self) -> int:
+        """Return the lowest layer that is trained in the last mini-batch (see StepShape)."""
+        return self.iterations[-1].first_unfrozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round(PlannedStep):
+    """number: of the run's rounds, from 0."""
+
+    number: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,3 +300,31 @@ def beside_bytes(facts: ModelFacts, config: Config) -> int:
 def _head_parameters(config: Config) -> int:
     norm_and_up = (2 * config.width + (config.width + 1) * config.hidden_size) if isinstance(config, ParallelAdapterConfig) else 0
     return norm_and_up + (config.hidden_size + 1) * config.num_outputs
+
+
+def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
+    """Return the ranks in the order of a round's initiators (section IV-B, 3).
+
+    It begins with the ring's first device.  Each next initiator is the remaining device with the best channel to the current one;
+    among equal channels, the next on the ring.
+    """
+    ring = [rank for stage in plan.stages for rank in stage.ranks]
+    order, left = [ring[0]], ring[1:]
+    while left:
+        best = max(left, key=lambda rank: (cluster.link(order[-1], rank).bytes_per_s, -left.index(rank)))
+        order.append(best)
+        left.remove(best)
+    return tuple(order)
+
+
+def seen_by(split: TokenizedSplit, own: Sequence[int]) -> TokenizedSplit:
+    """Return a split as a device sees it: other devices' samples have only their lengths, no token and no label."""
+    mine = set(own)
+
+    def hidden(sample: int) -> tuple[int | bytes, ...]:
+        return tuple(bytes(len(token)) if isinstance(token, bytes) else split.pad_id for token in split.ids[sample])
+
+    ids = tuple(split.ids[sample] if sample in mine else hidden(sample) for sample in range(len(split)))
+    labels = tuple(label if sample in mine else type(label)() for sample, label in enumerate(split.labels))
+    windows = tuple(window if row in mine else window.hidden() for row, window in enumerate(split.windows))
+    return replace(split, ids=ids, labels=labels, windows=windows)

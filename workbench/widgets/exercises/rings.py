@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
-from workbench.methods.ringada.rounds import initiator_order
+from workbench.methods.ringada.rank_job import initiator_order
 from workbench.planners.confidant import Partition, StageCosts, compatibilities, partition_in_order
 from workbench.planners.heads import HeadProfile, best_allocation
 from workbench.schedules.ringada import terminator
