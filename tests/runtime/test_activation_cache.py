@@ -40,7 +40,7 @@ def test_what_was_written_is_read_in_a_fresh_object(dtype: str, manifest: CacheM
     finished(tmp_path / "cache", manifest)
     written = taps(6, 2, manifest)
     cache = ActivationCache.open(tmp_path / "cache", fingerprint="mine")
-    buffer = torch.full((cache.batch_bytes(2, 8),), 77, dtype=torch.uint8) if buffered else None
+    buffer = torch.full((cache.manifest.batch_bytes(2, 8),), 77, dtype=torch.uint8) if buffered else None
     read = cache.batch([5, 7], 8, buffer)
     assert len(read) == len(written) == manifest.num_taps + manifest.num_target_taps
     precision = {"float32": 0.0, "bfloat16": 1 / 256, "int8": 1 / 254 + 1 / 256}[dtype]
@@ -53,7 +53,7 @@ def test_what_was_written_is_read_in_a_fresh_object(dtype: str, manifest: CacheM
         torch.testing.assert_close(mine[0, :6].float(), theirs[1], rtol=precision, atol=precision * 4)
         torch.testing.assert_close(mine[1, :4].float(), theirs[0, :4], rtol=precision, atol=precision * 4)
         assert not mine[1, 4:].any() and not mine[0, 6:].any()  # padding is zero
-        assert torch.equal(cache.read(7)[index], mine[1, :4])
+        assert torch.equal(cache.batch([7], None)[index], mine[1, :4])
     assert len({tap.untyped_storage().data_ptr() for tap in read}) == 1
     assert manifest.nbytes == (tmp_path / "cache" / "taps.bin").stat().st_size
     rows = (4 + 2 + 6) * 3 + 3 * manifest.num_target_taps * manifest.target_length
@@ -84,7 +84,7 @@ def test_int8_keeps_the_equations_bound(width: int) -> None:
 @pytest.mark.parametrize("dtype", STORAGE_TYPES)
 def test_packed_tokens_are_the_padded_ones_without_padding(dtype: str, buffered: bool, tmp_path: Path) -> None:
     cache = finished(tmp_path, replace(DECODER, dtype=dtype))
-    buffer = torch.full((cache.batch_bytes(3, 6),), 77, dtype=torch.uint8) if buffered else None
+    buffer = torch.full((cache.manifest.batch_bytes(3, 6),), 77, dtype=torch.uint8) if buffered else None
     packed = cache.batch([3, 5, 7], None, buffer)
     padded = cache.batch([3, 5, 7], 6)
     for index, (mine, theirs) in enumerate(zip(packed, padded, strict=True)):
@@ -173,7 +173,7 @@ def test_an_interrupted_tape_goes_on(tmp_path: Path) -> None:
     assert cache.written == {7, 5}
     again = ActivationCache.reopen(tmp_path, MANIFEST)
     assert again.written == {7, 5}
-    assert torch.equal(torch.stack(again.read(5)), torch.stack(cache.read(5)))
+    assert torch.equal(torch.stack(again.batch([5], None)), torch.stack(cache.batch([5], None)))
     again.write_batch([3], taps(2))
     again.finish()
     whole = finished(tmp_path / "whole")

@@ -50,13 +50,13 @@ class ActivationCache:
     """The cached taps of a set of samples, stored in one folder."""
 
     def __init__(self, folder: Path, manifest: CacheManifest) -> None:
-        self.folder, self.manifest, self.layout = folder, manifest, manifest
-        ends = list(accumulate(map(self.layout.rows, manifest.lengths)))
+        self.folder, self.manifest = folder, manifest
+        ends = list(accumulate(map(self.manifest.rows, manifest.lengths)))
         self._place = {sample: place for place, sample in enumerate(manifest.samples)}
         self._starts = [0, *ends][: len(ends)]  # rows
         # (all records' rows, row_bytes) uint8
         self._memory = map_file(folder / DATA, manifest.nbytes)
-        self.rows = as_array(self._memory, np.uint8, (ends[-1] if ends else 0, self.layout.row_bytes))
+        self.rows = as_array(self._memory, np.uint8, (ends[-1] if ends else 0, self.manifest.row_bytes))
         self._data = torch.from_numpy(self.rows)
         self._checksums = np.full(len(ends), _NOT_WRITTEN, dtype=np.int64)
 
@@ -141,7 +141,7 @@ class ActivationCache:
     def close(self) -> None:
         """Close the file.  Nothing can be read afterwards."""
         self._memory = None
-        self.rows = np.empty((0, self.layout.row_bytes), dtype=np.uint8)
+        self.rows = np.empty((0, self.manifest.row_bytes), dtype=np.uint8)
         self._data = torch.from_numpy(self.rows)
         self._checksums = np.array(self._checksums)
 
@@ -161,25 +161,22 @@ class ActivationCache:
         """Return a writable view of one sample's record as bytes, (rows, row_bytes) uint8."""
         place = self._place[sample]
         start = self._starts[place]
-        return self._data[start : start + self.layout.rows(self.manifest.lengths[place])]
+        return self._data[start : start + self.manifest.rows(self.manifest.lengths[place])]
 
     def raw_taps(self, sample: int, first: int, count: int) -> Tensor:
         """Return a writable view of the bytes of taps [first, first + count) of a record, (rows, row_bytes) uint8."""
-        return self.raw(sample)[self.layout.run(first, count, self.manifest.lengths[self._place[sample]])]
-
-    def read(self, sample: int) -> list[Tensor]:
-        """Return one sample's taps in the decoded dtype: (length, width) each, then (target_length, width) each."""
-        return self.layout.split(self.layout.decode(self.raw(sample)), 1)
+        return self.raw(sample)[self.manifest.run(first, count, self.manifest.lengths[self._place[sample]])]
 
     def batch(self, samples: Sequence[int], padded_length: int | None, buffer: Tensor | None = None) -> list[Tensor]:
         """Return a batch of taps in the decoded dtype: (n, padded_length, width) each, then (n, target_length, width) each.
 
         The taps are zero-padded views of one tensor.  padded_length: None packs the samples' tokens, (tokens, width) each.
-        buffer: memory to reuse for the batch (see `batch_bytes`); None allocates new memory.
+        buffer: memory to reuse for the batch (see RecordLayout.batch_bytes); None allocates new memory.
         """
-        layout, places = self.layout, [self._place_of(sample) for sample in samples]
-        self._will_need(places)
-        rows, padding = layout.batch_rows([start for start, _ in places], [length for _, length in places], padded_length)
+        layout, places = self.manifest, [self._place[sample] for sample in samples]
+        starts, lengths = [self._starts[place] for place in places], [layout.lengths[place] for place in places]
+        self._will_need(starts, lengths)
+        rows, padding = layout.batch_rows(starts, lengths, padded_length)
         raw = layout.raw_part(buffer, len(rows))
         if len(rows):
             # numpy's take runs on one core and releases the GIL, which suits a prefetch thread.
@@ -191,35 +188,26 @@ class ActivationCache:
         shapes = [padded_length] * layout.num_taps + [layout.target_length] * layout.num_target_taps
         return [tap.view(len(samples), length, layout.width) for tap, length in zip(taps, shapes, strict=True)]
 
-    def batch_bytes(self, num_samples: int, padded_length: int) -> int:
-        """Return the buffer size in bytes that `batch` needs for this many samples."""
-        return self.layout.batch_bytes(num_samples, padded_length)
-
-    def _place_of(self, sample: int) -> tuple[int, int]:
-        """Return the first row of a sample's record in the file, and its length in tokens."""
-        place = self._place[sample]
-        return self._starts[place], self.manifest.lengths[place]
-
     def write_batch(self, samples: Sequence[int], taps: Sequence[Tensor]) -> None:
         """Store the taps of a batch, of any float dtype: (n, padded_length, width) each, then (n, target_length, width) each."""
-        if len(taps) != self.layout.num_taps + self.layout.num_target_taps:
-            raise ValueError(f"{len(taps)} taps were given for {self.layout.num_taps} + {self.layout.num_target_taps}")
+        if len(taps) != self.manifest.num_taps + self.manifest.num_target_taps:
+            raise ValueError(f"{len(taps)} taps were given for {self.manifest.num_taps} + {self.manifest.num_target_taps}")
         for row, sample in enumerate(samples):
             place = self._place[sample]
             self._checksums[place] = _NOT_WRITTEN  # until the record is complete again
             length = self.manifest.lengths[place]
-            own = [tap[row, :length] for tap in taps[: self.layout.num_taps]] + [tap[row] for tap in taps[self.layout.num_taps :]]
-            self.layout.encode(torch.cat(own), self.raw(sample))
+            own = [tap[row, :length] for tap in taps[: self.manifest.num_taps]] + [tap[row] for tap in taps[self.manifest.num_taps :]]
+            self.manifest.encode(torch.cat(own), self.raw(sample))
             self._checksums[place] = self._checksum(place)
 
-    def _will_need(self, places: Iterable[tuple[int, int]]) -> None:
+    def _will_need(self, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Ask the operating system to prefetch records from disk, all at once and in the background."""
         if self._memory is None or not hasattr(self._memory, "madvise"):
             return
-        for start, length in places:
-            first = start * self.layout.row_bytes
+        for start, length in zip(starts, lengths, strict=True):
+            first = start * self.manifest.row_bytes
             page = first // mmap.PAGESIZE * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.layout.record_bytes(length))
+            self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.manifest.record_bytes(length))
 
     def _map_checksums(self) -> None:
         count = len(self.manifest.samples)
@@ -227,7 +215,7 @@ class ActivationCache:
 
     def _checksum(self, place: int) -> int:
         start = self._starts[place]
-        return zlib.crc32(self.rows[start : start + self.layout.rows(self.manifest.lengths[place])])
+        return zlib.crc32(self.rows[start : start + self.manifest.rows(self.manifest.lengths[place])])
 
     def _damaged(self, places: Iterable[int]) -> list[int]:
         """Return the records that differ from their checksum.  A record without a checksum does not count."""

@@ -60,9 +60,7 @@ def become_engine(settings: EngineSettings, rank: int) -> None:
 def _die_with(owner: ProcessId) -> None:
     # PR_SET_PDEATHSIG would fire when the *thread* that started us ends, which can happen in a notebook.
     owner.wait()
-    if os.name == "posix":
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _serve(rank: int, settings: EngineSettings) -> None:

@@ -84,8 +84,8 @@ class EngineService:
         self._commands = self._zmq.socket(zmq.ROUTER)
         self._commands.linger = 0
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._commands.bind(f"ipc://{session.folder}/commands" if os.name == "posix" else "tcp://127.0.0.1:*")
-        self.address = self._commands.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = f"ipc://{session.folder}/commands"
+        self._commands.bind(self.address)
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
         """Start function(context, payload) on one engine, which must be idle.  Raises ConfigError for a payload that is no data."""

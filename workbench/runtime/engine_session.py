@@ -114,8 +114,8 @@ class EngineSession:
         self._zmq = zmq.Context()
         self._events = self._zmq.socket(zmq.PULL)
         self._events.linger = 0
-        self._events.bind(f"ipc://{self.folder}/events" if os.name == "posix" else "tcp://127.0.0.1:*")
-        self.events_address = self._events.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.events_address = f"ipc://{self.folder}/events"
+        self._events.bind(self.events_address)
 
     def _start_controller(self, environment: dict[str, str]) -> None:
         profile = self.folder / "profile"
@@ -130,11 +130,9 @@ class EngineSession:
         heartbeat = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=1000"]
         # Without nodb the hub keeps every payload.  The hub imports from its current folder.
         arguments = ["--nodb", *heartbeat, f"--work-dir={self.folder}"]
-        if os.name == "posix":
-            # Unix sockets cross network namespaces, use no ports, and are private to the folder's owner.
-            for side in ("engine", "client"):
-                arguments += [f"--IPController.{side}_transport=ipc", f"--IPController.{side}_ip={self.folder}/sock"]
-            arguments += ["--IPController.monitor_transport=ipc", f"--IPController.monitor_ip={self.folder}/monitor"]
+        # Unix sockets cross network namespaces, use no ports, and are private to the folder's owner.
+        for side, name in (("engine", "sock"), ("client", "sock"), ("monitor", "monitor")):
+            arguments += [f"--IPController.{side}_transport=ipc", f"--IPController.{side}_ip={self.folder}/{name}"]
         self._ipp = ipyparallel.Cluster(
             profile_dir=str(profile),
             cluster_id="",
@@ -179,8 +177,7 @@ class EngineSession:
                 with contextlib.suppress(OSError, ValueError):  # missing or incomplete
                     information[kind] = json.loads(path.read_text())
             time.sleep(0.02)
-        if os.name == "posix":
-            self._link_sockets(information)
+        self._link_sockets(information)
         import ipyparallel
 
         self.client = ipyparallel.Client(

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import re
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -17,9 +18,6 @@ from types import TracebackType
 import psutil
 
 from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
-
-if sys.platform != "win32":
-    import resource
 
 # The last line: no memory for a new thread's stack (in Python's and the C++ library's words), or for oneDNN's code.
 _REFUSED = re.compile(

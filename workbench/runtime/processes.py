@@ -72,12 +72,7 @@ class ProcessId(NamedTuple):
         if not self.alive or self.pid in (os.getpid(), 1):
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.name == "posix" and os.getpgid(self.pid) == self.pid:
-                os.killpg(self.pid, signal.SIGKILL)
-            elif os.name == "posix":
-                os.kill(self.pid, signal.SIGKILL)
-            else:
-                psutil.Process(self.pid).kill()
+            (os.killpg if os.getpgid(self.pid) == self.pid else os.kill)(self.pid, signal.SIGKILL)
 
 
 def note_process(folder: Path, process: ProcessId) -> None:

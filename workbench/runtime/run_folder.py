@@ -102,7 +102,7 @@ def sweep_stale_folders() -> None:
     current = Owner.current()
     for folder in _base().glob(_PREFIX + "*"):
         with contextlib.suppress(OSError, WorkbenchError):
-            if os.name == "posix" and folder.stat().st_uid != os.geteuid():
+            if folder.stat().st_uid != os.geteuid():
                 continue
             owner = from_json((folder / _OWNER).read_text(), Owner, source=str(folder))
             if owner.host != current.host:
@@ -124,7 +124,7 @@ def _host() -> str:
 def _base() -> Path:
     """Return the parent of run folders: the temporary folder, or /tmp if its path is too long for sockets."""
     usual = Path(tempfile.gettempdir())
-    return usual if len(str(usual)) <= _MAX_BASE_LENGTH or os.name != "posix" else Path("/tmp")
+    return usual if len(str(usual)) <= _MAX_BASE_LENGTH else Path("/tmp")
 
 
 def main(folder: Path) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
 from workbench.core.files import FULL_DISK
-
-if sys.platform != "win32":
-    import fcntl
 
 _FULL_WORDS = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)  # libraries keep the text, not the error number
 
@@ -43,9 +40,6 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, asked: str) -> Iterator[None]:
-    if sys.platform == "win32":
-        yield
-        return
     # A lock on the folder itself leaves no file behind, and ends with the process in any case.
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -141,7 +141,7 @@ class CachedBatches:
         self._taken, self._ahead = 0, iter(range(len(steps)))
         self._pool = ThreadPoolExecutor(1, "read-ahead") if depth > 0 and steps else None
         self._waiting: deque[Future[list[Tensor]]] = deque()
-        size = max((cache.batch_bytes(len(samples), length) for samples, length in steps), default=0)
+        size = max((cache.manifest.batch_bytes(len(samples), length) for samples, length in steps), default=0)
         # Allocated once: in every step, new pages for megabytes would cost as much as filling them.
         self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(depth + 1)]  # of the waiting steps, and of the one taken
 

@@ -151,7 +151,7 @@ def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int
         with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
             cache = ActivationCache.create(Path(folder) / "cache", manifest)
         # As in a run, into an existing buffer.
-        buffer = torch.empty(cache.batch_bytes(batch, length), dtype=torch.uint8)
+        buffer = torch.empty(cache.manifest.batch_bytes(batch, length), dtype=torch.uint8)
         return lambda: cache.batch(range(batch), length, buffer)
 
     return make
