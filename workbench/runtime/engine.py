@@ -1,17 +1,30 @@
-"""The process of one emulated device: it enters its namespace, ends with its owner, and becomes an ipyparallel engine."""
+"""The process of an emulated device, which becomes an ipyparallel engine, and the template from which it is forked (python -m ... OWNER).
+
+Importing torch and transformers takes seconds of processor time, the same for every engine.  A fork takes milliseconds, and the
+imported libraries are in memory only once.  The template starts no thread, so that its children can enter namespaces and start threads.
+An engine enters its namespace and ends with its owner.  Where the system cannot fork it is started by --folder FOLDER --rank RANK.
+"""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import gc
+import importlib
 import os
+import select
 import signal
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from workbench.core.serial import from_json
+from setproctitle import setproctitle
+
+from workbench.core.serial import from_json, to_json
 from workbench.runtime.memory import take_small_stacks, tell_is_engine
 from workbench.runtime.network import Endpoint
 from workbench.runtime.processes import ProcessId
@@ -31,17 +44,12 @@ class EngineSettings:
     endpoints: tuple[Endpoint, ...] = ()
 
 
-def main() -> None:
-    """Start the engine for one rank of a run folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    arguments = parser.parse_args()
-    become_engine(from_json((arguments.folder / SETTINGS_FILE).read_text(), EngineSettings, source=SETTINGS_FILE), arguments.rank)
+def become_engine(folder: Path, rank: int) -> None:
+    """Run the engine of a run folder until it is stopped.
 
-
-def become_engine(settings: EngineSettings, rank: int) -> None:
-    """Run an engine until it is stopped.  The order matters: enter namespaces before starting threads, import torch afterwards."""
+    The order matters: enter namespaces before starting threads, import torch afterwards.
+    """
+    settings = from_json((folder / SETTINGS_FILE).read_text(), EngineSettings, source=SETTINGS_FILE)
     if settings.endpoints:
         settings.endpoints[rank].enter()
     take_small_stacks()
@@ -88,5 +96,125 @@ def _serve(rank: int, settings: EngineSettings) -> None:
     app.start()
 
 
+LIBRARIES = ("torch.distributed", "ipyparallel.engine.app", "workbench.runtime.jobs")
+"""Modules that every engine imports."""
+IMPORT_ONLY = -1
+"""Used instead of a rank: import the modules and answer 0."""
+_REAP_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """A request for an engine.  modules: imported by the template, for this engine and all later ones; log: path of its log file."""
+
+    folder: str
+    rank: int
+    log: str
+    working_folder: str
+    search_path: tuple[str, ...]
+    environment: dict[str, str]
+    modules: tuple[str, ...] = ()
+
+    def line(self) -> bytes:
+        """Return the request as one line of bytes."""
+        return to_json(self, indent=-1).encode() + b"\n"
+
+
+def serve_template(owner: int) -> None:
+    """Fork an engine for each request on stdin and answer with its process number, until stdin ends or the owner (our parent) dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setproctitle("workbench engine template")
+    with _watching(owner):
+        _import(LIBRARIES)
+    buffered = b""
+    ends: list[int] = []  # pidfds of children, readable when the child ends
+    while os.getppid() == owner:
+        ready = select.select([0, *ends], [], [], _REAP_S)[0]
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        for end in (one for one in ready if one != 0):
+            ends.remove(end)
+            os.close(end)
+        if 0 not in ready:
+            continue
+        received = os.read(0, 1 << 20)
+        if not received:
+            return
+        *lines, buffered = (buffered + received).split(b"\n")
+        for line in lines:
+            wanted = from_json(line.decode(), EngineRequest, source="a request for an engine")
+            with _watching(owner):
+                _import(wanted.modules)
+            child = 0
+            if wanted.rank != IMPORT_ONLY:
+                child = os.fork()
+                if child == 0:
+                    _run_engine(wanted)
+                with contextlib.suppress(OSError, AttributeError):  # without pidfds, children are polled
+                    ends.append(os.pidfd_open(child))
+            os.write(1, b"%d\n" % child)
+
+
+@contextlib.contextmanager
+def _watching(owner: int) -> Iterator[None]:
+    """Exit if the owner dies during the block.  On other platforms the end of stdin shows this."""
+
+    def look(*_: Any) -> None:
+        if os.getppid() != owner:
+            os._exit(1)
+
+    former = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    missing = [name for name in modules if name not in sys.modules]
+    for name in missing:
+        try:
+            importlib.import_module(name)
+        except Exception:  # the engine that needs the module reports the error
+            traceback.print_exc()
+    if missing:
+        gc.collect()
+
+
+def _run_engine(wanted: EngineRequest) -> None:
+    """Become the engine, as if a new interpreter had been started.  Never returns."""
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        setproctitle(f"{sys.executable} -m workbench.runtime.engine --folder {wanted.folder} --rank {wanted.rank}")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(wanted.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for source, target in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        os.closerange(3, max(nothing, output) + 1)
+        os.chdir(wanted.working_folder)
+        os.environ.clear()
+        os.environ.update(wanted.environment)
+        sys.path[:] = wanted.search_path
+        become_engine(Path(wanted.folder), wanted.rank)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) == 2:
+        serve_template(int(sys.argv[1]))
+    else:
+        become_engine(Path(sys.argv[2]), int(sys.argv[4]))

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import IO
 
 from workbench.core.errors import RuntimeSetupError
-from workbench.runtime.engine_template import IMPORT_ONLY, EngineRequest
+from workbench.runtime.engine import IMPORT_ONLY, EngineRequest
 from workbench.runtime.network import child_environment
 from workbench.runtime.processes import ProcessId, note_process
 
 _SHARED = (("transformers.modeling_utils", "workbench.models.imports_transformers"), ("peft", "workbench.models.imports_peft"))
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too: here, and there."""
-_TEMPLATE_MODULE = "workbench.runtime.engine_template"
 _CAN_FORK = sys.platform == "linux"
 _OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
 """Variables that no library reads at import.  A changed value of any other variable requires a new template."""
@@ -88,7 +87,7 @@ class EngineStarter:
         else:
             self._started = [process for process in self._started if process.poll() is None]
             with open(self.log(rank), "ab") as output:
-                process = _open(self._environment, "workbench.runtime.engine", output, "--folder", str(self._folder), "--rank", str(rank))
+                process = _open(self._environment, output, "--folder", str(self._folder), "--rank", str(rank))
             self._started.append(process)
             engine = ProcessId.of(process.pid)
         note_process(self._folder, engine)
@@ -199,7 +198,7 @@ class _Template:
             self._environment, self._errors = lasting, tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
             atexit.unregister(self._close)
             atexit.register(self._close)
-            self._process = _open(environment, _TEMPLATE_MODULE, self._errors, str(self._owner_pid), pipe=True)
+            self._process = _open(environment, self._errors, str(self._owner_pid), pipe=True)
         return self._process
 
     def _close(self) -> None:
@@ -225,9 +224,9 @@ def _template_of(pid: int) -> _Template:
     return _Template()
 
 
-def _open(environment: dict[str, str], module: str, output: IO[bytes], *arguments: str, pipe: bool = False) -> subprocess.Popen[bytes]:
+def _open(environment: dict[str, str], output: IO[bytes], *arguments: str, pipe: bool = False) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "workbench.runtime.engine", *arguments],
         stdin=subprocess.PIPE if pipe else subprocess.DEVNULL,
         stdout=subprocess.PIPE if pipe else output,
         stderr=output,
