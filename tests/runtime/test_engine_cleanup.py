@@ -20,8 +20,15 @@ from nbclient import NotebookClient
 
 from workbench.core.serial import to_json
 from workbench.runtime.network import child_environment
-from workbench.runtime.processes import ProcessId, note_process, processes_of
-from workbench.runtime.run_folder import Owner, make_run_folder, remove_run_folder, sweep_stale_folders
+from workbench.runtime.run_folder import (
+    Owner,
+    ProcessId,
+    make_run_folder,
+    note_process,
+    processes_of,
+    remove_run_folder,
+    sweep_stale_folders,
+)
 
 _PARENT = """
 import json, sys

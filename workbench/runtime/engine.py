@@ -27,7 +27,7 @@ from setproctitle import setproctitle
 from workbench.core.serial import from_json, to_json
 from workbench.runtime.memory import take_small_stacks, tell_is_engine
 from workbench.runtime.network import Endpoint
-from workbench.runtime.processes import ProcessId
+from workbench.runtime.run_folder import ProcessId
 
 SETTINGS_FILE = "engines.json"
 START_TIMEOUT_S = 90.0

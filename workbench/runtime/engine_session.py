@@ -21,8 +21,7 @@ from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSetti
 from workbench.runtime.engine_starter import EnginesLate, EngineStarter, engine_environment
 from workbench.runtime.jobs import identify
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
-from workbench.runtime.processes import ProcessId, note_process
-from workbench.runtime.run_folder import make_run_folder, remove_run_folder, start_janitor
+from workbench.runtime.run_folder import ProcessId, make_run_folder, note_process, remove_run_folder, start_janitor
 from workbench.runtime.work_folder import is_full_disk
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import IO
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.engine import IMPORT_ONLY, EngineRequest
 from workbench.runtime.network import child_environment
-from workbench.runtime.processes import ProcessId, note_process
+from workbench.runtime.run_folder import ProcessId, note_process
 
 _SHARED = (("transformers.modeling_utils", "workbench.models.imports_transformers"), ("peft", "workbench.models.imports_peft"))
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too: here, and there."""

@@ -17,7 +17,6 @@ from workbench.core.program import Program
 from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.profiler.processors import Place, pinned
-from workbench.runtime.collectives import run_collective
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.step_values import RankPart, StepValues
 from workbench.runtime.transport import Transport
@@ -29,7 +28,7 @@ _KEPT_PARTS = 64
 Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
 """Implements one operation kind: (operation, contents of op.reads) -> contents of op.writes.
 
-The handler of a collective returns one tensor, this rank's contribution (see run_collective).
+The handler of a collective returns one tensor, this rank's contribution (see Transport.collective).
 """
 
 
@@ -222,8 +221,7 @@ class Executor:
             }
             values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
             rows = [program.costs.spec(value).shape[0] for value in values]
-        transport = self.transport
-        result, span = run_collective(op, content, rows, transport.subgroup(op.ranks), self.rank, transport.paced_links)
+        result, span = self.transport.collective(op, content, rows)
         return (result,) * len(op.writes), span
 
 

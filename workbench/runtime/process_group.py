@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from workbench.core.errors import DeviceLostError, GroupNotFormedError
 from workbench.core.program import Program, require_same
 from workbench.runtime.context import RankContext
+from workbench.runtime.transport import broadcast
 
 
 def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:
@@ -35,19 +36,13 @@ def require_one_program(group: torch.distributed.ProcessGroup, program: Program)
     texts = []
     for root in (0, other):
         length = torch.tensor([len(text)])
-        _from(group, root, length)
+        broadcast(group, root, length)
         content = torch.zeros(int(length), dtype=torch.uint8)
         if group.rank() == root:
             content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        _from(group, root, content)
+        broadcast(group, root, content)
         texts.append(bytes(content.tolist()).decode())
     require_same(*texts, ranks=(0, other))
-
-
-def _from(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor) -> None:
-    options = torch.distributed.BroadcastOptions()
-    options.rootRank, options.rootTensor = root, 0
-    group.broadcast([tensor], options).wait()
 
 
 LONGEST_WAIT_S = 24 * 3600.0

@@ -1,4 +1,4 @@
-"""The run folder of one set of engines.  It records its owner and is removed when the owner has died.
+"""The run folder of one set of engines: it records its owner and processes, and is removed when the owner has died.
 
 A janitor process (python -m workbench.runtime.run_folder FOLDER) waits for that.
 """
@@ -8,19 +8,127 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.runtime.network import child_environment
-from workbench.runtime.processes import ProcessId, kill_processes_of, note_process
+
+_POLL_S = 0.25
+_PROCESSES = "processes"
+_END_S = 5.0
+
+
+class ProcessId(NamedTuple):
+    """Identifies a process by number and start time, so that a reused number is not mistaken for it."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """Return the identity of a running process.  `started` is -1 if no such process runs."""
+        return cls(pid, _started(pid))
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the process runs.  A zombie does not count."""
+        return self.started >= 0 and _started(self.pid) == self.started
+
+    @property
+    def frozen(self) -> bool:
+        """Return whether a signal stopped the process and it waits to be continued."""
+        try:
+            return self.alive and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+
+    @property
+    def cpu_s(self) -> float:
+        """Return the processor seconds that the process has used.  0 if it does not run."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system if self.alive else 0.0
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the process has ended.  Returns False at the time-out."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with _pidfd(self.pid) as descriptor:
+            while self.alive:
+                left_s = _POLL_S if deadline_s is None else deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                if descriptor is None:
+                    time.sleep(min(left_s, _POLL_S))
+                else:
+                    # Check the identity again from time to time: the number may have been reused before the pidfd was opened.
+                    select.select([descriptor], [], [], min(left_s, 5.0) if deadline_s is not None else 5.0)
+        return True
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL, and its whole group if it leads one."""
+        if not self.alive or self.pid in (os.getpid(), 1):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if os.getpgid(self.pid) == self.pid else os.kill)(self.pid, signal.SIGKILL)
+
+
+def note_process(folder: Path, process: ProcessId) -> None:
+    """Record that a process belongs to a folder, for later cleanup."""
+    with open(folder / _PROCESSES, "a", encoding="ascii") as file:
+        file.write(f"{process.pid} {process.started}\n")
+
+
+def processes_of(folder: Path) -> list[ProcessId]:
+    """Return the running processes recorded in the folder, except this one."""
+    noted = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in (folder / _PROCESSES).read_text(encoding="ascii").splitlines():
+            pid, started = line.split()
+            noted.append(ProcessId(int(pid), float(started)))
+    return [process for process in noted if process.pid != os.getpid() and process.alive]
+
+
+def _started(pid: int) -> float:
+    if sys.platform == "linux":
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            return -1.0
+        return -1.0 if fields[0] in "ZX" else float(fields[19])
+    try:
+        process = psutil.Process(pid)
+        return -1.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return -1.0
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int | None]:
+    descriptor = None
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
 
 _PREFIX = "workbench-run-"
 _OWNER = "owner.json"
@@ -92,8 +200,13 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:
-    """End every process of the folder (except `spare`) and remove the folder."""
-    kill_processes_of(folder, spare=spare)
+    """End every process of the folder (except `spare`), with its process group, and remove the folder."""
+    deadline_s = time.monotonic() + _END_S
+    while time.monotonic() < deadline_s and (found := [process for process in processes_of(folder) if process.pid not in spare]):
+        for process in found:
+            process.kill()
+        for process in found:
+            process.wait(0.5)
     shutil.rmtree(folder, ignore_errors=True)
 
 

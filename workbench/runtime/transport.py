@@ -1,4 +1,4 @@
-"""Send values between ranks while streams compute: a value is sent once it is present and is next in its channel.
+"""Send values between ranks while streams compute, and run collectives: a value is sent once it is present and next in its channel.
 
 The thread that has the value passes the message to gloo.  If an earlier message still occupies the egress, the sending thread does.
 A forwarded value is sent by the thread that received it, whatever the streams are doing.
@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from workbench.core.costs import Spec
-from workbench.core.schedule import Op, Value
+from workbench.core.costs import Spec, sent_bytes
+from workbench.core.errors import DeviceLostError
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op, Value
 from workbench.core.timeline import Span
 from workbench.runtime.pacing import PacedLinks
 from workbench.runtime.step_values import StepValues, nbytes
@@ -26,6 +27,8 @@ WINDOW = 16
 WINDOW_BYTES = 1 << 20
 """Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less memory than this."""
 LEAST_WINDOW = 4
+_RING_TAG = (1 << 30) + 1
+"""Message tags for ring transfers of collectives, above those of channels."""
 SMALL_BYTES = 1 << 16
 """Messages up to this size do not occupy the egress, because the network interleaves them."""
 
@@ -113,6 +116,41 @@ class Transport:
                 self._receives[source] = queue.SimpleQueue()
                 threading.Thread(target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True).start()
             self._receives[source].put([(op, spec, values, spans) for op, spec in batch])
+
+    def collective(self, op: Op, content: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Span]:
+        """Run a collective; return the result on this rank and the time span.
+
+        content: this rank's contribution.  ALLREDUCE sums it in place.  BROADCAST overwrites it in place with the content of op.ranks[0].
+        ALLGATHER returns the contents of all members, joined along dimension 0 in the order of op.ranks.  REDUCESCATTER returns this
+        rank's block of the sum; the blocks lie along dimension 0 in the order of op.ranks.
+        rows: size of each member's part along dimension 0 (ALLGATHER, REDUCESCATTER).
+        Raises DeviceLostError if a member died or became silent.
+        """
+        group, start_s, position, whole = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank), content
+        try:
+            if op.kind == ALLREDUCE:
+                group.allreduce([content]).wait()
+                result = content
+            elif op.kind == BROADCAST:
+                broadcast(group, _number(op, op.ranks[0]), content)
+                result = content
+            elif op.kind == ALLGATHER:
+                result = whole = _all_gather(op, content, rows, group, position)
+            else:
+                assert op.kind == REDUCESCATTER, f"{op.kind} is not a collective"
+                result = _reduce_scatter(op, content, rows, group, position)
+        except RuntimeError as error:
+            raise DeviceLostError(
+                f"{op.kind} of ranks {', '.join(map(str, op.ranks))} was in progress.",
+                f"It failed: {str(error).splitlines()[0]}.",
+                "See the first device that failed.",
+            ) from error
+        size = nbytes(whole)
+        if self.paced_links is not None:
+            # All members leave a collective at the same time, so each can wait out the link time locally.
+            time.sleep(self.paced_links.collective_s(op.kind, op.ranks, size))
+        sent = sent_bytes(op.kind, len(op.ranks), size, is_root=position == 0)
+        return result, Span(self._rank, op, start_s, time.monotonic(), sent)
 
     def flush(self, values: StepValues) -> None:
         """Wait until all announced values have been sent, including forwarded ones.
@@ -243,3 +281,45 @@ class Transport:
 def empty(spec: Spec) -> torch.Tensor:
     """Return an uninitialized tensor with the given spec."""
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+
+
+def broadcast(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor) -> None:
+    """Overwrite a tensor with that of a rank of the group."""
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    group.broadcast([tensor], options).wait()
+
+
+def _number(op: Op, rank: int) -> int:
+    """Return a member's rank within its group.  Groups number their members in ascending order."""
+    return sorted(op.ranks).index(rank)
+
+
+def _all_gather(op: Op, own: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
+    whole = torch.empty((sum(rows), *own.shape[1:]), dtype=own.dtype)
+    blocks = list(whole.split(list(rows)))
+    blocks[position].copy_(own)
+    size = len(rows)
+    for step in range(size - 1):
+        _pass_on(op, group, position, blocks[(position - step) % size], blocks[(position - step - 1) % size])
+    return whole
+
+
+def _reduce_scatter(op: Op, whole: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
+    blocks, size = list(whole.split(list(rows))), len(rows)
+    total = blocks[(position - 1) % size]
+    for step in range(size - 1):
+        term = blocks[(position - step - 2) % size]
+        came = torch.empty_like(term)
+        _pass_on(op, group, position, total, came)
+        total = came.add_(term)
+    return total.clone() if size == 1 else total
+
+
+def _pass_on(op: Op, group: Any, position: int, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Send to the next ring member and receive from the previous one, at the same time."""
+    size = len(op.ranks)
+    following, former = (_number(op, op.ranks[(position + step) % size]) for step in (1, -1))
+    works = [group.recv([theirs], former, _RING_TAG), group.send([mine.contiguous()], following, _RING_TAG)]
+    for work in works:
+        work.wait()
