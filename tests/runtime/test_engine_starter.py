@@ -100,7 +100,7 @@ def has_transformers(context, payload) -> bool:
 
 def test_a_template_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONSTARTUP_FAILS", "1")  # another environment: the template that runs is not taken
-    monkeypatch.setattr(engine_starter, "_TEMPLATE_MODULE", "workbench.runtime.not_there")
+    monkeypatch.setattr(engine_starter, "_ENGINE_MODULE", "workbench.runtime.not_there")
     with pytest.raises(RuntimeSetupError, match=r"ended: .*not_there") as caught:
         EngineCluster.start(CLUSTER, fidelity="paced")
     assert not isinstance(caught.value, EnginesLate)

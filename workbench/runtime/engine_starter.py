@@ -22,6 +22,7 @@ from workbench.runtime.engine import IMPORT_ONLY, EngineRequest
 from workbench.runtime.network import child_environment
 from workbench.runtime.run_folder import ProcessId, note_process
 
+_ENGINE_MODULE = "workbench.runtime.engine"
 _SHARED = (("transformers.modeling_utils", "workbench.models.imports_transformers"), ("peft", "workbench.models.imports_peft"))
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too: here, and there."""
 _CAN_FORK = sys.platform == "linux"
@@ -226,7 +227,7 @@ def _template_of(pid: int) -> _Template:
 
 def _open(environment: dict[str, str], output: IO[bytes], *arguments: str, pipe: bool = False) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "workbench.runtime.engine", *arguments],
+        [sys.executable, "-m", _ENGINE_MODULE, *arguments],
         stdin=subprocess.PIPE if pipe else subprocess.DEVNULL,
         stdout=subprocess.PIPE if pipe else output,
         stderr=output,
