@@ -224,7 +224,7 @@ def figures(compared: Sequence[Side]) -> list[Any]:
 
     The horizontal axis is the bandwidth, or else the last numeric setting that differs.  The other settings that differ name the series.
     """
-    from workbench.plots import compared_bars, compared_losses
+    from workbench.plots import compared_bars, lines
 
     keys = list(dict.fromkeys(name for side in compared for name in side.settings))
     numbers = [name for name in keys if all(isinstance(side.settings.get(name), Real) for side in compared)]
@@ -246,8 +246,9 @@ def figures(compared: Sequence[Side]) -> list[Any]:
                 found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
         drawn.append(compared_bars(found, title=what[0].upper() + what[1:], label=label, x_title=x_title, unit=unit or name, note=note))
-    curves = {side.name: losses for side in compared if (losses := _mean_losses(side.files))}
-    return drawn + ([compared_losses(curves, title="Training loss", label=label)] if curves else [])
+    curves = {side.name: list(enumerate(losses, 1)) for side in compared if (losses := _mean_losses(side.files))}
+    words = {"title": "Training loss", "label": label, "subtitle": "mean over runs", "x_title": "optimizer step", "y_title": "loss"}
+    return drawn + ([lines(curves, **words).update_yaxes(rangemode="normal")] if curves else [])
 
 
 def _mean_losses(files: Sequence[str]) -> list[float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import plotly.graph_objects as go
@@ -18,10 +19,15 @@ from workbench.plots import style
 PART_COLOURS = (style.BLUE, style.ORANGE, style.SKY_BLUE, style.GREEN, style.PURPLE, style.GREY)
 
 
-def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float]], *, x_title: str, **words: Any) -> go.Figure:
-    """Return one stacked bar for each name; parts[part][i] belongs to names[i].  words: title, label, subtitle, see style.finish."""
+def stacked_bars(
+    names: Sequence[str], parts: Mapping[str, Sequence[float]], *, x_title: str, marks: Sequence[go.Scatter] = (), **words: Any
+) -> go.Figure:
+    """Return one stacked bar for each name; parts[part][i] belongs to names[i].
+
+    marks: drawn over the bars, also in further rows.  words: title, label, subtitle, see style.finish.
+    """
     figure = go.Figure()
-    for (part, values), colour in zip(parts.items(), PART_COLOURS, strict=False):
+    for (part, values), colour in zip(parts.items(), cycle(PART_COLOURS), strict=False):
         figure.add_bar(
             name=part,
             orientation="h",
@@ -29,15 +35,17 @@ def stacked_bars(names: Sequence[str], parts: Mapping[str, Sequence[float]], *, 
             y=list(names),
             text=[(f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}") if value else "" for value in values],
             **style.INSIDE,
-            textfont={"color": "white" if colour in (style.BLUE, style.GREEN) else "black"},
+            textfont={"color": style.text_on(colour)},
             marker={"color": colour},
             hovertemplate=f"%{{y}}: {part} %{{x:.4g}}<extra></extra>",
             showlegend=True,
         )
+    figure.add_traces(marks)
+    num_rows = len({*names, *(name for mark in marks for name in mark.y)})
     figure.update_xaxes(title=x_title, zeroline=False, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix=" ")
     look: dict[str, Any] = {"barmode": "stack", "bargap": 0.3, "uniformtext": {"minsize": 9, "mode": "hide"}}
-    return style.finish(figure, height=185 + 38 * len(names), below=95, legend={"traceorder": "normal"}, **look, **words)
+    return style.finish(figure, height=185 + 38 * num_rows, **look, **words)
 
 
 def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
@@ -132,10 +140,8 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
         note=note,
         height=190 + rows * (90 + lane * most),
         margin={"t": 120},
-        below=100,
         barmode="stack",
         bargap=0.25 if most <= 16 else 0.12,
-        legend={"traceorder": "normal"},
     )
 
 

@@ -71,10 +71,8 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         subtitle=subtitle,
         note=note,
         height=185 + lane_pixels * len(ranks),
-        below=95,
         barmode="overlay",
         bargap=0,
-        legend={"traceorder": "normal"},
     )
 
 
@@ -137,7 +135,7 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: sty
         text=[bar.label if fits(bar) else "" for bar in bars],
         constraintext="none",
         **style.INSIDE,
-        textfont={"size": 11 if lane_pixels > 30 else 10, "color": "white" if name in style.WHITE_TEXT else "black"},
+        textfont={"size": 11 if lane_pixels > 30 else 10, "color": style.text_on(style.COLOURS[name])},
         hovertext=[bar.hover for bar in bars],
         hovertemplate="%{hovertext}<extra>" + name + "</extra>",
         legendrank=style.LEGEND_RANK[name],

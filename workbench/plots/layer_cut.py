@@ -18,12 +18,10 @@ from workbench.plots.style import (
     INSIDE,
     LIGHT_GREY,
     OPERATIONS,
-    ORANGE,
-    PURPLE,
-    SKY_BLUE,
     byte_unit,
     finish,
     rows_for,
+    text_on,
 )
 
 Cut = Literal["columns", "rows", "copies"]
@@ -256,7 +254,7 @@ def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
         text=[box.text for box in boxes],
         constraintext="none",
         **INSIDE,
-        textfont={"size": 11, "color": _text_colour(position)},
+        textfont={"size": 11, "color": text_on(colour_of(position))},
         marker={"color": colour_of(position), "line": {"width": 1, "color": "white"}},
         hovertext=[box.hover for box in boxes],
     )
@@ -290,7 +288,7 @@ def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[st
         text=[unit.text(size) for size in sizes],
         textposition="auto",
         textangle=0,
-        insidetextfont={"color": [_text_colour(position) for position in range(len(sizes))]},
+        insidetextfont={"color": [text_on(colour_of(position)) for position in range(len(sizes))]},
         hovertext=[f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)],
         row=2,
         col=column,
@@ -303,7 +301,3 @@ def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[st
 def colour_of(position: int) -> str:
     """Return the colour of a position's parts."""
     return CYCLE[position % len(CYCLE)]
-
-
-def _text_colour(position: int) -> str:
-    return "black" if colour_of(position) in (ORANGE, PURPLE, SKY_BLUE) else "white"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -11,6 +12,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.timeline import MemorySample, Timeline
 from workbench.plots import style
+from workbench.plots.breakdown import stacked_bars
 
 
 def cluster(cluster: Cluster) -> go.Figure:
@@ -37,7 +39,7 @@ def cluster(cluster: Cluster) -> go.Figure:
             text=[f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values],
             textposition="auto",
             textangle=0,
-            insidetextfont={"color": "white" if colour in (style.BLUE, style.GREEN) else "black"},
+            insidetextfont={"color": style.text_on(colour)},
             name=name,
             marker={"color": colour},
             showlegend=False,
@@ -149,7 +151,7 @@ ROW_PIXELS = 34
 def placement(plan: Plan, cluster: Cluster) -> go.Figure:
     """Return a row for each device with its layers, coloured by stage; inside: its samples of a micro-batch."""
     figure = go.Figure()
-    for index, stage in enumerate(plan.stages):
+    for index, (stage, colour) in enumerate(zip(plan.stages, cycle(style.CYCLE), strict=False)):
         figure.add_bar(
             name=f"stage {index}",
             orientation="h",
@@ -159,8 +161,8 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
             width=0.72,
             text=[f"{share.samples} of {plan.micro_batch_size}" for share in stage.shares],
             **style.INSIDE,
-            textfont={"color": "white" if style.CYCLE[index % len(style.CYCLE)] not in (style.ORANGE, style.SKY_BLUE) else "black"},
-            marker={"color": style.CYCLE[index % len(style.CYCLE)], "line": {"width": 1, "color": "white"}},
+            textfont={"color": style.text_on(colour)},
+            marker={"color": colour, "line": {"width": 1, "color": "white"}},
             hovertext=[
                 f"{cluster.devices[share.rank].name}: layers {stage.start} to {stage.stop - 1}, "
                 f"{share.samples} of {plan.micro_batch_size} samples of a micro-batch"
@@ -174,14 +176,13 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
     for stage in plan.stages[1:]:
         figure.add_vline(x=stage.start, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
     figure.update_xaxes(title="layers", range=[0, plan.num_layers], zeroline=False, dtick=max(1, plan.num_layers // 12))
-    _rows(figure, cluster)
+    figure.update_yaxes(showgrid=False, zeroline=False, **style.rows_for(_names(cluster)))
     return style.finish(
         figure,
         title=plan.where().capitalize(),
         label="",
         subtitle="inside a bar: the device's samples of each micro-batch",
         height=185 + ROW_PIXELS * cluster.world_size,
-        below=95,
         barmode="overlay",
         bargap=0,
     )
@@ -196,52 +197,21 @@ def needs(
     """
     total = {rank: sum(parts.values()) for rank, parts in needed.items()}
     unit = style.byte_unit(max([device.memory_bytes for device in cluster.devices] + list(total.values())))
-    ranks = sorted(needed)
-    figure = go.Figure()
-    for name, colour in zip(needed[ranks[0]], (style.BLUE, style.SKY_BLUE, style.ORANGE, style.GREY), strict=False):
-        sizes = [needed[rank][name] for rank in ranks]
-        figure.add_bar(
-            name=name,
-            orientation="h",
-            x=[nbytes * unit.factor for nbytes in sizes],
-            y=ranks,
-            width=0.6,
-            marker={"color": colour},
-            hovertext=[
-                f"{cluster.devices[rank].name}: {name} {style.byte_unit(size).text(size)}" for rank, size in zip(ranks, sizes, strict=True)
-            ],
-        )
+    ranks, names = sorted(needed), _names(cluster)
+    parts = {name: [needed[rank][name] * unit.factor for rank in ranks] for name in needed[ranks[0]]}
     over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
+    marks = []
     for is_over, colour, name in ((False, "black", "budget"), (True, style.VERMILLION, "budget, exceeded")):
         shown = [rank for rank in range(cluster.world_size) if (rank in over) is is_over]
-        if shown:
-            figure.add_scatter(
-                name=name,
-                mode="markers",
-                x=[cluster.devices[rank].memory_bytes * unit.factor for rank in shown],
-                y=shown,
-                marker={"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}},
-                hovertext=[
-                    f"{cluster.devices[rank].name}: {style.byte_unit(b := cluster.devices[rank].memory_bytes).text(b)}" for rank in shown
-                ],
-                hovertemplate="%{hovertext}<extra>budget</extra>",
-            )
-    figure.update_xaxes(title=f"memory ({unit.name})", rangemode="tozero", zeroline=False, gridcolor=style.LIGHT_GREY)
-    _rows(figure, cluster)
-    names = ", ".join(f"{cluster.devices[rank].name} needs {style.byte_unit(n := total[rank]).text(n)}" for rank in over)
-    return style.finish(
-        figure,
-        title=title,
-        label="planned",
-        subtitle=f"Out of memory: {names}" if over else "every device is within its budget",
-        height=185 + ROW_PIXELS * cluster.world_size,
-        below=95,
-        barmode="stack",
-        bargap=0,
-    )
+        budgets = [cluster.devices[rank].memory_bytes for rank in shown]
+        mark = {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}}
+        x, y = [nbytes * unit.factor for nbytes in budgets], [names[rank] for rank in shown]
+        marks += [go.Scatter(name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(one) for one in budgets])] * bool(shown)
+    lacking = ", ".join(f"{cluster.devices[rank].name} needs {style.byte_unit(n := total[rank]).text(n)}" for rank in over)
+    said = f"Out of memory: {lacking}" if over else "every device is within its budget"
+    words = {"title": title, "label": "planned", "subtitle": said, "x_title": f"memory ({unit.name})"}
+    return stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)
 
 
-def _rows(figure: go.Figure, cluster: Cluster) -> None:
-    figure.update_yaxes(
-        showgrid=False, zeroline=False, **style.rows_for([f"{rank} {one.name}" for rank, one in enumerate(cluster.devices)])
-    )
+def _names(cluster: Cluster) -> list[str]:
+    return [f"{rank} {device.name}" for rank, device in enumerate(cluster.devices)]

@@ -79,7 +79,7 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
     within = sum(cell.ratio <= ALLOWED for cell in cells)
     said = f"above the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), said]))
-    return style.finish(figure, height=440, below=95, barmode="overlay", bargap=0, **words)
+    return style.finish(figure, height=440, barmode="overlay", bargap=0, **words)
 
 
 class TradePoint(NamedTuple):
@@ -129,7 +129,6 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
         subtitle=said,
         height=430,
         margin={"r": 70},
-        below=95,
     )
 
 
@@ -169,7 +168,7 @@ def latencies(found: Found, *, predicted: Mapping[str, Mapping[float, float]] | 
     ticks = {"tickvals": marked, "ticktext": [f"{rate:,g}" for rate in marked], "minor": {"ticks": ""}}
     figure.update_xaxes(title="links (Mbit/s)", type="log", zeroline=False, **ticks)
     figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False)
-    return style.finish(figure, height=460, below=105, **words)
+    return style.finish(figure, height=460, **words)
 
 
 def speedups(found: Found, **words: Any) -> go.Figure:

@@ -1,4 +1,4 @@
-"""Predicted and measured step times; and several runs in one figure: bars with their spread, curves of the loss."""
+"""Predicted and measured step times; and several runs in one figure: bars with their spread, lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import plotly.graph_objects as go
 
 from workbench.core.report import Report, busy_note
 from workbench.core.spread import Spread
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, empty, error_bars, finish, time_unit
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, SYMBOLS, empty, error_bars, finish, time_unit
 
 DASHES = ("solid", "dash", "dot", "dashdot")
+MAX_MARKERS = 60
 
 
 def compared_bars(
@@ -46,18 +47,35 @@ def compared_bars(
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
     varies = any(spread.high > spread.low for points in found.values() for spread in points.values())
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), bars if varies else ""]))
-    return finish(figure, height=430, barmode="group", below=105, **words)
+    return finish(figure, height=430, barmode="group", **words)
 
 
-def compared_losses(curves: Mapping[str, Sequence[float]], *, title: str, label: str) -> go.Figure:
-    """Return a line for each series of losses, one value for each optimizer step."""
+def lines(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, x_title: str, y_title: str, logarithmic: str = "", **words: Any
+) -> go.Figure:
+    """Return a figure with a line through the (x, y) points of each series, with markers if there are few.
+
+    logarithmic: the logarithmic axes, such as 'x' or 'xy'.  words: title, label, subtitle and note, see style.finish.
+    """
     figure = go.Figure()
-    for index, (name, losses) in enumerate(curves.items()):
-        line = {"color": CYCLE[index % len(CYCLE)], "width": 2, "dash": DASHES[index // len(CYCLE) % len(DASHES)]}
-        figure.add_scatter(name=name, mode="lines", x=list(range(1, len(losses) + 1)), y=list(losses), line=line, showlegend=True)
-    figure.update_xaxes(title="optimizer step", zeroline=False)
-    figure.update_yaxes(title="loss", zeroline=False)
-    return finish(figure, title=title, label=label, subtitle="mean over runs", height=430, below=105)
+    for index, (name, points) in enumerate(series.items()):
+        figure.add_scatter(
+            x=[x for x, _ in points],
+            y=[y for _, y in points],
+            mode="lines+markers" if len(points) <= MAX_MARKERS else "lines",
+            name=name,
+            line={"color": CYCLE[index % len(CYCLE)], "width": 2, "dash": DASHES[index // len(CYCLE) % len(DASHES)]},
+            marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            showlegend=True,
+        )
+    figure.update_xaxes(title=x_title, zeroline=False)
+    figure.update_yaxes(title=y_title, zeroline=False, rangemode="tozero")
+    if "x" in logarithmic:
+        marked = sorted({x for points in series.values() for x, _ in points})
+        figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
+    if "y" in logarithmic:
+        figure.update_yaxes(type="log", dtick=1)
+    return finish(figure, height=430, **words)
 
 
 BAND = 0.10  # the deviation that the shaded band allows
@@ -173,7 +191,6 @@ def predicted_against_measured(report: Report) -> go.Figure:
         subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}{mark}",
         note=note,
         height=620,
-        legend={"x": 0.01, "y": 0.99, "xanchor": "left", "yanchor": "top", "bgcolor": "rgba(255,255,255,0.8)"},
     )
 
 

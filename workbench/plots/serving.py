@@ -74,8 +74,7 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
         subtitle=_summary(shown),
         note=note,
         height=round(sum(heights)) + 34 * len(heights) + 200,
-        margin={"t": 78 + 16 * (len(shown) + bool(note)), "b": 105},
-        legend={"orientation": "h", "yref": "container", "y": 0.005, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        margin={"t": 78 + 16 * (len(shown) + bool(note))},
     )
 
 
@@ -121,7 +120,6 @@ def request_latencies(report: ServingReport) -> go.Figure:
         subtitle=f"{words} (dotted){repeated}",
         note=note,
         height=430,
-        below=105,
     )
 
 

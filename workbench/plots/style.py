@@ -24,20 +24,24 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 """Of a trace of bars: its text stands inside, upright."""
-LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0}
+LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
 
 OPERATIONS = read_toml(data_folder() / "operations.toml")
 """Words and colours for classes of operations, in the order of the legend; words for values."""
 COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["colours"].items()}
 SYSTEM_COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["systems"].items()}
 LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
-WHITE_TEXT = frozenset(OPERATIONS["white_text"])
 CLASS_OF_KIND = {kind: name for name, kinds in OPERATIONS["classes"].items() for kind in kinds}
 
 TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOWN", "COUT", "ADD", "CONN"})
 """Operations on tiles of one sequence: they are labelled with their part, the tile, and not with a micro-batch."""
 
 MAX_DEVICES = 64  # more rows cannot be distinguished on a screen
+
+
+def text_on(colour: str) -> str:
+    """Return the colour of text on a colour of this palette."""
+    return "white" if colour in (BLACK, BLUE, GREEN, VERMILLION, DARK_GREY) else "black"
 
 
 def class_of(op: Op) -> str:
@@ -143,14 +147,14 @@ def _not_numbers(figure: go.Figure) -> dict[str, int]:
     return lost
 
 
-def finish(
-    figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, below: int = 0, **layout: Any
-) -> go.Figure:
+def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, **layout: Any) -> go.Figure:
     """Give a figure its title with the kind of its numbers, a visible note, and the common style; return it.
 
-    below: pixels under the axes, where the legend then is; 0: it is at the right.  layout: plotly's further settings.  NaN and infinite
-    values are not drawn: a second note says how many, and of which trace.  A trace with hovertext shows that alone.
+    A legend is under the axes.  layout: plotly's further settings.  NaN and infinite values are not drawn: a second note says how many,
+    and of which trace.  A trace with hovertext shows that alone.
     """
+    in_legend = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    has_legend = len(in_legend) > 1 or any(trace.showlegend for trace in figure.data)
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
     lines = [f"<b>{one}</b>" for one in notes if one]
@@ -171,9 +175,9 @@ def finish(
         height=height,
         # A bar along the right edge keeps the end of a long title visible.
         modebar={"orientation": "v", "bgcolor": "rgba(255,255,255,0)"},
-        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": below or 50},
+        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": 100 if has_legend else 50},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
-        legend={"title": {"text": ""}} | (LEGEND_BELOW if below else {}),
+        legend={"title": {"text": ""}} | LEGEND_BELOW,
         hoverlabel={"namelength": -1},
     )
     figure.update_layout(**layout)

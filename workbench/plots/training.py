@@ -78,7 +78,6 @@ def curves(report: Report) -> go.Figure:
         subtitle=f"test split, epoch chosen on validation: {tested}" if tested else "",
         height=460,
         margin={"t": 105},
-        below=95,
     )
 
 
@@ -150,7 +149,6 @@ def epoch_times(report: Report) -> go.Figure:
         note=note,
         height=460,
         margin={"t": 105},
-        below=95,
     )
 
 

@@ -69,7 +69,7 @@ def bowl(
     figure.update_yaxes(
         title="θ<sub>2</sub>", range=[-HALF_HEIGHT, HALF_HEIGHT], zeroline=False, showgrid=False, scaleanchor="x", constrain="domain"
     )
-    return style.finish(figure, title="What forward passes say of the slope", label="computed", height=600, below=100)
+    return style.finish(figure, title="What forward passes say of the slope", label="computed", height=600)
 
 
 def _contours(loss: Callable[[float, float], float]) -> go.Contour:
@@ -152,7 +152,6 @@ def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
         label=label,
         subtitle="dotted: the error is as long as the gradient",
         height=460,
-        below=95,
         colorway=[style.BLUE],
     )
 
@@ -177,7 +176,7 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
         figure.add_scatter(name=name, mode="markers", x=x, y=y, marker=marker, hovertemplate=hover)
     figure.update_xaxes(title="exact, by a backward pass: z · ∇L", range=[-most, most], zeroline=True, zerolinecolor="#DDDDDD")
     figure.update_yaxes(title="by two forward passes: g", range=[-1.3 * most, 1.3 * most], zeroline=True, zerolinecolor="#DDDDDD")
-    return style.finish(figure, title=title, label=label, subtitle=subtitle, height=460, below=95, colorway=[style.BLUE])
+    return style.finish(figure, title=title, label=label, subtitle=subtitle, height=460, colorway=[style.BLUE])
 
 
 def angle_between(dimension: int, queries: int) -> float:
@@ -233,7 +232,7 @@ def learning(
     figure.update_xaxes(title="steps", rangemode="tozero", zeroline=False)
     figure.update_yaxes(title="loss", range=[0, 1.08 * max(shown, default=1.0)], zeroline=False, secondary_y=False)
     figure.update_yaxes(title=metric, range=[0, 1], showgrid=False, zeroline=False, tickmode="auto", nticks=6, secondary_y=True)
-    return style.finish(figure, title="Learning by forward passes", label=label, subtitle=subtitle, height=450, margin={"r": 70}, below=100)
+    return style.finish(figure, title="Learning by forward passes", label=label, subtitle=subtitle, height=450, margin={"r": 70})
 
 
 def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
@@ -337,7 +336,7 @@ def roofline(
     )
     figure.update_yaxes(title=unit, type="log", zeroline=False, exponentformat="none", dtick="D2")
     said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
-    return style.finish(figure, title=title, label=label, subtitle=said, height=490, margin={"t": 105}, below=95)
+    return style.finish(figure, title=title, label=label, subtitle=said, height=490, margin={"t": 105})
 
 
 def _short(value: float) -> str:

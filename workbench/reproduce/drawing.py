@@ -11,6 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.plots.breakdown import stacked_bars
 from workbench.plots.export import Captioned
 from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, VERMILLION, finish
 from workbench.reproduce.items import Chart, matches
@@ -125,7 +126,6 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
         chart,
         height=190 + 46 * max(map(len, panels.values())),
         margin={"t": 110},
-        below=90,
         barmode="group",
         bargap=0.25,
     )
@@ -158,38 +158,21 @@ def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title=chart.y_title, col=1)
     figure.update_annotations(font={"size": 13, "color": BLACK})
-    below = {"margin": {"t": 110}, "below": 110} if titles else {}
-    return _finish(figure, result, chart, height=480, **below)
+    return _finish(figure, result, chart, height=480, **({"margin": {"t": 110}} if titles else {}))
 
 
 def stacked(result: Result, cells: Sequence[Comparison], chart: Chart) -> go.Figure:
     """Return a horizontal bar for each first label, divided by the second; the paper's value is marked where it is the 'total'."""
-    figure = go.Figure()
     cells = [one for one in cells if isinstance(one.ours, float)]
     names = list(dict.fromkeys(one.labels[0] for one in cells))
     totals = [one for one in cells if one.labels[1] == "total"]
-    for number, part in enumerate(dict.fromkeys(one.labels[1] for one in cells if one not in totals)):
-        values = {one.labels[0]: one.ours for one in cells if one.labels[1] == part}
-        figure.add_bar(
-            orientation="h",
-            y=[words(name) for name in names],
-            x=[values.get(name, 0.0) for name in names],
-            name=part,
-            marker={"color": CYCLE[number % len(CYCLE)]},
-            hovertemplate=f"%{{y}}: {part} %{{x:.3g}} {chart.unit}<extra></extra>",
-        )
-    if totals:
-        figure.add_scatter(
-            x=[one.paper for one in totals],
-            y=[words(one.labels[0]) for one in totals],
-            mode="markers",
-            name="the paper's",
-            marker={"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}},
-        )
-    figure.update_xaxes(title=chart.unit)
-    figure.update_yaxes(autorange="reversed")
-    order = {"traceorder": "normal"}
-    return _finish(figure, result, chart, height=200 + 30 * len(names), below=100, barmode="stack", bargap=0.3, legend=order)
+    values = {one.labels: one.ours for one in cells}
+    parts = {part: [values.get((name, part), 0.0) for name in names] for _, part in values if part != "total"}
+    mark = {"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}}
+    x, y = [one.paper for one in totals], [words(one.labels[0]) for one in totals]
+    marks = [go.Scatter(x=x, y=y, mode="markers", name="the paper's", marker=mark)] if totals else []
+    shown = {"title": chart.title, "label": result.source, "subtitle": chart.subtitle}
+    return stacked_bars([*map(words, names)], parts, x_title=chart.unit, marks=marks, **shown)
 
 
 def _finish(figure: go.Figure, result: Result, chart: Chart, **given: Any) -> go.Figure:

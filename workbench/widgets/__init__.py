@@ -5,6 +5,7 @@ from workbench.core.imports import hidden
 with hidden("rfc3987_syntax"):  # plotly imports nbformat, whose schema library builds a grammar of addresses: that takes a second
     from plotly.io import renderers
 
+from workbench.plots import lines
 from workbench.profiler.timing import tiny
 from workbench.widgets.bowl import Bowl, BowlLab, descents, epsilon_curve, exact_gradient, plane_error, study_slopes
 from workbench.widgets.confidant_lab import (
@@ -52,7 +53,6 @@ from workbench.widgets.tables import (
     grouping_table,
     inference_plan_table,
     inference_table,
-    lines,
     orders_table,
     phases_table,
     plan_table,

@@ -29,7 +29,7 @@ from workbench.planners.confidant import (
 )
 from workbench.planners.heads import HeadProfile, allocate_as_printed, best_allocation
 from workbench.planners.memory import readable
-from workbench.plots import gantt, needs
+from workbench.plots import gantt, lines, needs
 from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
@@ -39,7 +39,7 @@ from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
 from workbench.schedules.plan_costs import trainable_bytes
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, lab_controls, slider
 from workbench.widgets.planning import as_described
-from workbench.widgets.tables import Table, lines
+from workbench.widgets.tables import Table
 
 SHOWN, LONG, STALE_STEPS = 6, 12, 40
 """Number of mini-batches in a Gantt chart, number over which the long run's pace is averaged, and steps of a descent."""
@@ -251,4 +251,4 @@ def _heads_figure(profile: HeadProfile, found: Mapping[str, Sequence[int]], unit
         figure.add_bar(x=names, y=times, name=name, marker={"color": colour}, text=[f"{count} heads" for count in counts])
     figure.update_yaxes(title=unit.name)
     title = "A layer's heads, computed at the same time"
-    return finish(figure, title=title, label="computed", height=400, below=95)
+    return finish(figure, title=title, label="computed", height=400)

@@ -16,12 +16,12 @@ from workbench.core.timeline import Timeline
 from workbench.methods.ringada.prepare import Policy, Unfreezing
 from workbench.models.loading import model_facts
 from workbench.planners.ringada import ring_stages
-from workbench.plots import gantt
+from workbench.plots import gantt, lines
 from workbench.reproduce.ringada.executed import Curve, Training, train_in_turn
 from workbench.reproduce.ringada.training import FEDERATED, RING, SAMPLES, equal_blocks, layer_times, load_constants, simulated
 from workbench.schedules.ringada import Iteration, terminator
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html, described, lab_controls
-from workbench.widgets.tables import Table, lines
+from workbench.widgets.tables import Table
 
 MICRO_BATCHES = (1, 2, 4, 8)
 TOGETHER = 4

@@ -1,11 +1,9 @@
-"""Small tables for a notebook (plans, sweeps, reports, single-shot inference), and a plain line figure for sweeps."""
+"""Small tables for a notebook (plans, sweeps, reports, single-shot inference)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
@@ -16,7 +14,7 @@ from workbench.core.report import Report, SweepPoint, all_notes
 from workbench.core.timeline import INVALID_MARK
 from workbench.planners import candidates
 from workbench.planners.orders import count_orders, device_types
-from workbench.plots.style import CYCLE, SYMBOLS, byte_unit, finish, time_unit
+from workbench.plots.style import byte_unit, time_unit
 from workbench.summary import plan_rows, summary_rows
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.planning import Comparison, PlanningProblem
@@ -241,32 +239,3 @@ def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Tabl
         title=f"{layers}{', ' * bool(ways)}{', '.join(ways)}",
         note=" ".join(plan.notes),
     )
-
-
-def lines(
-    series: Mapping[str, Sequence[tuple[float, float]]], *, x_title: str, y_title: str, logarithmic: str = "", **words: Any
-) -> go.Figure:
-    """Return a figure with a line through the (x, y) points of each series.
-
-    logarithmic: the logarithmic axes, such as 'x' or 'xy'.  words: title, subtitle, and as label the kind of the numbers (simulated,
-    measured).
-    """
-    figure = go.Figure()
-    for index, (name, points) in enumerate(series.items()):
-        figure.add_scatter(
-            x=[x for x, _ in points],
-            y=[y for _, y in points],
-            mode="lines+markers",
-            name=name,
-            line={"color": CYCLE[index % len(CYCLE)], "width": 2},
-            marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
-            showlegend=True,
-        )
-    figure.update_xaxes(title=x_title, zeroline=False)
-    figure.update_yaxes(title=y_title, zeroline=False, rangemode="tozero")
-    if "x" in logarithmic:
-        marked = sorted({x for points in series.values() for x, _ in points})
-        figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
-    if "y" in logarithmic:
-        figure.update_yaxes(type="log", dtick=1)
-    return finish(figure, height=420, below=95, **words)
