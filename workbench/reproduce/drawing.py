@@ -166,7 +166,7 @@ def stacked(result: Result, cells: Sequence[Comparison], chart: Chart) -> go.Fig
     cells = [one for one in cells if isinstance(one.ours, float)]
     names = list(dict.fromkeys(one.labels[0] for one in cells))
     totals = [one for one in cells if one.labels[1] == "total"]
-    values = {one.labels: one.ours for one in cells}
+    values: dict[tuple[str, ...], Any] = {one.labels: one.ours for one in cells}
     parts = {part: [values.get((name, part), 0.0) for name in names] for _, part in values if part != "total"}
     mark = {"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}}
     x, y = [one.paper for one in totals], [words(one.labels[0]) for one in totals]
