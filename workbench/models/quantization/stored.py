@@ -136,13 +136,14 @@ class _FrozenProduct(torch.autograd.Function):
 class QuantizedLinear(nn.Module):
     """A frozen linear layer with a stored weight.  Gradients flow to its input.
 
-    bias: in the compute dtype.  scale: of the input, for language model heads.
+    bias: in the compute dtype.  scale: of the input, for language model heads.  held: the dequantized weight while several passes share it.
     """
 
     def __init__(self, weight: StoredWeight, bias: Tensor | None, scale: float = 1.0) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight, self.scale = weight, scale
+        self.held: Tensor | None = None
         self.bias = None if bias is None else nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -150,7 +151,12 @@ class QuantizedLinear(nn.Module):
         inputs = inputs.to(self.weight.dtype) if self.scale == 1.0 else (inputs * self.scale).to(self.weight.dtype)
         if inputs.requires_grad and torch.is_grad_enabled():
             return _FrozenProduct.apply(inputs, self.weight, self.bias)
-        return linear(inputs, self.weight.dequantize(), self.bias)
+        return linear(inputs, self.dense, self.bias)
+
+    @property
+    def dense(self) -> Tensor:
+        """Return the weight, (out, in), in the compute dtype."""
+        return self.weight.dequantize() if self.held is None else self.held
 
 
 class QuantizedEmbedding(nn.Module):
@@ -207,9 +213,9 @@ def quantize(module: ModuleType, config: QuantizationConfig) -> ModuleType:
 
 def dense_weight(module: nn.Module) -> Tensor:
     """Return a linear layer's dense weights (outputs, inputs), from nn.Linear, Conv1D or QuantizedLinear."""
+    if isinstance(module, QuantizedLinear):
+        return module.dense
     weight: Any = module.weight
-    if isinstance(weight, StoredWeight):
-        return weight.dequantize()
     return weight if isinstance(module, nn.Linear) else weight.T
 
 

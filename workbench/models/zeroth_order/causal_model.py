@@ -20,7 +20,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.packing import pack_length, packs_of
 from workbench.models.families import LayerContext, call_layer, embed_words
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
-from workbench.models.quantization import QuantizedLinear, StoredWeight
+from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
 from workbench.models.zeroth_order.adapted import PooledHead, inject, own_parameters
 from workbench.models.zeroth_order.trainables import HEAD, Binding, TrainableConfig
@@ -217,34 +217,17 @@ def _nothing(layer: int) -> None:
     assert layer >= HEAD
 
 
-class HeldWeight(StoredWeight):
-    """A matrix that is already dequantized."""
-
-    def __init__(self, dense: Tensor) -> None:
-        super().__init__(dense.shape, dense.dtype)
-        self._dense = dense
-
-    def dequantize(self) -> Tensor:
-        """Return the whole matrix, (rows, columns)."""
-        return self._dense
-
-    def __getitem__(self, rows: Any) -> Tensor:
-        """Return some rows."""
-        return self._dense[rows]
-
-
 @contextmanager
 def dequantized(layer: nn.Module) -> Iterator[None]:
     """Dequantize a layer's weights once for all passes in the block (Appendix F.2, Figure 6); afterwards only the codes remain."""
     linears = [module for module in layer.modules() if isinstance(module, QuantizedLinear)]
-    stored = [linear.weight for linear in linears]
     try:
         for linear in linears:
-            linear.weight = HeldWeight(linear.weight.dequantize())
+            linear.held = linear.weight.dequantize()
         yield
     finally:
-        for linear, weight in zip(linears, stored, strict=True):
-            linear.weight = weight
+        for linear in linears:
+            linear.held = None
 
 
 MAX_LOGITS = 1 << 22
