@@ -21,7 +21,7 @@ from workbench.bench.inference_sides import Side, SidesJob, SidesResult, run_sid
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
+from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.planning import prices_of, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -204,7 +204,7 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
     last = cluster.world_size
     layer_s.setdefault(f"weak {last}", layer_s[f"strong {last}"])
     shape = model.host.stacks[0]
-    rate = {count: _flops(shape, TOKENS_EACH * count) / layer_s[f"weak {count}"] for count in range(1, last + 1)}
+    rate = {count: shape.layer_flops(TOKENS_EACH * count) / layer_s[f"weak {count}"] for count in range(1, last + 1)}
     weak = {count: rate[count] / (count * rate[1]) for count in rate}
     strong = {count: layer_s["strong 1"] / layer_s[f"strong {count}"] for count in rate}
     points = {
@@ -227,9 +227,3 @@ def _layer_s(results: Sequence[SidesResult], name: str) -> float:
                 ends[span.op.stage] = max(ends.get(span.op.stage, 0.0), span.end_s)
     numbers = sorted(ends)
     return median(ends[b] - ends[a] for a, b in pairwise(numbers))
-
-
-def _flops(shape: StackShape, tokens: int) -> float:
-    """Return the floating-point operations of a layer."""
-    hidden = shape.hidden_size
-    return tokens * (8 * hidden * hidden + 4 * hidden * shape.columns) + 4.0 * tokens * tokens * hidden

@@ -16,6 +16,7 @@ from workbench.planners.galaxy_plus.pricing import (
     all_gather_s,
     capacity,
     con_s,
+    hop_lines,
     mha_s,
     mlp_sequence_s,
     mlp_tensor_s,

@@ -6,7 +6,7 @@ for the baselines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -37,17 +37,19 @@ def num_blocks(shape: StackShape) -> int:
     return 3 if shape.has_cross_attention else 2
 
 
-def attention_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int]) -> tuple[float, ...]:
+def attention_s(
+    profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int], tokens: int | None = None
+) -> tuple[float, ...]:
     """Return T(MHA, A_d, d) of Eq. 5, one number for each attention block of a layer of the stack (two in a T5 decoder).
 
     Every query is paired with every key, also under a causal mask, whose upper half is computed and masked.  The cross-attention
-    reads the first stack's output, lengths[0] tokens.
+    reads the first stack's output, lengths[0] tokens.  tokens: the own ones, with sequence parallelism; None: all.
     """
-    costs, n = profile.costs[rank][stack], lengths[stack]
-    own = costs.seconds("QKV", n, units) + costs.seconds("ATT", n * n, units) + costs.seconds("OUT", n, units)
-    if not profile.stacks[stack].has_cross_attention:
+    costs, memory = profile.costs[rank][stack], lengths[0]
+    n = lengths[stack] if tokens is None else tokens
+    own = costs.seconds("QKV", n, units) + costs.seconds("ATT", n * lengths[stack], units) + costs.seconds("OUT", n, units)
+    if not n or not profile.stacks[stack].has_cross_attention:
         return (own,)
-    memory = lengths[0]
     cross = costs.seconds("CQ", n, units) + costs.seconds("CKV", memory, units)
     return own, cross + costs.seconds("CATT", n * memory, units) + costs.seconds("COUT", n, units)
 
@@ -215,20 +217,17 @@ class HybridPricer:
 
     def __call__(self, cut: Cut) -> float:
         """Return the seconds of all layers: Eq. 9."""
-        return sum(
-            (p + q) * (mha + con) + p * tensor + q * sequence + (p * blocks + q * (blocks - 1)) * (gather + scatter)
-            for p, q, blocks, mha, tensor, (sequence, con, gather, scatter) in self.rows(cut)
-        )
-
-    def rows(self, cut: Cut) -> Iterator[tuple[int, int, int, float, float, tuple[float, float, float, float]]]:
-        """Yield for each stack its layers of either scheme, the blocks of a layer, and the seconds of each part of a layer."""
         mha, tensor, tokens = (
             self._mha_s(cut.ranks, cut.units),
             self._tensor_s(cut.ranks, cut.columns),
             self._tokens_s(cut.ranks, cut.shares),
         )
+        found = 0.0
         for stack, (shape, q) in enumerate(zip(self.profile.stacks, cut.second, strict=True)):
-            yield shape.num_layers - q, q, num_blocks(shape), mha[stack], tensor[stack], tokens[stack]
+            p, (sequence, con, gather, scatter) = shape.num_layers - q, tokens[stack]
+            rings = shape.num_layers * num_blocks(shape) - q
+            found += shape.num_layers * (mha[stack] + con) + p * tensor[stack] + q * sequence + rings * (gather + scatter)
+        return found
 
     def ways_s(self, cut: Cut) -> float:
         """Return the seconds to send tokens to their devices and back, and to gather the first stack's output for a second."""
@@ -307,24 +306,17 @@ def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
     """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers per layer (section IV-A)."""
     layers = ways = 0.0
     for stack, shape in enumerate(profile.stacks):
-        tokens, n, units, memory = plan.tokens(lengths[stack]), lengths[stack], shape.num_units, lengths[0]
-        attention = []
-        for rank, own in zip(plan.ranks, tokens, strict=True):
-            costs = profile.costs[rank][stack]
-            seconds = costs.seconds("QKV", own, units) + costs.seconds("ATT", own * n, units) + costs.seconds("OUT", own, units)
-            if shape.has_cross_attention and own:
-                seconds += costs.seconds("CQ", own, units) + costs.seconds("CKV", memory, units)
-                seconds += costs.seconds("CATT", own * memory, units) + costs.seconds("COUT", own, units)
-            attention.append(seconds)
+        tokens, units = plan.tokens(lengths[stack]), shape.num_units
         both = list(zip(plan.ranks, tokens, strict=True))
+        attention = max(sum(attention_s(profile, rank, stack, units, lengths, own)) for rank, own in both)
         mlp = max(mlp_sequence_s(profile, rank, stack, own) for rank, own in both)
         con = max(con_s(profile, rank, stack, own) for rank, own in both)
         # One message contains a token's keys and values.
         width = units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
-        layers += shape.num_layers * (max(attention) + mlp + con + all_gather_s(cluster, plan.ranks, tokens, width))
+        layers += shape.num_layers * (attention + mlp + con + all_gather_s(cluster, plan.ranks, tokens, width))
         ways += _star_s(plan.ranks, cluster, tokens, shape.hidden_bytes)
         if shape.has_cross_attention:
-            ways += all_gather_s(cluster, plan.ranks, plan.tokens(memory), profile.stacks[0].hidden_bytes)
+            ways += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
     return layers, ways
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
 from workbench.planners import galaxy_plus
 from workbench.reproduce.galaxy_plus.testbed import Constants, cluster, handling, profile
 from workbench.reproduce.result import OOM
@@ -42,74 +42,57 @@ def printed_s(
     for stack, shape in enumerate(profile.stacks):
         second = plan.schemes[first : first + shape.num_layers].count(2)
         first += shape.num_layers
-        ring = _Ring(plan, profile, cluster, stack, plan.tokens(lengths[stack]), handling_s_per_byte)
-        units, columns = plan.cut(shape)
-        own, n = lengths[stack], plan.num_positions
-
-        def attend(keys: int, kind: str, units: Sequence[int] = units, own: int = own, stack: int = stack) -> float:
-            costs = [profile.costs[rank][stack] for rank in plan.ranks]
-            return max(each.seconds(kind, own * keys, count) for each, count in zip(costs, units, strict=True))
-
-        attention = ring.gathered("QKV", units) + attend(own, "ATT") + ring.scattered("OUT", units)
+        own, memory, (units, columns) = lengths[stack], lengths[0], plan.cut(shape)
+        tokens, costs = plan.tokens(own), [profile.costs[rank][stack] for rank in plan.ranks]
+        lines = galaxy_plus.hop_lines(cluster, plan.ranks, shape.hidden_bytes)
+        hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
+        byte_s = [handling_s_per_byte[rank] if handling_s_per_byte else 0.0 for rank in plan.ranks]
+        handled = [[count * shape.hidden_bytes * seconds for count in tokens] for seconds in byte_s]
+        ring, slowest = partial(_ring_s, costs, tokens, hops, handled), partial(_slowest_s, costs)
+        attention = ring("QKV", units) + slowest("ATT", own * own, units) + ring("OUT", units, scatters=True)
         if shape.has_cross_attention:
-            memory = [profile.costs[rank][stack].seconds("CKV", lengths[0], units[i]) for i, rank in enumerate(plan.ranks)]
-            attention += ring.gathered("CQ", units) + max(memory) + attend(lengths[0], "CATT") + ring.scattered("COUT", units)
-        split = ring.gathered("UP", columns) + ring.scattered("DOWN", columns)
-        whole = max(galaxy_plus.mlp_sequence_s(profile, plan.ranks[i], stack, ring.tokens[i]) for i in range(n))
-        connections = max(galaxy_plus.con_s(profile, plan.ranks[i], stack, ring.tokens[i]) for i in range(n))
+            attention += ring("CQ", units) + slowest("CKV", memory, units)
+            attention += slowest("CATT", own * memory, units) + ring("COUT", units, scatters=True)
+        split = ring("UP", columns) + ring("DOWN", columns, scatters=True)
+        places = list(zip(plan.ranks, tokens, strict=True))
+        whole = max(galaxy_plus.mlp_sequence_s(profile, rank, stack, count) for rank, count in places)
+        connections = max(galaxy_plus.con_s(profile, rank, stack, count) for rank, count in places)
         total += shape.num_layers * (attention + connections) + (shape.num_layers - second) * split + second * whole
     return total
 
 
-class _Ring:
-    """The ring of one stack: tiles of `tokens` go from each position to the next."""
+def _slowest_s(costs: Sequence[StackCosts], kind: str, items: int, parts: Sequence[int]) -> float:
+    return max(each.seconds(kind, items, count) for each, count in zip(costs, parts, strict=True))
 
-    def __init__(
-        self,
-        plan: InferencePlan,
-        profile: InferenceProfile,
-        cluster: Cluster,
-        stack: int,
-        tokens: Sequence[int],
-        handling_s_per_byte: Sequence[float],
-    ) -> None:
-        self.tokens, self._count = tokens, plan.num_positions
-        self._costs = [profile.costs[rank][stack] for rank in plan.ranks]
-        nbytes = profile.stacks[stack].hidden_bytes
-        links = [cluster.link(rank, plan.ranks[(i + 1) % self._count]) for i, rank in enumerate(plan.ranks)] if self._count > 1 else []
-        self._handling = [
-            [count * nbytes * (handling_s_per_byte[rank] if handling_s_per_byte else 0.0) for count in tokens] for rank in plan.ranks
-        ]
-        self._hops = [[link.transfer_s(count * nbytes) if count else 0.0 for count in tokens] for link in links]
 
-    def gathered(self, kind: str, parts: Sequence[int]) -> float:
-        """Return the seconds of a product that overlaps the all-gather of its input (Fig. 9)."""
-        n = self._count
-        there = [0.0] * n  # time at which position i has the tile that it multiplies in this step
-        done, sent = [0.0] * n, [0.0] * n
-        for step in range(n):
-            tile = [(i - step) % n for i in range(n)]
-            done = [max(done[i], there[i]) + self._costs[i].seconds(kind, self.tokens[tile[i]], parts[i]) for i in range(n)]
-            if step < n - 1:
-                done = [done[i] + self._handling[i][tile[i]] for i in range(n)]
-                sent = [max(sent[i], there[i]) + self._hops[i][tile[i]] for i in range(n)]
-                there = [sent[i - 1] for i in range(n)]
-        return max(done)
+def _ring_s(
+    costs: Sequence[StackCosts],
+    tokens: Sequence[int],
+    hops: Sequence[Sequence[float]],
+    handled: Sequence[Sequence[float]],
+    kind: str,
+    parts: Sequence[int],
+    *,
+    scatters: bool = False,
+) -> float:
+    """Return the seconds of a product that overlaps the all-gather of its input (Fig. 9), or the reduce-scatter of its output (Fig. 10).
 
-    def scattered(self, kind: str, parts: Sequence[int]) -> float:
-        """Return the seconds of a product that overlaps the reduce-scatter of its output (Fig. 10)."""
-        n = self._count
-        done, sent, there = [0.0] * n, [0.0] * n, [0.0] * n  # there: arrival of the sum of the tiles so far
-        for step in range(n):
-            tile = [(i - step - 1) % n for i in range(n)]
-            done = [done[i] + self._costs[i].seconds(kind, self.tokens[tile[i]], parts[i]) for i in range(n)]
-            if step:
-                done = [max(done[i], there[i]) + self._costs[i].seconds("ADD", self.tokens[tile[i]]) for i in range(n)]
-            if step < n - 1:
-                done = [done[i] + self._handling[i][tile[i]] for i in range(n)]
-                sent = [max(sent[i], done[i]) + self._hops[i][tile[i]] for i in range(n)]
-                there = [sent[i - 1] for i in range(n)]
-        return max(done)
+    Tiles of `tokens` go from each position to the next.  hops, handled: seconds by position and tile, of the link and of the processor.
+    """
+    n = len(costs)
+    done, sent, there = [0.0] * n, [0.0] * n, [0.0] * n  # there: arrival of a tile, or of the sum of the tiles so far
+    for step in range(n):
+        tile = [(i - step - scatters) % n for i in range(n)]
+        begin = done if scatters else list(map(max, done, there))
+        done = [begin[i] + costs[i].seconds(kind, tokens[tile[i]], parts[i]) for i in range(n)]
+        if step and scatters:
+            done = [max(done[i], there[i]) + costs[i].seconds("ADD", tokens[tile[i]]) for i in range(n)]
+        if step < n - 1:
+            done = [done[i] + handled[i][tile[i]] for i in range(n)]
+            ready = done if scatters else there
+            sent = [max(sent[i], ready[i]) + hops[i][tile[i]] for i in range(n)]
+            there = [sent[i - 1] for i in range(n)]
+    return max(done)
 
 
 def _staged(problem: galaxy_plus.SequenceProblem) -> InferencePlan:
