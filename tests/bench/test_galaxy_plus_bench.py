@@ -12,9 +12,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
+from workbench.methods.galaxy_plus.prices import InferencePrices
 from workbench.profiler.inference import scaled_to
-from workbench.schedules.inference import InferencePrices
-from workbench.simulator import simulate
 
 PLAN = InferencePlan(
     method="test", paradigm="hybrid", ranks=(0, 1), units=(1, 1), columns=(2, 2), shares=(1.0, 1.0), schemes=(1, 1), overlap=True
@@ -26,7 +25,7 @@ def prices() -> InferencePrices:
     costs = (StackCosts(pieces={"UP": PieceCost(fixed_s=1.0)}),)
     cluster = emulated_cluster("homogeneous", 500, 60e9)
     profile = InferenceProfile(model="test", source="analytic", stacks=(stack,), costs=(costs,) * cluster.world_size)
-    return InferencePrices(profile=profile, cluster=cluster, lengths=(8,), simulate=simulate)
+    return InferencePrices(profile=profile, cluster=cluster, lengths=(8,))
 
 
 def test_words_restrict_the_points() -> None:
@@ -59,7 +58,7 @@ def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
     stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=1 << 20)
     profile = InferenceProfile(model="test", source="measured", stacks=(stack,), costs=((host,),))
     seconds = [
-        InferencePrices(profile=scaled_to(profile, cluster), cluster=cluster, lengths=(8,), simulate=simulate, message_s=0.0)(PLAN)
+        InferencePrices(profile=scaled_to(profile, cluster), cluster=cluster, lengths=(8,), message_s=0.0)(PLAN)
         for cluster in (usual, slowed)
     ]
     assert seconds[1] == pytest.approx(2 * seconds[0]) and seconds[0] > 0

@@ -11,7 +11,7 @@ from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Link
 from workbench.core.device_faults import Fault
 from workbench.core.serial import from_json, to_json
-from workbench.methods.galaxy_plus.planning import prices_of
+from workbench.methods.galaxy_plus.prices import InferencePrices
 from workbench.planners.galaxy_plus import price_plan, stack_lengths
 from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Item, Result, Settings, find_item, items_of
@@ -135,12 +135,12 @@ def test_impossible_configurations_are_found_with_their_sums():
 def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
     for model, environment in (("DistilBert", "Env. B"), ("Bert-L", "Env. A")):
         on, costs = cluster(CONSTANTS, environment), profile(CONSTANTS, model, environment)
-        priced = prices_of(costs, on, stack_lengths(costs, CONSTANTS.length(model)), scaling.NO_MESSAGE_S)
+        priced = InferencePrices(costs, on, stack_lengths(costs, CONSTANTS.length(model)), scaling.NO_MESSAGE_S)
         plan = run_system(CONSTANTS, model, environment, OURS).plan
         mixed = replace(plan, schemes=(2, 2, *(1,) * (costs.num_layers - 2)))
         pipeline = run_system(CONSTANTS, model, environment, EDGESHARD).plan
         for each in (plan, mixed, pipeline, run_system(CONSTANTS, model, environment, MEGATRON).plan):
-            whole = priced.timeline(each, memory=False).makespan_s
+            whole = priced.timeline(each).makespan_s
             assert priced(each) == pytest.approx(whole, rel=1e-5), (model, each.paradigm, each.schemes)
 
 
@@ -176,11 +176,10 @@ def test_fig_12_bandwidth_matters_most_to_who_communicates_most():
 
 
 def test_fig_13_opt_xl_fits_on_the_cards_only():
-    made = environments.runs(CONSTANTS)
-    assert made["OPT-XL", "Env. C", OURS].plan is None
-    assert made["OPT-XL", "Env. D", OURS].plan is not None
-    slower = environments.runs(replace(CONSTANTS, nano_speed_factor=0.25))
-    assert environments.most(slower, "Env. C")[0] > 3.01 > environments.most(made, "Env. C")[0]
+    assert run_system(CONSTANTS, "OPT-XL", "Env. C", OURS).plan is None
+    assert run_system(CONSTANTS, "OPT-XL", "Env. D", OURS).plan is not None
+    slower = replace(CONSTANTS, nano_speed_factor=0.25)
+    assert environments.most(slower, "Env. C")[0] > 3.01 > environments.most(CONSTANTS, "Env. C")[0]
 
 
 def test_scaling_is_predicted_within_a_fifth(result):

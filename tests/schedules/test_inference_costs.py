@@ -12,17 +12,9 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
 from workbench.core.program import Program
 from workbench.core.schedule import COMMUNICATION, Op, Value
-from workbench.methods.galaxy_plus.planning import tune
+from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, smallest_tile, tile_options, tune
 from workbench.planners.galaxy_plus import SequenceProblem
-from workbench.schedules.inference import (
-    InferenceCosts,
-    InferenceLayout,
-    InferencePrices,
-    choose_tiles,
-    inference_schedule,
-    smallest_tile,
-    tile_options,
-)
+from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
 from workbench.simulator import simulate
 
 HOMOGENEOUS, HETEROGENEOUS = (8.8, 8.8, 8.8, 8.8), (15.7, 15.7, 8.8, 4.3)
@@ -84,7 +76,6 @@ def prices(speeds: tuple[float, ...], mbit_per_s: float, stack: StackShape, leng
         profile=profile_of(speeds, stack),
         cluster=cluster_of(speeds, mbit_per_s),
         lengths=(length,),
-        simulate=simulate,
         message_s=MESSAGE_S,
     )
 

@@ -22,7 +22,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.methods.galaxy_plus.planning import prices_of, tune
+from workbench.methods.galaxy_plus.prices import InferencePrices, tile_options, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, open_weights
@@ -32,7 +32,6 @@ from workbench.profiler.descriptions import describe
 from workbench.profiler.inference import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.profiler.inference_timing import cached_inference
 from workbench.runtime.engines import EngineCluster
-from workbench.schedules.inference import InferencePrices, tile_options
 
 LENGTH = 284
 VOCABULARY = 2000
@@ -143,7 +142,7 @@ class BenchModel:
 
     def prices(self, cluster: Cluster, length: int) -> InferencePrices:
         """Return the cost function of plans on the emulated devices."""
-        return prices_of(scaled_to(self.host, cluster), cluster, (length,), MESSAGE_S)
+        return InferencePrices(scaled_to(self.host, cluster), cluster, (length,), MESSAGE_S)
 
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""

@@ -22,15 +22,16 @@ from workbench.core.spread import Spread
 from workbench.core.timeline import Timeline
 from workbench.methods import load_method
 from workbench.methods.base import ignore
-from workbench.methods.galaxy_plus.planning import as_plan, inference_of, prices_of
+from workbench.methods.galaxy_plus.planning import as_plan, inference_of
 from workbench.methods.galaxy_plus.prepare import prepare
+from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles
 from workbench.methods.galaxy_plus.profiles import HostQuestion
 from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.planners import galaxy_plus
 from workbench.plots import OverlapCell, request_latencies, serving
 from workbench.profiler.inference import analytic_inference
-from workbench.schedules.inference import MESSAGE_S, InferencePrices, choose_tiles
+from workbench.schedules.inference import MESSAGE_S
 from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
 from workbench.widgets.planning import Comparison, as_described, compared, costs_on, with_bandwidth
 
@@ -45,7 +46,7 @@ class InferenceProblem(galaxy_plus.SequenceProblem):
     prices: InferencePrices = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prices", prices_of(self.profile, self.cluster, self.lengths))
+        object.__setattr__(self, "prices", InferencePrices(self.profile, self.cluster, self.lengths))
 
     def on(self, cluster: Cluster) -> InferenceProblem:
         """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
@@ -99,7 +100,7 @@ class InferenceProblem(galaxy_plus.SequenceProblem):
 
     def simulated(self, made: InferencePlan, *, title: str = "One sequence") -> Timeline:
         """Return the timeline of one sequence under a plan, replayed operation by operation, without memory."""
-        return self.prices.timeline(made, title=title, memory=False)
+        return self.prices.timeline(made, title=title)
 
     def seconds(self, made: InferencePlan) -> float:
         """Return the simulated latency of one sequence under a plan; of many equal layers only some are simulated."""
@@ -181,8 +182,8 @@ def _layer(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, len
     for count in (FEW, MORE):
         stacks = tuple(replace(stack, num_layers=count) for stack in profile.stacks)
         made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
-        prices = prices_of(replace(profile, stacks=stacks), cluster, lengths, message_s)
-        seconds.append(prices.timeline(made, memory=False).makespan_s)
+        prices = InferencePrices(replace(profile, stacks=stacks), cluster, lengths, message_s)
+        seconds.append(prices.timeline(made).makespan_s)
     return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
 
 

@@ -21,7 +21,8 @@ from workbench.fetch import asset_path
 from workbench.methods.base import Planned, ignore
 from workbench.methods.galaxy_plus import profiles
 from workbench.methods.galaxy_plus.method import GalaxyPlus, rank_job
-from workbench.methods.galaxy_plus.planning import Programs, inference_of
+from workbench.methods.galaxy_plus.planning import inference_of
+from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.worker import RankJob
 from workbench.planners.galaxy_plus.search import is_split

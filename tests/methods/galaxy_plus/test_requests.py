@@ -20,6 +20,7 @@ def text(length: int) -> torch.Tensor:
         ("tiny-bert-2", Request(length=0), "at least one token"),
         ("tiny-bert-2", Request(length=129), "128 positions"),
         ("tiny-bert-2", Request(length=5, ids=text(4)), r"shape \(1, 4\)"),
+        ("tiny-bert-2", Request(length=17, ids=torch.zeros(1, 17, 4, dtype=torch.uint8)), r"shape \(1, 17, 4\)"),
         ("tiny-bert-2", Request(length=5, decoder_length=1), "no decoder"),
         ("tiny-t5-4", Request(length=5, ids=text(5)), "is given none"),
         ("tiny-vit-2", Request(length=5), "pixels"),

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
+from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
+from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tile_options, tune
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan, stack_lengths
-from workbench.planners.galaxy_plus.search import Search, is_split
-from workbench.schedules.inference import (
-    GAIN,
-    MESSAGE_S,
-    InferenceCosts,
-    InferenceLayout,
-    InferencePrices,
-    choose_tiles,
-    decode_schedule,
-    inference_schedule,
-    tile_options,
-)
+from workbench.planners.galaxy_plus.search import is_split
+from workbench.schedules.inference import InferenceLayout
 from workbench.simulator import simulate
-
-TRIES = 120
-"""Number of changes of a plan that are simulated before it is accepted, about 10 ms each."""
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -110,37 +98,10 @@ def _problem(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster)
     return SequenceProblem(profile, cluster, **sizes, decoder_length=prepared.decoder_length)
 
 
-def tune(
-    problem: SequenceProblem, plans: Iterable[InferencePlan], price: InferencePrices, *, schemes: int | None = None, tries: int = TRIES
-) -> InferencePlan:
-    """Return the fastest of some plans after its tiles were chosen and work was shifted between devices.
-
-    A planner's formulas ignore the tiles.  So the two best plans with their tiles are improved step by step by their simulated time, as
-    long as they fit.  schemes: of all layers, if it may not change.  tries: plans simulated on the way, for each of the two.
-    """
-    search = Search(problem, method="galaxy_plus", portal=None, schemes=schemes, is_ring=False)
-
-    def climbed(one: InferencePlan) -> InferencePlan:
-        return search.climb(one, price, most=tries)[0] if one.num_positions > 1 else one
-
-    ordered = sorted({choose_tiles(one, price) if one.overlap else one for one in plans}, key=price)
-    best = min((*map(climbed, ordered[:2]), ordered[0]), key=price)
-    while best.overlap:  # new shares may need new tiles, and these new shares
-        again = choose_tiles(best, price)
-        if price(again) >= GAIN * price(best):
-            break
-        best = min(again, climbed(again), key=price)
-    return best
-
-
 def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePrices:
     """Return the cost function of a plan: a request of mean length, simulated."""
-    return prices_of(profile, cluster, stack_lengths(profile, prepared.typical_length, prepared.decoder_length))
-
-
-def prices_of(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], message_s: float = MESSAGE_S) -> InferencePrices:
-    """Return the cost function of a plan, by simulation of a request.  lengths: tokens in each stack.  message_s: cost of a message."""
-    return InferencePrices(profile=profile, cluster=cluster, lengths=lengths, simulate=simulate, message_s=message_s)
+    lengths = stack_lengths(profile, prepared.typical_length, prepared.decoder_length)
+    return InferencePrices(profile, cluster, lengths)
 
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
@@ -208,45 +169,6 @@ def inference_of(profile: Profile) -> InferenceProfile:
             f"Make it with method {METHOD}.",
         )
     return profile.inference
-
-
-KEPT_PROGRAMS = 128
-"""Maximum number of programs that a rank keeps (least recently used go first): a task's lengths, or the steps of a text."""
-
-
-class Prepared(NamedTuple):
-    """A program, and the tokens, heads and columns that its operations compute."""
-
-    layout: InferenceLayout
-    program: Program
-
-
-class Programs:
-    """The programs of one cluster, by plan and lengths.  profile: the devices' costs; None: they run at full speed."""
-
-    def __init__(self, cluster: Cluster, stacks: tuple[StackShape, ...], profile: InferenceProfile | None) -> None:
-        self.cluster, self.stacks = cluster, stacks
-        self._profile = profile or InferenceProfile(
-            model="", source="analytic", stacks=stacks, costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size
-        )
-        self._kept = lru_cache(maxsize=KEPT_PROGRAMS)(self._made)
-
-    def sequence(self, plan: InferencePlan, lengths: tuple[int, ...]) -> Prepared:
-        """Return the program of one sequence (one length for each stack)."""
-        return self._kept(plan, lengths)
-
-    def token(self, plan: InferencePlan, *, past: int, memory_length: int) -> Prepared:
-        """Return the program of one more token after `past` tokens."""
-        return self._kept(plan, None, past, memory_length)
-
-    def _made(self, plan: InferencePlan, lengths: tuple[int, ...] | None, past: int = 0, memory_length: int = 0) -> Prepared:
-        if lengths is None:
-            layout = InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length)
-            schedule = decode_schedule(layout, self.cluster.world_size)
-        else:
-            layout = InferenceLayout.build(plan, self.stacks, lengths)
-            schedule = inference_schedule(layout, self.cluster.world_size)
-        return Prepared(layout, Program.on(self.cluster, schedule, InferenceCosts(self._profile, self.cluster, layout)))
 
 
 REQUEST, TOKEN = "request", "next token"

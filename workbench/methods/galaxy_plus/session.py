@@ -20,8 +20,8 @@ from workbench.core.errors import DeviceLostError, require_numbers
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, Op, Value
 from workbench.methods.common.session import DeviceSession
-from workbench.methods.galaxy_plus.planning import Prepared, Programs
 from workbench.methods.galaxy_plus.prepare import Answer, Generated, Request, check_request
+from workbench.methods.galaxy_plus.prices import Prepared, Programs
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
     KeyValueCache,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.families import embed_words, words_of
 from workbench.models.products import head_scale
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.layout import Block, Cut, ModelLayout, NormLayout, Ranges, size
+from workbench.models.sharding.layout import Block, Cut, ModelLayout, NormLayout, Ranges, size, units_of
 from workbench.models.stack import embed
 
 
@@ -135,23 +136,16 @@ def _fill(
 
 
 def _pieces(ranges: Ranges, old: Ranges) -> Iterator[_Piece]:
-    """Split the ranges wherever an old range begins or ends."""
-    to = 0
-    for start, stop in ranges:
-        at = start
-        while at < stop:
-            place = 0
-            found: int | None = None
-            end = stop
-            for first, last in old:
-                if first <= at < last:
-                    found, end = place + at - first, min(stop, last)
-                    break
-                if at < first:
-                    end = min(end, first)
-                place += last - first
-            yield _Piece(to, found, at, end - at)
-            to, at = to + end - at, end
+    """Split the ranges into runs of units that are copied or read together."""
+    held = {unit: place for place, unit in enumerate(units_of(old))}
+
+    def offsets(placed: tuple[int, int]) -> tuple[int, int | None]:
+        to, unit = placed
+        return unit - to, unit - held[unit] if unit in held else None
+
+    for _, run in groupby(enumerate(units_of(ranges)), offsets):
+        (to, start), *others = run
+        yield _Piece(to, held.get(start), start, 1 + len(others))
 
 
 What = Literal["hidden", "last", "all"]
@@ -181,11 +175,8 @@ class Ends:
         """Return the first hidden states (n, t, d) of token ids (n, t), or of an image's patches (n, t, values).
 
         offset: position of the first token.
-        Raises ConfigError for an image of the wrong size, an image for a text model, and a text that is too long.
         """
         family = self.layout.family
-        if not family.reads_images:
-            self._check_text(ids, offset)
         modules: Any = self.embeddings[stack]
         if offset:
             modules = {role: _Rows(module, offset) if role in ("positions", "wpe") else module for role, module in modules.items()}
@@ -242,18 +233,6 @@ class Ends:
             source.fill(tensor, name, (0, shape[0]))
             self._tensors[name] = nn.Parameter(tensor, requires_grad=False)
         return self._tensors[name]
-
-    def _check_text(self, ids: Tensor, offset: int) -> None:
-        asked = f"A text for '{self.layout.name}' was given."
-        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise ConfigError(
-                asked,
-                f"It is a {ids.dtype} tensor of shape {tuple(ids.shape)}, as of pictures.",
-                "Give token ids (samples, tokens), and pictures to a model of pictures.",
-            )
-        limit = self.layout.max_length
-        if limit and offset + ids.shape[1] > limit:
-            raise ConfigError(asked, f"It is {offset + ids.shape[1]} tokens long; the model knows {limit} positions.", "Shorten it.")
 
 
 class _Rows:

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.core.errors import ConfigError
 from workbench.models.sharding.layout import Block, ModelLayout, Ranges, units_of
 from workbench.models.stack import buckets_of
 
@@ -29,8 +28,6 @@ class KeyValueCache:
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ConfigError(f"A cache for {capacity} tokens was asked for.", "That cannot be below 1.", "Give the prompt room.")
         self.capacity, self.length = capacity, 0
         self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -41,12 +38,6 @@ class KeyValueCache:
 
     def begin(self, length: int) -> None:
         """Start with prompts of `length` tokens."""
-        if length > self.capacity:
-            raise ConfigError(
-                f"A cache for {self.capacity} tokens was asked for.",
-                f"The prompt has {length}.",
-                "Make room for the prompt and the answer.",
-            )
         self._blocks.clear()
         self.length = length
 

@@ -67,17 +67,14 @@ class ModelShard:
         length, target_length: number of tokens in the first and in the second stack.  cache: stores keys and values for `decode`.
         """
         lengths = (length, target_length) if self.layout.has_decoder else (length,)
-        if min(lengths) < 1:
-            raise ConfigError(
-                f"A sequence of {length} tokens was given.", "Nothing can be computed of it.", "Give at least one token to each stack."
-            )
         if cache is not None:
             cache.begin(lengths[-1])
         return Run(lengths=lengths, rotary=self.positions.rotary(length), cache=cache)
 
     def embed(self, stack: int, ids: Tensor, offset: int = 0) -> Tensor:
         """Return the first residual stream (n, t, d) of a stack (see `Ends.embed`)."""
-        return self._ends().embed(stack, ids, offset)
+        assert self.ends is not None, "only the first device of a plan embeds"
+        return self.ends.embed(stack, ids, offset)
 
     def enter(self, number: int, residual: Tensor) -> Tensor:
         """Return the input of a block: the residual stream, normalised in pre-norm stacks."""
@@ -86,7 +83,8 @@ class ModelShard:
 
     def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
         """Return final hidden states or logits (see `Ends.head`)."""
-        return self._ends().head(hidden, what)
+        assert self.ends is not None, "only the first device of a plan has a head"
+        return self.ends.head(hidden, what)
 
     # Attention.
 
@@ -249,13 +247,6 @@ class ModelShard:
         if connection.norm.is_rms:
             return F.rms_norm(hidden, hidden.shape[-1:], connection.weight, connection.norm.eps)
         return F.layer_norm(hidden, hidden.shape[-1:], connection.weight, connection.shift, connection.norm.eps)
-
-    def _ends(self) -> Ends:
-        if self.ends is None:
-            raise ConfigError(
-                "An embedding or a head was asked for.", "This device holds neither.", "Ask the first device of the plan, which does."
-            )
-        return self.ends
 
 
 def _joined(tiles: Sequence[Tensor]) -> Tensor:

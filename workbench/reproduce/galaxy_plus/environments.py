@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
 
-from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, Run, run_system
+from workbench.reproduce.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, run_system
 from workbench.reproduce.galaxy_plus.testbed import ENVIRONMENTS, GB, MODELS, PAPER, TABLE_V, Constants, cluster, load_constants
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
@@ -17,7 +17,6 @@ WITHIN = ("DistilBert", "ViT-Huge")
 """The models whose printed speed-ups at 500 Mbit/s are in the range that the text gives for Env. A: the figure cannot show the others'."""
 NANOS, CARDS = "Env. C", "Env. D"
 Cells = Mapping[tuple[str, str, str, int], float | None]
-Runs = Mapping[tuple[str, str, str], Run]
 
 
 @lru_cache(maxsize=64)
@@ -95,43 +94,33 @@ def fig12(item: Item, settings: Settings) -> Result:
     )
 
 
-@lru_cache(maxsize=64)
-def runs(constants: Constants) -> Runs:
-    """Return every method's result, by (model, environment, method)."""
-    return {
-        (model, environment, system): run_system(constants, model, environment, system)
-        for environment, model, system in product((NANOS, CARDS), MODELS, (OURS, *BASELINES))
-    }
-
-
-def factors(made: Runs, environment: str) -> dict[tuple[str, str], float]:
+def factors(constants: Constants, environment: str) -> dict[tuple[str, str], float]:
     """Return a method's seconds over Galaxy+'s, by (baseline, model), if neither runs out of memory."""
     found = {}
     for system, model in product(BASELINES, MODELS):
-        value = made[model, environment, OURS].speed_up(made[model, environment, system])
+        value = run_system(constants, model, environment, OURS).speed_up(run_system(constants, model, environment, system))
         if value is not None:
             found[system, model] = value
     return found
 
 
-def most(made: Runs, environment: str) -> tuple[float, str, str]:
+def most(constants: Constants, environment: str) -> tuple[float, str, str]:
     """Return the largest speed-up over a baseline in an environment, the model and the baseline."""
-    return max((value, model, system) for (system, model), value in factors(made, environment).items())
+    return max((value, model, system) for (system, model), value in factors(constants, environment).items())
 
 
 def fig13(item: Item, settings: Settings) -> Result:
     """Simulate every method on four Nanos and on four cards."""
     constants, paper = load_constants(), printed(PAPER, "fig13")
-    made = runs(constants)
-    found = {environment: factors(made, environment) for environment in (NANOS, CARDS)}
-    largest = {environment: most(made, environment) for environment in found}
+    found = {environment: factors(constants, environment) for environment in (NANOS, CARDS)}
+    largest = {environment: most(constants, environment) for environment in found}
     comparisons = [
         item.cell((environment, "most"), paper[environment, "most"], value, note=f"{model} over {system}")
         for environment, (value, model, system) in largest.items()
     ]
     rows: list[tuple[Number, ...]] = []
     for environment, model in product(found, MODELS):
-        own = made[model, environment, OURS]
+        own = run_system(constants, model, environment, OURS)
         milliseconds = OOM if own.seconds is None else 1e3 * own.seconds
         values = (found[environment].get((system, model), OOM) for system in BASELINES)
         rows.append((model, environment, own.configuration, milliseconds, *values))
@@ -145,8 +134,7 @@ def fig13(item: Item, settings: Settings) -> Result:
     }
 
     def score(changed: Constants) -> tuple[Number, ...]:
-        again = runs(changed)
-        return most(again, NANOS)[0], most(again, CARDS)[0]
+        return most(changed, NANOS)[0], most(changed, CARDS)[0]
 
     nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in found)
     return item.result(

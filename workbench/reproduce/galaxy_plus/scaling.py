@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.methods.galaxy_plus.planning import prices_of
+from workbench.methods.galaxy_plus.prices import InferencePrices
 from workbench.planners.galaxy_plus import stack_lengths
 from workbench.profiler.inference import stack_sizes
 from workbench.reproduce.galaxy_plus.systems import BASELINES, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
@@ -76,7 +76,7 @@ def layer_s(constants: Constants, model: str, system: str, count: int, length: i
     on = cluster(constants, "Env. A", constants.scaling_bandwidth_mbit_per_s, count=count, collectives=collectives)
     costs = profile(constants, model, "Env. A", count, LAYERS)
     if system == SCHEDULED:
-        return prices_of(costs, on, (length,), NO_MESSAGE_S)(plan) / LAYERS
+        return InferencePrices(costs, on, (length,), NO_MESSAGE_S)(plan) / LAYERS
     return printed_s(plan, costs, on, (length,), handling(constants, on)) / LAYERS
 
 
@@ -189,7 +189,7 @@ def scheduled(constants: Constants) -> Rows:
         row: list[Number] = [model, environment]
         for system in (OURS, GALAXY, MEGATRON):
             made, columns = run_system(constants, model, environment, system), 1 + (system == OURS)
-            priced = prices_of(costs, cluster(constants, environment, collectives=system == MEGATRON), lengths, NO_MESSAGE_S)
+            priced = InferencePrices(costs, cluster(constants, environment, collectives=system == MEGATRON), lengths, NO_MESSAGE_S)
             ways = [] if made.plan is None else [made.plan, replace(made.plan, both_ways=True)]
             row.append(OOM if made.seconds is None else made.seconds)
             row += [priced(way) for way in ways[:columns]] or [OOM] * columns

@@ -16,8 +16,8 @@ from workbench.core.report import dilation_note
 from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.base import Event, Notify, ignore
-from workbench.methods.galaxy_plus.planning import Programs, prices_of
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
+from workbench.methods.galaxy_plus.prices import InferencePrices, Programs
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
@@ -53,7 +53,7 @@ def planner_of(
     everybody = frozenset(range(cluster.world_size))
     decoder_length = lengths[1] if len(lengths) > 1 else None
 
-    price = prices_of(profile, cluster, lengths) if is_priced else None
+    price = InferencePrices(profile, cluster, lengths) if is_priced else None
     chosen = first or make_plan(SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length), price=price)
 
     def planner(ranks: tuple[int, ...]) -> InferencePlan:

@@ -17,8 +17,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
-from workbench.methods.galaxy_plus.planning import Programs
 from workbench.methods.galaxy_plus.prepare import Request
+from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
 from workbench.models.sharding import ModelShard, ShardSpec, model_layout
 from workbench.runtime.commands import End, StepDone
