@@ -20,6 +20,7 @@ from workbench.plots.style import (
     OPERATIONS,
     byte_unit,
     finish,
+    panel_of_bars,
     rows_for,
     text_on,
 )
@@ -278,23 +279,10 @@ def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
 
 
 def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[str]) -> None:
-    unit = byte_unit(max(sizes, default=0))
-    figure.add_bar(
-        orientation="h",
-        x=[size * unit.factor for size in sizes],
-        y=list(range(len(sizes))),
-        width=0.7,
-        marker={"color": [colour_of(position) for position in range(len(sizes))]},
-        text=[unit.text(size) for size in sizes],
-        textposition="auto",
-        textangle=0,
-        insidetextfont={"color": [text_on(colour_of(position)) for position in range(len(sizes))]},
-        hovertext=[f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)],
-        row=2,
-        col=column,
-    )
-    most = max(sizes, default=0) * unit.factor
-    figure.update_xaxes(title=unit.name, range=[0, most * 1.02 or 1], gridcolor=LIGHT_GREY, zeroline=False, row=2, col=column)
+    unit, colours = byte_unit(max(sizes, default=0)), [colour_of(position) for position in range(len(sizes))]
+    hovers = [f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)]
+    panel_of_bars(figure, [size * unit.factor for size in sizes], [unit.text(size) for size in sizes], colours, hovers, row=2, col=column)
+    figure.update_xaxes(title=unit.name, gridcolor=LIGHT_GREY, row=2, col=column)
     figure.update_yaxes(showticklabels=column == 1, showgrid=False, zeroline=False, row=2, col=column, **rows_for(who))
 
 

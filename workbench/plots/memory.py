@@ -32,23 +32,9 @@ def cluster(cluster: Cluster) -> go.Figure:
         rows=1, cols=len(panels), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=[panel[0] for panel in panels]
     )
     for column, (name, colour, values) in enumerate(panels, start=1):
-        figure.add_bar(
-            orientation="h",
-            y=list(range(len(devices))),
-            x=values,
-            text=[f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values],
-            textposition="auto",
-            textangle=0,
-            insidetextfont={"color": style.text_on(colour)},
-            name=name,
-            marker={"color": colour},
-            showlegend=False,
-            customdata=[[device.name, device.model] for device in devices],
-            hovertemplate="%{customdata[0]} %{customdata[1]}<br>" + name + ": %{text}<extra></extra>",
-            row=1,
-            col=column,
-        )
-        figure.update_xaxes(range=[0, max(values) * 1.12], nticks=5, zeroline=False, row=1, col=column)
+        texts = [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values]
+        hovers = [f"{device.name} {device.model}<br>{name}: {text}" for device, text in zip(devices, texts, strict=True)]
+        style.panel_of_bars(figure, values, texts, [colour] * len(values), hovers, row=1, col=column)
     rows = style.rows_for([f"{rank} {device.name}" for rank, device in zip(ranks, devices, strict=True)])
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)
@@ -61,7 +47,6 @@ def cluster(cluster: Cluster) -> go.Figure:
         subtitle=subtitle,
         height=170 + (34 if len(devices) <= 8 else 20) * len(devices),
         margin={"t": 110},
-        bargap=0.25,
     )
 
 

@@ -81,8 +81,7 @@ def lines(
 BAND = 0.10  # the deviation that the shaded band allows
 MAX_NAMED_POINTS = 14
 STEPS = {False: "step through the backbone", True: "step from the cache"}
-CHART_PIXELS, HEIGHT_PIXELS = 1000, 470  # approximate size of the axes: decides which names collide
-NAME_PIXELS = (6.3, 15)  # width of a character, height of a line
+NAME_SIZE = (0.15, 0.035)  # approximate width and height of a name, as shares of the axes
 
 
 class Point(NamedTuple):
@@ -195,29 +194,12 @@ def predicted_against_measured(report: Report) -> go.Figure:
 
 
 def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
-    """Return a position for each point's name so that no two collide; '' where there is no room (the hover text has the name).
+    """Return a position for each point's name; '' next to a named point, where it would collide (the hover text has the name).
 
     at: the position of each point, as shares of both axes.
     """
-    wide, high = NAME_PIXELS
-    taken = [(x * CHART_PIXELS - 7, x * CHART_PIXELS + 7, y * HEIGHT_PIXELS - 7, y * HEIGHT_PIXELS + 7) for x, y in at.values()]
-    places: dict[Point, str] = {}
+    named: dict[Point, str] = {}
     for point, (x, y) in sorted(at.items(), key=lambda item: item[1]):
-        places[point] = ""
-        width, across, up = wide * len(point.name + point.mark), x * CHART_PIXELS, y * HEIGHT_PIXELS
-        # The upper left and the lower right do not touch the diagonal.
-        for place, left, bottom in (
-            ("middle right", across + 8, up - high / 2),
-            ("middle left", across - 8 - width, up - high / 2),
-            ("bottom right", across + 5, up - 7 - high),
-            ("top left", across - 5 - width, up + 7),
-            ("bottom center", across - width / 2, up - 7 - high),
-            ("top center", across - width / 2, up + 7),
-        ):
-            box = (left, left + width, bottom, bottom + high)
-            inside = box[0] >= 0 and box[1] <= CHART_PIXELS and box[2] >= 0 and box[3] <= HEIGHT_PIXELS
-            if inside and not any(box[0] < t[1] and t[0] < box[1] and box[2] < t[3] and t[2] < box[3] for t in taken):
-                places[point] = place
-                taken.append(box)
-                break
-    return places
+        if all(abs(x - at[other][0]) > NAME_SIZE[0] or abs(y - at[other][1]) > NAME_SIZE[1] for other in named):
+            named[point] = "middle right" if x < 0.7 else "middle left"
+    return dict.fromkeys(at, "") | named

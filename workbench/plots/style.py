@@ -95,6 +95,28 @@ def rows_for(names: Sequence[str]) -> dict[str, Any]:
     return {"tickvals": list(range(count)), "ticktext": [f"{name} " for name in names], "range": [count - 0.5, -0.5]}
 
 
+def panel_of_bars(
+    figure: go.Figure, values: Sequence[float], texts: Sequence[str], colours: Sequence[str], hovers: Sequence[str], *, row: int, col: int
+) -> None:
+    """Draw one panel of a figure with a row for each device (see rows_for): a bar for each value, with its text and its hover."""
+    figure.add_bar(
+        orientation="h",
+        y=list(range(len(values))),
+        x=values,
+        width=0.75,
+        text=texts,
+        textposition="auto",
+        textangle=0,
+        insidetextfont={"color": [text_on(colour) for colour in colours]},
+        marker={"color": colours},
+        hovertext=hovers,
+        showlegend=False,
+        row=row,
+        col=col,
+    )
+    figure.update_xaxes(range=[0, max(values, default=0) * 1.12 or 1], nticks=5, zeroline=False, row=row, col=col)
+
+
 def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
     """Return the error bars of a trace, around the medians of its spreads.  more: plotly's further settings."""
     high, low = [one.high - one.median for one in spreads], [one.median - one.low for one in spreads]
