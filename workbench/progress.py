@@ -15,6 +15,7 @@ from workbench.methods.base import DeviceState, Event
 
 LOSS_DECAY = 0.9
 """The share of the smoothed loss that each step keeps; about the last ten steps count."""
+BAR_CHARACTERS = 24
 RATE_WINDOW = 30
 """The number of steps over which rates are computed."""
 
@@ -48,6 +49,15 @@ class DeviceRow:
         step = f"{self.phase}, step {self.step + 1} of {self.num_steps}" if self.num_steps and self.step >= 0 else self.phase
         return f"{step} ({self.health})" if self.health and not self.is_lost else step
 
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Return name, work, share of the last step in which it computed, and the job's memory of its budget, as text."""
+        busy, memory = "" if self.busy_share is None else f"{self.busy_share:.0%} of a step", ""
+        if self.used_bytes is not None:
+            share = self.used_bytes / self.budget_bytes
+            memory = f"{self.used_bytes / 1e6:.0f} MB of {self.budget_bytes / 1e6:.0f} MB ({share:.0%})"
+        return self.name, self.doing, busy, memory
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
@@ -63,6 +73,25 @@ class EpochRow:
     seconds: float = 0.0
     cached: bool = False
     answers: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what stands in front of its bar."""
+        return "requests" if self.answers else f"epoch {self.epoch + 1}{' (from the cache)' * self.cached}"
+
+    @property
+    def share(self) -> float:
+        """Return the share of its steps that is done."""
+        return self.done / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def words(self) -> str:
+        """Return what stands behind its bar: steps, seconds, loss."""
+        unit = "answered" if self.answers else "steps"
+        if not self.done:
+            return f"{self.num_steps} {'to answer' if self.answers else unit}" if self.num_steps else ""
+        words = f"{self.done} of {self.num_steps} {unit}, {self.seconds:.1f} s"
+        return words if self.loss is None else f"{words}, mean loss {self.loss:.4f}"
 
     @property
     def is_finished(self) -> bool:
@@ -98,6 +127,26 @@ class Snapshot:
         if self.outcome:
             return f"{self.outcome.capitalize()} after {duration(self.elapsed_s)}: {self.phase}"
         return f"{self.phase} ({duration(self.elapsed_s)}){self.facts}"
+
+    @property
+    def bars(self) -> tuple[EpochRow, ...]:
+        """Return the epochs to draw: all while the run is in progress, the trained ones when it is over."""
+        return tuple(epoch for epoch in self.epochs if epoch.done or not self.outcome)
+
+    @property
+    def working(self) -> tuple[DeviceRow, ...]:
+        """Return the devices to draw: all, once one has begun, until the run is over."""
+        return self.devices if not self.outcome and any(device.phase for device in self.devices) else ()
+
+    def __str__(self) -> str:
+        """Return the state as lines: the headline, a bar for each epoch, a row for each device, the notes."""
+        full = [round(epoch.share * BAR_CHARACTERS) for epoch in self.bars]
+        parts = [f"[{'#' * done}{'.' * (BAR_CHARACTERS - done)}]" for done in full]
+        bars = [f"{epoch.name:<24} {bar} {epoch.words}" for epoch, bar in zip(self.bars, parts, strict=True)]
+        cells = [device.cells for device in self.working]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        return "\n".join(line.rstrip() for line in (self.headline, *bars, *rows, *self.notes))
 
     @property
     def facts(self) -> str:

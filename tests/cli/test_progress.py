@@ -68,10 +68,10 @@ def test_on_a_terminal_epochs_and_devices_are_drawn(monkeypatch) -> None:
         lines = drawn(progress).splitlines()
     assert lines[0].strip() == "Training (4 s), loss 0.5000, 4 samples/s, 10 s left"
     (epoch,) = [line for line in lines if line.startswith("epoch 2")]
-    assert "5/10" in epoch and "loss 0.5000" in epoch
+    assert "5 of 10 steps" in epoch and "loss 0.5000" in epoch
     (device,) = [line for line in lines if line.startswith("slow")]
     assert "cached epoch, step 5 of 10" in device
-    assert f"{budget / 4e6:.0f} of {budget / 1e6:.0f} MB" in device
+    assert f"{budget / 4e6:.0f} MB of {budget / 1e6:.0f} MB" in device
     assert device.count("25%") == 2  # of the step computing, of the budget in use
 
 

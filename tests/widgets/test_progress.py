@@ -10,7 +10,7 @@ from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
 from workbench.progress import RunState, Snapshot
-from workbench.widgets.run_panel import RED, LiveProgress, as_html, as_text
+from workbench.widgets.run_panel import RED, LiveProgress, as_html
 
 
 class Clock:
@@ -53,7 +53,7 @@ def test_while_it_runs_phase_loss_rate_and_time_left_are_told() -> None:
 
 def test_bars_show_every_epoch() -> None:
     now = snapshot_of(*TRAINING)
-    text = as_text(now)
+    text = str(now)
     assert "epoch 1                  [##############..........] 3 of 5 steps, 4.0 s, mean loss 0.600" in text
     assert "epoch 2 (from the cache) [........................]" in text
     assert "aria-valuenow='60'" in as_html(now) and "aria-valuenow='0'" in as_html(now)
@@ -78,20 +78,20 @@ def test_a_lost_device_is_shown_as_lost_until_it_is_back() -> None:
 
 def test_epochs_of_a_method_without_a_cache_are_not_from_the_cache() -> None:
     records = tuple(replace(record, cached=False) for record in PREDICTED)
-    assert "cache" not in as_text(snapshot_of((0.1, Event("predicted", predicted=records)), *TRAINING[1:]))
+    assert "cache" not in str(snapshot_of((0.1, Event("predicted", predicted=records)), *TRAINING[1:]))
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (ValueError, "failed")])
 def test_the_end_says_how_and_shows_what_was_trained(error, outcome: str) -> None:
     now = snapshot_of(*TRAINING, ended=True, error=error)
     assert now.outcome == outcome and now.headline.startswith(outcome.capitalize()) and "6 s" in now.headline
-    assert "epoch 1" in as_text(now) and "epoch 2" not in as_text(now)
+    assert "epoch 1" in str(now) and "epoch 2" not in str(now)
     assert "Planning for 4 devices 0.5 s" in as_html(now) and "step 3 of 5" not in as_html(now)
 
 
 def test_a_simulation_has_no_empty_bars_in_the_end_but_its_notes() -> None:
     now = snapshot_of((0.5, Event("phase", message="Planning")), (0.6, Event("note", message="Profile measured now.")), ended=True)
-    assert as_text(now) == "Finished in 1 s\nProfile measured now."
+    assert str(now) == "Finished in 1 s\nProfile measured now."
     assert "progressbar" not in as_html(now) and "Profile measured now." in as_html(now)
 
 

@@ -1,4 +1,4 @@
-"""Live progress of a run in the terminal: a table of devices, a bar for each epoch; plain lines where there is no terminal."""
+"""Live progress of a run in the terminal: its whole state, or a line now and then where there is no terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from workbench.cli.output import say
-from workbench.progress import DeviceRow, EpochRow, RunState
+from workbench.progress import RunState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,28 +55,9 @@ class RunProgress:
 
     def draw(self) -> RenderableType:
         """Return what the terminal shows now."""
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
         from rich.text import Text
 
-        now = self.state.snapshot()
-        parts: list[RenderableType] = [Text(now.headline)]
-        if any(epoch.num_steps for epoch in now.epochs):
-            bars = Table.grid(padding=(0, 2))
-            for epoch in now.epochs:
-                bar = ProgressBar(total=max(1, epoch.num_steps), completed=epoch.done, width=30)
-                name = "requests" if epoch.answers else f"epoch {epoch.epoch + 1}"
-                bars.add_row(name, bar, f"{epoch.done}/{epoch.num_steps}", _epoch_words(epoch))
-            parts.append(bars)
-        if any(device.phase for device in now.devices):
-            table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-            for column, right in (("device", False), ("doing", False), ("computing", True), ("memory", True), ("of its budget", True)):
-                table.add_column(column, justify="right" if right else "left", no_wrap=True)
-            for device in now.devices:
-                table.add_row(*(Text(cell) for cell in _device_cells(device)))
-            parts.append(table)
-        return Group(*parts)
+        return Text(str(self.state.snapshot()), no_wrap=True, overflow="ellipsis")
 
     def _tell(self, event: Event) -> None:
         """Print a line for a phase, an epoch's begin and end, and every few seconds for the steps."""
@@ -102,19 +83,5 @@ class RunProgress:
             say(f"{where} {event.step + 1} of {event.num_steps}{now.facts}" + (f"; computing: {busy}" if busy else ""))
 
 
-def _epoch_words(epoch: EpochRow) -> str:
-    if not epoch.done:
-        return ""
-    return f"{epoch.seconds:.1f} s{_told_loss(epoch.loss)}"
-
-
 def _told_loss(loss: float | None) -> str:
     return "" if loss is None else f", loss {loss:.4f}"
-
-
-def _device_cells(device: DeviceRow) -> tuple[str, str, str, str, str]:
-    busy = "" if device.busy_share is None else f"{device.busy_share:.0%}"
-    if device.used_bytes is None:
-        return device.name, device.doing, busy, "", ""
-    used = f"{device.used_bytes / 1e6:.0f} of {device.budget_bytes / 1e6:.0f} MB"
-    return device.name, device.doing, busy, used, f"{device.used_bytes / device.budget_bytes:.0%}"

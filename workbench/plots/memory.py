@@ -34,7 +34,7 @@ def cluster(cluster: Cluster) -> go.Figure:
     for column, (name, colour, values) in enumerate(panels, start=1):
         texts = [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values]
         hovers = [f"{device.name} {device.model}<br>{name}: {text}" for device, text in zip(devices, texts, strict=True)]
-        style.panel_of_bars(figure, values, texts, [colour] * len(values), hovers, row=1, col=column)
+        style.panel_of_bars(figure, values, texts, [colour] * len(values), hovers, name=name, row=1, col=column)
     rows = style.rows_for([f"{rank} {device.name}" for rank, device in zip(ranks, devices, strict=True)])
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)

@@ -81,7 +81,7 @@ def lines(
 BAND = 0.10  # the deviation that the shaded band allows
 MAX_NAMED_POINTS = 14
 STEPS = {False: "step through the backbone", True: "step from the cache"}
-NAME_SIZE = (0.15, 0.035)  # approximate width and height of a name, as shares of the axes
+NAME_SIZE = (0.008, 0.035)  # approximate width of a character and height of a line, as shares of the axes
 
 
 class Point(NamedTuple):
@@ -200,6 +200,7 @@ def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
     """
     named: dict[Point, str] = {}
     for point, (x, y) in sorted(at.items(), key=lambda item: item[1]):
-        if all(abs(x - at[other][0]) > NAME_SIZE[0] or abs(y - at[other][1]) > NAME_SIZE[1] for other in named):
+        wide, high = NAME_SIZE[0] * len(point.name + point.mark), NAME_SIZE[1]
+        if all(abs(x - at[other][0]) > wide or abs(y - at[other][1]) > high for other in named):
             named[point] = "middle right" if x < 0.7 else "middle left"
     return dict.fromkeys(at, "") | named

@@ -96,9 +96,12 @@ def rows_for(names: Sequence[str]) -> dict[str, Any]:
 
 
 def panel_of_bars(
-    figure: go.Figure, values: Sequence[float], texts: Sequence[str], colours: Sequence[str], hovers: Sequence[str], *, row: int, col: int
+    figure: go.Figure, values: Sequence[float], texts: Sequence[str], colours: Sequence[str], hovers: Sequence[str], **place: Any
 ) -> None:
-    """Draw one panel of a figure with a row for each device (see rows_for): a bar for each value, with its text and its hover."""
+    """Draw one panel of a figure with a row for each device (see rows_for): a bar for each value, with its text and its hover.
+
+    place: row and col, and a name of the values.
+    """
     figure.add_bar(
         orientation="h",
         y=list(range(len(values))),
@@ -111,10 +114,9 @@ def panel_of_bars(
         marker={"color": colours},
         hovertext=hovers,
         showlegend=False,
-        row=row,
-        col=col,
+        **place,
     )
-    figure.update_xaxes(range=[0, max(values, default=0) * 1.12 or 1], nticks=5, zeroline=False, row=row, col=col)
+    figure.update_xaxes(range=[0, max(values, default=0) * 1.12 or 1], nticks=5, zeroline=False, row=place["row"], col=place["col"])
 
 
 def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:

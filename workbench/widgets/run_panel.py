@@ -1,4 +1,4 @@
-"""A panel with Simulate, Run, Stop and Resume, and a run's progress as HTML or plain lines, live, in a panel or a cell's output.
+"""A panel with Simulate, Run, Stop and Resume, and a run's progress as HTML, live, in a panel or a cell's output.
 
 The run works in a thread, the kernel stays free, and failures are shown.
 """
@@ -25,13 +25,12 @@ from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.methods.base import Event
-from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE, byte_unit
+from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE
 from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot
 from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.forms import ClusterForm, JobForm
 from workbench.widgets.tables import report_table
 
-BAR_CHARACTERS = 24
 T = TypeVar("T")
 RED = "var(--jp-error-color1, #B00020)"
 
@@ -42,24 +41,15 @@ def bar(items: Sequence[T], what: str) -> Iterable[T]:
     return shown
 
 
-def as_text(now: Snapshot) -> str:
-    """Return the state as plain lines."""
-    lines = [now.headline]
-    for epoch in _bars(now):
-        full = round(_share(epoch) * BAR_CHARACTERS)
-        lines.append(f"{_name(epoch):<24} [{'#' * full}{'.' * (BAR_CHARACTERS - full)}] {_words(epoch)}".rstrip())
-    return "\n".join([*lines, *now.notes])
-
-
 def as_html(now: Snapshot) -> Markup:
     """Return the state with a bar for each epoch, a line for each device, and the time of each phase."""
     colour = RED if now.outcome in ("stopped", "failed") else "inherit"
     parts = [Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(colour, now.headline)]
-    if bars := Markup().join(map(_bar, _bars(now))):
+    if bars := Markup().join(map(_bar, now.bars)):
         grid = Markup("<div style='display:grid;grid-template-columns:max-content 14em 1fr;gap:2px 12px;align-items:center'>{}</div>")
         parts.append(grid.format(bars))
-    if not now.outcome and any(device.phase for device in now.devices):
-        parts.append(_devices(now.devices))
+    if now.working:
+        parts.append(_devices(now.working))
     small = [*now.notes]
     if len(now.phases) > 1:
         ends = [begin_s for _, begin_s in now.phases[1:]] + [now.elapsed_s]
@@ -69,50 +59,21 @@ def as_html(now: Snapshot) -> Markup:
     return Markup("<div style='line-height:1.4'>{}</div>").format(Markup().join(parts))
 
 
-def _bars(now: Snapshot) -> tuple[EpochRow, ...]:
-    """Return the epochs to draw: all while the run is in progress, the trained ones when it is over."""
-    return tuple(epoch for epoch in now.epochs if epoch.done or not now.outcome)
-
-
-def _share(epoch: EpochRow) -> float:
-    return epoch.done / epoch.num_steps if epoch.num_steps else 0.0
-
-
-def _name(epoch: EpochRow) -> str:
-    if epoch.answers:
-        return "requests"
-    return f"epoch {epoch.epoch + 1}{' (from the cache)' * epoch.cached}"
-
-
-def _words(epoch: EpochRow) -> str:
-    unit = "answered" if epoch.answers else "steps"
-    if not epoch.done:
-        return f"{epoch.num_steps} {'to answer' if epoch.answers else unit}" if epoch.num_steps else ""
-    words = f"{epoch.done} of {epoch.num_steps} {unit}, {epoch.seconds:.1f} s"
-    return words if epoch.loss is None else f"{words}, mean loss {epoch.loss:.3f}"
-
-
 def _bar(epoch: EpochRow) -> Markup:
-    name, share = _name(epoch), _share(epoch)
     bar = Markup(
         "<span>{name}</span><div role='progressbar' aria-label='{name}' aria-valuenow='{share:.0f}' aria-valuemin='0' aria-valuemax='100'"
         " style='background:{behind};height:14px'><div style='width:{share:.1f}%;background:{colour};height:100%'></div></div>"
         "<span>{words}</span>"
     )
     colour = ORANGE if epoch.cached else BLUE
-    return bar.format(name=name, share=100 * share, behind=LIGHT_GREY, colour=colour, words=_words(epoch))
+    return bar.format(name=epoch.name, share=100 * epoch.share, behind=LIGHT_GREY, colour=colour, words=epoch.words)
 
 
 def _devices(devices: tuple[DeviceRow, ...]) -> Markup:
     cells = Markup().join(Markup("<i>{}</i>").format(name) for name in ("device", "doing", "computing", "memory of the job"))
     for device in devices:
-        busy = "" if device.busy_share is None else f"{device.busy_share:.0%} of a step"
-        memory = ""
-        if device.used_bytes is not None:
-            budget = byte_unit(device.budget_bytes).text(device.budget_bytes)
-            memory = f"{byte_unit(device.used_bytes).text(device.used_bytes)} of {budget}"
         cell = Markup("<span style='color:{};font-weight:bold'>{{}}</span>").format(RED) if device.is_lost else Markup("<span>{}</span>")
-        cells += Markup().join(cell.format(text) for text in (device.name, device.doing, busy, memory))
+        cells += Markup().join(cell.format(text) for text in device.cells)
     return Markup("<div style='display:grid;grid-template-columns:repeat(4,max-content);gap:0 18px;margin-top:6px'>{}</div>").format(cells)
 
 
@@ -163,7 +124,7 @@ class LiveProgress:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         now = self.state.snapshot()
-        return {"text/plain": as_text(now), "text/html": as_html(now)}
+        return {"text/plain": str(now), "text/html": as_html(now)}
 
 
 Runner = Callable[..., Report]
