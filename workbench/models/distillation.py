@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 from workbench.models.evaluation import BatchLike, TapStatistics, calibrate, set_statistics
+from workbench.models.initialization import require_own_backbone
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.partial_loading import save_tensors
@@ -55,9 +56,7 @@ def distill(
     Raises ConfigError if the adapter is not for this backbone, or if a mini-batch has only one sample (there is no other sentence).
     """
     batches = epochs(0)
-    if (config.num_layers, config.hidden_size) != (stack.num_layers, stack.hidden_size):
-        found = f"The backbone has {stack.num_layers} layers of {stack.hidden_size}."
-        raise ConfigError(f"An adapter for {config.num_layers} layers of {config.hidden_size} was to be distilled.", found, "Use its own.")
+    require_own_backbone(config, stack)
     if not batches or min(len(batch.input_ids) for batch in batches) < 2:
         raise ConfigError("Text to distill on was given.", "A mini-batch of it has fewer than 2 samples.", "Give more text.")
     statistics = calibrate(stack, batches[:_CALIBRATION_BATCHES])

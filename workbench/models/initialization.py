@@ -34,13 +34,7 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     initial values: the side network normalises its own activations, whose scale differs from the backbone's.
     """
     config = adapter.config
-    own = (config.num_layers, config.hidden_size, config.num_encoder_layers)
-    if own != (stack.num_layers, stack.hidden_size, stack.num_encoder_layers):
-        raise ConfigError(
-            f"An adapter for {config.num_layers} layers of {config.hidden_size} was to be cut from a backbone.",
-            f"The backbone has {stack.num_layers} of {stack.hidden_size}.",
-            "Use its own backbone.",
-        )
+    require_own_backbone(config, stack)
     parts = [layer_weights(stack, index) for index in range(stack.num_layers)]
     hidden = top(sum(hidden_importance(part) for part in parts), config.width)
 
@@ -48,6 +42,17 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
         _copy_layer(side, parts[index], hidden, num_heads(stack, index), scales_attention=stack.family.scales_attention)
 
     copy_kept(adapter, hidden, copy_layer)
+
+
+def require_own_backbone(config: Any, stack: LayerStack) -> None:
+    """Raise ConfigError unless an adapter has the backbone's layers and width."""
+    asked = f"Initial weights of an adapter for {config.num_layers} layers of {config.hidden_size} were asked for."
+    if (config.num_layers, config.hidden_size, config.num_encoder_layers) != (
+        stack.num_layers,
+        stack.hidden_size,
+        stack.num_encoder_layers,
+    ):
+        raise ConfigError(asked, f"The backbone has {stack.num_layers} of {stack.hidden_size}.", "Use its own backbone.")
 
 
 @torch.no_grad()
@@ -227,9 +232,7 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
     """
     config = adapter.config
     require_torch_pruning(stack.family_name)
-    if (config.num_layers, config.hidden_size) != (stack.num_layers, stack.hidden_size):
-        found = f"The backbone has {stack.num_layers} layers of {stack.hidden_size}."
-        raise ConfigError(f"An adapter for {config.num_layers} layers of {config.hidden_size} was to be pruned.", found, "Use its own.")
+    require_own_backbone(config, stack)
     neurons = next(iter(adapter.layers.values())).expand.out_features
     narrow, hidden = _prune(stack, config.width, config.heads, neurons)
     copy_kept(adapter, hidden, lambda side, index: _copy_narrow(side, narrow.layers[index], stack, index))

@@ -203,19 +203,18 @@ def learning(
     losses, scores: (step, value).  baselines: scores to compare with, by name.  engine: losses of the steps of the same training
     that an inference engine continues.
     """
-    figure = make_subplots(specs=[[{"secondary_y": True}]])
-    faint = {"color": style.SKY_BLUE, "width": 1}
-    figure.add_scatter(x=_first(losses), y=_second(losses), name="loss of a step", mode="lines", line=faint)
-    figure.add_scatter(
-        x=_first(losses), y=running_mean(_second(losses)), name="its mean", mode="lines", line={"color": style.BLUE, "width": 2.5}
-    )
-    if engine:
-        line = {"color": style.VERMILLION, "width": 2.5}
-        figure.add_scatter(x=_first(engine), y=_second(engine), name="loss in the engine", mode="lines", line=line)
+    figure, lost, found, beyond = make_subplots(specs=[[{"secondary_y": True}]]), dict(losses), dict(scores), dict(engine)
+    for name, points, colour, width in (
+        ("loss of a step", lost, style.SKY_BLUE, 1.0),
+        ("its mean", dict(zip(lost, running_mean([*lost.values()]), strict=True)), style.BLUE, 2.5),
+        ("loss in the engine", beyond, style.VERMILLION, 2.5),
+    ):
+        if points or points is not beyond:
+            figure.add_scatter(x=[*points], y=[*points.values()], name=name, mode="lines", line={"color": colour, "width": width})
     marker = {"symbol": "square", "size": 9, "color": style.GREEN}
     figure.add_scatter(
-        x=_first(scores),
-        y=_second(scores),
+        x=[*found],
+        y=[*found.values()],
         name=f"validation {metric}",
         mode="lines+markers",
         line={"color": style.GREEN},
@@ -224,13 +223,14 @@ def learning(
     )
     for index, (name, value) in enumerate((baselines or {}).items()):
         line = {"color": style.DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]}
-        last = max([1, *_first(losses), *_first(engine)])
+        last = max([1, *lost, *beyond])
         figure.add_scatter(
             x=[0, last], y=[value, value], mode="lines", name=f"{name} {value:.2f}", line=line, hoverinfo="skip", secondary_y=True
         )
-    shown = _second(losses) + _second(engine)
     figure.update_xaxes(title="steps", rangemode="tozero", zeroline=False)
-    figure.update_yaxes(title="loss", range=[0, 1.08 * max(shown, default=1.0)], zeroline=False, secondary_y=False)
+    figure.update_yaxes(
+        title="loss", range=[0, 1.08 * max([*lost.values(), *beyond.values()], default=1.0)], zeroline=False, secondary_y=False
+    )
     figure.update_yaxes(title=metric, range=[0, 1], showgrid=False, zeroline=False, tickmode="auto", nticks=6, secondary_y=True)
     return style.finish(figure, title="Learning by forward passes", label=label, subtitle=subtitle, height=450, margin={"r": 70})
 
@@ -261,14 +261,6 @@ def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed")
     return style.finish(figure, title="What a device receives for a step", label="counted", subtitle=subtitle, height=170 + 48 * len(names))
-
-
-def _first(points: Sequence[tuple[int, float]]) -> list[int]:
-    return [step for step, _ in points]
-
-
-def _second(points: Sequence[tuple[int, float]]) -> list[float]:
-    return [value for _, value in points]
 
 
 class Pass(NamedTuple):

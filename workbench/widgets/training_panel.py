@@ -50,25 +50,23 @@ class EngineRun:
     scores: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
-        """Return the run in a few lines."""
-        return self.why or "\n".join(f"{name}: {value}" for name, value in self._rows())
+        return str(self._table())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> Markup:
-        if self.why:
-            return Markup("<div role='status' style='border-left:4px solid #B04A00;padding:4px 10px'>{}</div>").format(self.why)
-        return Table(("", ""), self._rows())._repr_html_()
+        return self._table()._repr_html_()
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _table(self) -> Table:
         rows = [
             ("the program", f"{self.file_bytes / 1e6:.1f} MB, exported in {self.export_s:.1f} s"),
             ("a step in the engine", f"{self.step_s * 1e3:.0f} ms"),
             ("the same step in PyTorch", f"{self.eager_step_s * 1e3:.0f} ms"),
             (f"losses of {len(self.losses)} steps", f"differ by {self.difference:.1e} at most"),
             ("trained values", f"differ by {self.values:.1e} of the largest"),
+            *((f"validation score, {name}", f"{score:.3f}") for name, score in self.scores),
         ]
-        return rows + [(f"validation score, {name}", f"{score:.3f}") for name, score in self.scores]
+        return Table(("", ""), [] if self.why else rows, note=self.why)
 
 
 def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> EngineRun:
