@@ -44,8 +44,8 @@ def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None
         for case in asked.cases:
             holding = session.load(case.plan)
             if case.tokens:
-                text = session.generate(holding, case.request, case.tokens)
-                answers.append(torch.tensor(text.tokens) if text.tokens else None)
+                tokens, _ = session.generate(holding, case.request, case.tokens)
+                answers.append(torch.tensor(tokens) if tokens else None)
             else:
                 output = session.answer(holding, case.request).output
                 answers.append(None if output is None else output.clone())

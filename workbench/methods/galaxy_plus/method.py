@@ -20,7 +20,7 @@ from workbench.core.report import StepRecord, SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.records import device_event, measured_timeline, overrun_share
-from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_memory, check_plan, inference_of, plan_job, predict, shown_request
+from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_plan, plan_job, predict, problem_of, shown_request
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, local_hidden, local_texts, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -68,7 +68,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""
-        check_memory(prepared, inference_of(profile), cluster, check_plan(prepared, profile, cluster, plan))
+        problem_of(prepared, profile, cluster).check(check_plan(prepared, profile, cluster, plan))
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every request (see Method)."""

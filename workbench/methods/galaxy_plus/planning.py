@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,9 +16,9 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
-from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob
+from workbench.methods.galaxy_plus.prepare import METHOD, InferenceOptions, PreparedJob
 from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tile_options, tune
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan, stack_lengths
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan
 from workbench.planners.galaxy_plus.search import is_split
 from workbench.schedules.inference import InferenceLayout
 from workbench.simulator import simulate
@@ -25,83 +26,62 @@ from workbench.simulator import simulate
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing fits."""
-    inference = inference_of(profile)
-    price = prices(prepared, inference, cluster)
-    chosen = _finished(prepared, inference, cluster, price)
-    if prepared.options.scheme is not None:
-        chosen = replace(chosen, notes=(*chosen.notes, _price_of_splitting(prepared, inference, cluster, price, chosen)))
-    return as_plan(replace(chosen, predicted_s=price(chosen), length=prepared.typical_length), inference.stacks)
+    problem, scheme = problem_of(prepared, profile, cluster), prepared.options.scheme
+    price = InferencePrices(problem.profile, cluster, problem.lengths)
+    chosen = _chosen(prepared.options, problem, price)
+    if scheme is not None:
+        chosen = replace(chosen, notes=(*chosen.notes, _price_of_splitting(scheme, problem, price, chosen)))
+    return as_plan(replace(chosen, predicted_s=price(chosen), length=problem.length), problem.profile.stacks)
 
 
-def _finished(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, price: InferencePrices) -> InferencePlan:
-    """Return the plan with its tiles, as requested or the fastest ones; our own planner also tunes it by small shifts."""
-    options = prepared.options
-    chosen = plan_inference(prepared, profile, cluster)
+def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> SequenceProblem:
+    """Return the planning problem of a request of mean length; the longest one must fit in memory."""
+    sizes: dict[str, Any] = {"length": prepared.typical_length, "memory_length": prepared.longest}
+    return SequenceProblem(inference_of(profile), cluster, **sizes, decoder_length=prepared.decoder_length)
+
+
+def _chosen(options: InferenceOptions, problem: SequenceProblem, price: InferencePrices) -> InferencePlan:
+    """Return the plan of the job's system with its tiles, as requested or the fastest; our own planner also tunes it by small shifts."""
+
+    def own(tile_tokens: int) -> InferencePlan:
+        ways: dict[str, Any] = {"overlap": options.overlap, "both_ways": options.both_ways}
+        return plan(problem, price=price, schemes=options.scheme, tile_tokens=tile_tokens, **ways)
+
+    is_ours = options.system == "galaxy_plus" and options.planner == "own"
+    if is_ours:
+        chosen = own(options.tile_tokens or 0)
+    elif options.planner == "algorithm_1":
+        chosen = replace(algorithm_1(problem, substitute=options.scheme != 1), both_ways=bool(options.both_ways))
+    else:
+        chosen = INFERENCE_SYSTEMS[options.system](problem)
+    if options.overlap is False:
+        chosen = replace(chosen, overlap=False, both_ways=False)
     if chosen.paradigm != "hybrid" or chosen.num_positions < 2 or not chosen.overlap:
         return chosen
     if options.tile_tokens is not None:
         return replace(chosen, tile_tokens=options.tile_tokens)
-
-    if options.system == "galaxy_plus" and options.planner == "own":
-        others = [plan_inference(prepared, profile, cluster, tile_tokens=size) for size in tile_options(prepared.typical_length) if size]
-        tiled = tune(_problem(prepared, profile, cluster), [chosen, *others], price, schemes=options.scheme)
-    else:
-        tiled = choose_tiles(chosen, price)
-    both_ways = tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2
-    return replace(tiled, both_ways=both_ways)
+    tiled = choose_tiles(chosen, price)
+    if is_ours:
+        tiled = tune(problem, [chosen, *(own(size) for size in tile_options(problem.length) if size)], price, schemes=options.scheme)
+    return replace(tiled, both_ways=tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2)
 
 
-def _price_of_splitting(
-    prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, price: InferencePrices, chosen: InferencePlan
-) -> str:
+def _price_of_splitting(scheme: int, problem: SequenceProblem, price: InferencePrices, chosen: InferencePlan) -> str:
     """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing to split."""
-    asked = f"Scheme {prepared.options.scheme} was asked for"
+    asked = f"Scheme {scheme} was asked for"
     if not is_split(chosen):
         raise ConfigError(f"{asked}.", "The sequence stays on one device.", "Add a device, or leave scheme out.")
-    alone: list[tuple[float, str]] = []
-    for rank, device in enumerate(cluster.devices):
-        one = replace(chosen, paradigm="pipeline", ranks=(rank,), layers=(profile.num_layers,), units=(), columns=(), shares=(), schemes=())
-        try:
-            check_memory(prepared, profile, cluster, one)
-        except PlanError:
-            continue
-        alone.append((price(one), device.name))
     split = f"{asked}: split over {chosen.num_positions} devices a sequence takes {price(chosen) * 1e3:.1f} ms"
+    alone: list[tuple[float, str]] = []
+    for rank, device in enumerate(problem.cluster.devices):
+        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(problem.profile.num_layers,))
+        with suppress(PlanError):
+            problem.check(one)
+            alone.append((price(one), device.name))
     if not alone:
         return f"{split}; it fits on no device alone."
     seconds, name = min(alone)
     return f"{split}, on '{name}' alone {seconds * 1e3:.1f} ms."
-
-
-def plan_inference(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, *, tile_tokens: int = 0) -> InferencePlan:
-    """Return the plan of the job system's planner.  tile_tokens: tile size for our planner's cost estimates, if the job names none."""
-    options = prepared.options
-    problem = _problem(prepared, profile, cluster)
-    if options.system != "galaxy_plus":
-        chosen = INFERENCE_SYSTEMS[options.system](problem)
-    elif options.planner == "algorithm_1":
-        chosen = replace(algorithm_1(problem, substitute=options.scheme != 1), both_ways=bool(options.both_ways))
-    else:
-        chosen = plan(
-            problem,
-            price=prices(prepared, profile, cluster),
-            overlap=options.overlap,
-            both_ways=options.both_ways,
-            schemes=options.scheme,
-            tile_tokens=tile_tokens if options.tile_tokens is None else options.tile_tokens,
-        )
-    return replace(chosen, overlap=False, both_ways=False) if options.overlap is False else chosen
-
-
-def _problem(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> SequenceProblem:
-    sizes: dict[str, Any] = {"length": prepared.typical_length, "memory_length": prepared.longest}
-    return SequenceProblem(profile, cluster, **sizes, decoder_length=prepared.decoder_length)
-
-
-def prices(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster) -> InferencePrices:
-    """Return the cost function of a plan: a request of mean length, simulated."""
-    lengths = stack_lengths(profile, prepared.typical_length, prepared.decoder_length)
-    return InferencePrices(profile, cluster, lengths)
 
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
@@ -146,18 +126,14 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
         raise ConfigError(asked, f"{METHOD} splits single sequences; this plan does not say how.", "Give a plan made by this method.")
     if max(chosen.ranks) >= cluster.world_size:
         raise ConfigError(asked, f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.", "Plan for this cluster.")
-    stacks = inference_of(profile).stacks
+    problem = problem_of(prepared, profile, cluster)
+    stacks = problem.profile.stacks
     for name, wanted in (("units", stacks[0].num_units), ("columns", stacks[0].columns)):
         given = getattr(chosen, name)
         if given and sum(given) != wanted:
             raise ConfigError(asked, f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.", "Let the parts add up.")
-    InferenceLayout.build(chosen, stacks, stack_lengths(inference_of(profile), prepared.typical_length, prepared.decoder_length))
+    InferenceLayout.build(chosen, stacks, problem.lengths)
     return chosen
-
-
-def check_memory(prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, chosen: InferencePlan) -> None:
-    """Raise PlanError, naming device and missing bytes, if a device's budget is too small for the longest request."""
-    _problem(prepared, profile, cluster).check(chosen)
 
 
 def inference_of(profile: Profile) -> InferenceProfile:

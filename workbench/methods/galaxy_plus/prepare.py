@@ -108,18 +108,6 @@ class Answer(NamedTuple):
         return sum(span.end_s - span.start_s for span in self.spans if not span.op.is_communication)
 
 
-class Generated(NamedTuple):
-    """A device's work on a text.  tokens: the new ones, only on the plan's first device.  prefill: the first step's answer.
-
-    token_s: seconds of every further token.
-    """
-
-    tokens: tuple[int, ...]
-    prefill: Answer
-    token_s: tuple[float, ...]
-    steps: tuple[Answer, ...] = ()
-
-
 def check_request(request: Request, layout: ModelLayout) -> None:
     """Raise ConfigError for a request that the model cannot read, on every device alike, so that no device waits for another."""
     asked, text, targets = f"A request of {request.length} tokens was given to '{layout.name}'.", request.length, request.decoder_length

@@ -5,7 +5,6 @@ Its handlers are the runtime's dispatch table for the operations of an inference
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +19,7 @@ from workbench.core.errors import DeviceLostError, require_numbers
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, Op, Value
 from workbench.methods.common.session import DeviceSession
-from workbench.methods.galaxy_plus.prepare import Answer, Generated, Request, check_request
+from workbench.methods.galaxy_plus.prepare import Answer, Request, check_request
 from workbench.methods.galaxy_plus.prices import Prepared, Programs
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
@@ -64,11 +63,6 @@ class Holding:
 
     plan: InferencePlan
     shard: ModelShard | None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of weights."""
-        return 0 if self.shard is None else self.shard.held_bytes
 
 
 class Slices:
@@ -158,27 +152,23 @@ class InferenceSession(DeviceSession):
             ids = [request.ids, request.decoder_ids]
             return self._run(prepared, handlers, ids)
 
-    def generate(self, holding: Holding, request: Request, num_tokens: int) -> Generated:
+    def generate(self, holding: Holding, request: Request, num_tokens: int) -> tuple[list[int], list[Answer]]:
         """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
 
+        Returns the new tokens, only on the plan's first device, and the answers of all steps, first the text's.
         Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide a token.
         """
-        shard, is_first = holding.shard, self.rank == holding.plan.ranks[0]
-        asked = request._replace(what="last")
+        shard, asked = holding.shard, request._replace(what="last")
         if shard is None:
-            return Generated((), self.answer(holding, asked), ())
-        prompt = request.decoder_length or request.length
-        cache = shard.new_cache(prompt + num_tokens)
-        prefill = self.answer(holding, asked, cache=cache)
-        tokens = [_likeliest(prefill.output)] if is_first else []
-        steps: list[Answer] = []
-        while len(steps) + 1 < num_tokens:
-            steps.append(self._token(holding, shard, cache, request, tokens[-1:]))
-            if is_first:
-                tokens.append(_likeliest(steps[-1].output))
-        ends = [prefill.end_s, *(step.end_s for step in steps)]
-        seconds = tuple(end - begin for begin, end in itertools.pairwise(ends))
-        return Generated(tuple(tokens), prefill, seconds, tuple(steps))
+            return [], [self.answer(holding, asked)]
+        cache = shard.new_cache((request.decoder_length or request.length) + num_tokens)
+        tokens, answers = [], [self.answer(holding, asked, cache=cache)]
+        while True:
+            if self.rank == holding.plan.ranks[0]:
+                tokens.append(_likeliest(answers[-1].output))
+            if len(answers) == num_tokens:
+                return tokens, answers
+            answers.append(self._token(holding, shard, cache, request, tokens[-1:]))
 
     def _token(self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]) -> Answer:
         memory_length = request.length if request.decoder_length else 0

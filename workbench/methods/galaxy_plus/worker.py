@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from workbench.core.inference import InferencePlan
 from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter, RankResult, StepTrace, on_rank_zeros_clock
-from workbench.methods.galaxy_plus.prepare import Answer, request_of
+from workbench.methods.galaxy_plus.prepare import request_of
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup
 from workbench.methods.training.worker import note_pace_and_memory
 from workbench.models.loading import import_family
@@ -95,7 +96,7 @@ class _Run:
         holding = session.load(job.plan)
         result.load_s = self._context.now_s() - begin
         release_free_memory()
-        result.nbytes["weights"] = holding.nbytes
+        result.nbytes["weights"] = 0 if holding.shard is None else holding.shard.held_bytes
         result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
         lengths = sorted({len(ids) for ids in job.requests.ids})
         programs = [session.prepare(job.plan, request_of(job.requests, job.requests.lengths.index(number))).program for number in lengths]
@@ -131,14 +132,11 @@ class _Run:
     def _answer(self, holding: Holding, number: int, *, is_measured: bool = False) -> None:
         job, session, result = self._job, self._session, self._result
         request = request_of(job.requests, number)
-        seconds: tuple[float, ...] = ()
-        answers: tuple[Answer, ...]
         if job.generate:
-            text = session.generate(holding, request, job.generate)
-            answers, seconds = (text.prefill, *text.steps), text.token_s
-            output = torch.tensor(text.tokens)
+            tokens, answers = session.generate(holding, request, job.generate)
+            output: torch.Tensor | None = torch.tensor(tokens)
         else:
-            answers = (session.answer(holding, request),)
+            answers = [session.answer(holding, request)]
             output = answers[0].output
         if not is_measured:
             return
@@ -147,7 +145,7 @@ class _Run:
             answers[-1].end_s,
             sum(answer.busy_s for answer in answers),
             sum(span.nbytes for answer in answers for span in answer.spans if span.op.kind != "RECV"),
-            seconds,
+            tuple(later.end_s - earlier.end_s for earlier, later in pairwise(answers)),
         )
         result.requests.append(trace)
         if number == job.shown:
