@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import os
-import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, NO_EPOCHS, WITH_JAX, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import require_resumable
+from workbench.profiler.cache import host_fingerprint
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.devices import Lender
 from workbench.runtime.network import require_loopback
@@ -324,16 +324,7 @@ def run_name(job: Job, cluster: Cluster) -> str:
 
 def environment() -> dict[str, str]:
     """Return the software and hardware that the numbers were obtained with."""
-    from importlib.metadata import version
-
-    load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
-    return {
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "load average": load,
-    }
+    return host_fingerprint() | {"load average": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"}
 
 
 def _spent(began: Sequence[tuple[str, float]]) -> dict[str, float]:

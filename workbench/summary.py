@@ -70,21 +70,29 @@ def plan_words(chosen: InferencePlan) -> str:
     words = [PARADIGMS[chosen.paradigm] if chosen.num_positions > 1 else "one device alone"]
     if chosen.schemes and chosen.num_positions > 1:
         first, second = chosen.configuration
-        words.append(f"{first} layers of scheme 1 and {second} of scheme 2")
+        words.append(f"{first} layers in scheme 1 and {second} in scheme 2")
     if chosen.overlap and chosen.num_positions > 1:
         tiles = f" in tiles of at most {chosen.tile_tokens} tokens" if chosen.tile_tokens else ""
         words.append(f"overlapped{tiles}{', both ways round' if chosen.both_ways else ''}")
     return ", ".join(words)
 
 
-def plan_rows(plan: Plan, cluster: Cluster) -> tuple[tuple[str, str, str], list[tuple[str, str, str]]]:
-    """Return the columns and rows of a plan: the layers of each stage, and each device's samples, or queries."""
+def plan_rows(plan: Plan, cluster: Cluster) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Return the columns and rows of a plan: the layers of each stage, and each device's samples or queries; of a sequence's the parts."""
+    rows: list[tuple[object, ...]] = []
+    if (chosen := plan.inference) is not None:
+        for position, rank in enumerate(chosen.ranks):
+            stage = plan.stage_of(rank)
+            share = None if stage is None else next(share for share in plan.stages[stage].shares if share.rank == rank)
+            layers = "-" if stage is None else f"{plan.stages[stage].start}-{plan.stages[stage].stop - 1}"
+            parts = ("-",) * 3 if share is None else (share.heads, share.columns, share.tokens)
+            rows.append((position, cluster.devices[rank].name, layers, *parts))
+        return ("position", "device", "layers", "heads", "columns", f"tokens of {chosen.length}"), rows
     by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
 
     def shares(stage: Stage) -> str:
         return ", ".join(f"{cluster.devices[one.rank].name} {one.queries if by_queries else one.samples}" for one in stage.shares)
 
-    rows = []
     for first, stages in plan.assignments:
         for index, stage in enumerate(stages):
             layers = f"{stage.start}-{stage.stop - 1}" if stage.num_layers > 1 else f"{stage.start}"

@@ -8,7 +8,6 @@ from typing import Any
 
 from workbench.cli.output import print_table
 from workbench.core.cluster import Cluster, Device
-from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
 from workbench.summary import plan_rows, plan_words, summary_rows
@@ -39,34 +38,14 @@ def show_cluster(cluster: Cluster) -> None:
 
 def show_plan(plan: Plan, cluster: Cluster) -> None:
     """Print where each layer and each sample goes (or heads, columns, tokens), and what the planner expects of it."""
-    if plan.inference is not None:
-        _show_inference_plan(plan, plan.inference, cluster)
-        return
-    print_table(f"Plan of {plan.method}: {plan.where()}, {plan.cut}", *plan_rows(plan, cluster))
-    if plan.predicted_s:
+    chosen = plan.inference
+    words = f"{plan.method}: {plan.where()}, {plan.cut}" if chosen is None else f"{chosen.method}: {plan_words(chosen)}"
+    print_table(f"Plan of {words}", *plan_rows(plan, cluster), right=() if chosen is None else (0, 3, 4, 5))
+    if chosen is not None and chosen.predicted_s:
+        print(f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): {chosen.predicted_s * 1e3:.1f} ms")
+    elif plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
         print(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")
-    for note in plan.notes:
-        print(note)
-
-
-def _show_inference_plan(plan: Plan, chosen: InferencePlan, cluster: Cluster) -> None:
-    """Print what each device holds and computes, and what the planner expects of it."""
-    rows = []
-    for position, rank in enumerate(chosen.ranks):
-        stage = plan.stage_of(rank)
-        share = None if stage is None else next(share for share in plan.stages[stage].shares if share.rank == rank)
-        layers = "-" if stage is None else f"{plan.stages[stage].start}-{plan.stages[stage].stop - 1}"
-        parts = ("-",) * 3 if share is None else (share.heads, share.columns, share.tokens)
-        rows.append((position, cluster.devices[rank].name, layers, *parts))
-    print_table(
-        f"Plan of {chosen.method}: {plan_words(chosen)}",
-        ("position", "device", "layers", "heads", "columns", f"tokens of {chosen.length}"),
-        rows,
-        right=(0, 3, 4, 5),
-    )
-    if chosen.predicted_s:
-        print(f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): {chosen.predicted_s * 1e3:.1f} ms")
     for note in plan.notes:
         print(note)
 

@@ -47,11 +47,7 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
 def require_own_backbone(config: Any, stack: LayerStack) -> None:
     """Raise ConfigError unless an adapter has the backbone's layers and width."""
     asked = f"Initial weights of an adapter for {config.num_layers} layers of {config.hidden_size} were asked for."
-    if (config.num_layers, config.hidden_size, config.num_encoder_layers) != (
-        stack.num_layers,
-        stack.hidden_size,
-        stack.num_encoder_layers,
-    ):
+    if any(getattr(config, name) != getattr(stack, name) for name in ("num_layers", "hidden_size", "num_encoder_layers")):
         raise ConfigError(asked, f"The backbone has {stack.num_layers} of {stack.hidden_size}.", "Use its own backbone.")
 
 

@@ -15,7 +15,7 @@ from workbench.core.timeline import INVALID_MARK
 from workbench.planners import candidates
 from workbench.planners.orders import count_orders, device_types
 from workbench.plots.style import byte_unit, time_unit
-from workbench.summary import plan_rows, summary_rows
+from workbench.summary import plan_rows, plan_words, summary_rows
 from workbench.widgets.inference_problem import InferenceProblem
 from workbench.widgets.planning import Comparison, PlanningProblem
 
@@ -229,13 +229,9 @@ def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Tabl
         tokens = str(plan.tokens(problem.length)[position]) if plan.shares else "all"
         return device.name, *parts, tokens, byte_unit(total).text(total), byte_unit(device.memory_bytes).text(device.memory_bytes)
 
-    first, second = plan.configuration
-    layers = f"{first} layers in scheme 1, {second} in scheme 2" if plan.paradigm == "hybrid" else plan.paradigm
-    ways = [words for words, holds in (("overlapped", plan.overlap), ("both ways round", plan.both_ways)) if holds]
-    ways += [f"tiles of at most {plan.tile_tokens} tokens"] if plan.tile_tokens else []
     return Table(
         ("device", "heads", "columns", "tokens", "holds", "budget"),
         [row(rank) for rank in range(problem.cluster.world_size)],
-        title=f"{layers}{', ' * bool(ways)}{', '.join(ways)}",
+        title=plan_words(plan),
         note=" ".join(plan.notes),
     )
