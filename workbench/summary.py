@@ -82,11 +82,11 @@ def plan_rows(plan: Plan, cluster: Cluster) -> tuple[tuple[str, ...], list[tuple
     rows: list[tuple[object, ...]] = []
     if (chosen := plan.inference) is not None:
         for position, rank in enumerate(chosen.ranks):
-            stage = plan.stage_of(rank)
-            share = None if stage is None else next(share for share in plan.stages[stage].shares if share.rank == rank)
-            layers = "-" if stage is None else f"{plan.stages[stage].start}-{plan.stages[stage].stop - 1}"
-            parts = ("-",) * 3 if share is None else (share.heads, share.columns, share.tokens)
-            rows.append((position, cluster.devices[rank].name, layers, *parts))
+            cells: tuple[object, ...] = ("-",) * 4
+            if (at := plan.stage_of(rank)) is not None:
+                own = next(share for share in plan.stages[at].shares if share.rank == rank)
+                cells = (f"{plan.stages[at].start}-{plan.stages[at].stop - 1}", own.heads, own.columns, own.tokens)
+            rows.append((position, cluster.devices[rank].name, *cells))
         return ("position", "device", "layers", "heads", "columns", f"tokens of {chosen.length}"), rows
     by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
 

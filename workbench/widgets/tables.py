@@ -25,7 +25,7 @@ joined = Markup().join
 class Table:
     """Rows of text with a heading: HTML in a notebook, aligned columns elsewhere."""
 
-    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> None:
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", note: str = "") -> None:
         self.columns, self.rows = tuple(columns), [tuple(map(str, row)) for row in rows]
         self.title, self.note = title, note
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -30,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+from workbench.core.imports import hidden
 from workbench.core.ranges import require_ranges
 
 FloatType = Literal["float32", "float16", "bfloat16"]
@@ -215,16 +215,11 @@ def import_bitsandbytes() -> Any:
     If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note if it gets none.
     Raises ConfigError if bitsandbytes is installed but does not load.
     """
-    loaded = sys.modules.get("bitsandbytes")
-    if loaded is not None:
-        return loaded
     noisy = [logging.getLogger(name) for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.cextension")]
-    hidden = sys.modules.get("kernels")
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # makes an import of it fail at once
     for logger in noisy:
         logger.disabled = True
     try:
-        with warnings.catch_warnings():
+        with hidden("kernels"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module("bitsandbytes")
     except Exception as error:
@@ -236,7 +231,3 @@ def import_bitsandbytes() -> Any:
     finally:
         for logger in noisy:
             logger.disabled = False
-        if hidden is None:
-            sys.modules.pop("kernels", None)
-        else:
-            sys.modules["kernels"] = hidden
