@@ -17,6 +17,7 @@ reference.  Apart from NF4, the int8 and 4-bit formats of both libraries use oth
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -209,6 +210,7 @@ def has_bitsandbytes() -> bool:
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
+@functools.cache
 def import_bitsandbytes() -> Any:
     """Return the module bitsandbytes, imported without its notes and without its attempt to download a kernel.
 
