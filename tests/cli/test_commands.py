@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from workbench.__main__ import main
 from workbench.cli import doctor
-from workbench.cli.app import GROUPS, app
-from workbench.cli.bench import BENCHES
+from workbench.cli.app import BENCHES, GROUPS, app
 from workbench.cli.job import method_options, parse_options
 from workbench.cli.show import summary
 from workbench.core.errors import ConfigError, PlanError
@@ -54,7 +53,7 @@ def experiment(monkeypatch):
 
     fake.run, fake.plan, fake.calls, fake.raises = run, plan, calls, None
     monkeypatch.setitem(sys.modules, "workbench.experiment", fake)
-    monkeypatch.setattr("workbench.cli.run.load_cluster", lambda name: cluster())
+    monkeypatch.setattr("workbench.cli.app.load_cluster", lambda name: cluster())
     return fake
 
 

@@ -1,25 +1,39 @@
-"""The commands, in groups: start here, run, look, methods' own, the workbench itself."""
+"""The commands, in groups, and those of a few lines: a job planned, in virtual time or executed; figures, benchmarks, the doctor."""
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from workbench import __version__
-from workbench.cli.bench import bench
 from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
-from workbench.cli.job import JobCommand
+from workbench.cli.job import (
+    ALL_FIELDS,
+    CLUSTER,
+    PLANNED_FIELDS,
+    SIMULATED_FIELDS,
+    ClusterName,
+    JobCommand,
+    ReportFile,
+    WorkFolder,
+    takes_job,
+)
 from workbench.cli.kit import kit
-from workbench.cli.output import Commands, Json, Png, print_json, say
+from workbench.cli.output import INTERRUPTED, Commands, Json, Png, print_json, say
 from workbench.cli.predict import evaluate, predict
 from workbench.cli.reproduce import reproduce
-from workbench.cli.run import plan, run, simulate
 from workbench.cli.schedule import schedule
 from workbench.cli.serve import serve
 from workbench.cli.sweep import compare, sweep
+from workbench.core.catalogue import kit_file, load_cluster
+from workbench.core.errors import ConfigError, WriteError
+from workbench.core.files import require_writable
+from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.report import Report
 
 app = typer.Typer(
@@ -76,6 +90,126 @@ def draw(
         print_json([str(file) for file in files])
     else:
         print(f"{len(files)} files; open {files[0]}")
+
+
+@takes_job(*PLANNED_FIELDS)
+def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> None:
+    """Plan a job: which layers and samples each device gets."""
+    described = load_cluster(cluster)
+    from workbench.cli.progress import RunProgress
+    from workbench.cli.show import show_plan
+    from workbench.experiment import plan as make_plan
+
+    with RunProgress(job, described) as progress:
+        made = make_plan(job, described, progress=progress.update)
+    if as_json:
+        print_json(made)
+    else:
+        show_plan(made, described)
+
+
+@takes_job(*SIMULATED_FIELDS)
+def simulate(job: Job, cluster: ClusterName = CLUSTER, report: ReportFile = None, as_json: Json = False) -> None:
+    """Run a job in virtual time: what would it take on these devices?"""
+    _run(job, cluster, "simulate", report, as_json)
+
+
+@takes_job(*ALL_FIELDS)
+def run(
+    job: Job,
+    cluster: ClusterName = CLUSTER,
+    mode: Annotated[Mode, typer.Option(help="Replay in virtual time, or run with real tensors.")] = "execute",
+    fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
+    workdir: WorkFolder = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
+    report: ReportFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model on a cluster, simulated or executed, and write the Report."""
+    _run(job, cluster, mode, report, as_json, workdir=workdir, resume=resume, fidelity=fidelity)
+
+
+def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, **settings: Any) -> None:
+    if path is not None:
+        require_writable(path)
+    described = load_cluster(cluster)
+    from workbench.cli.progress import RunProgress
+    from workbench.experiment import run as run_job
+    from workbench.methods import INFERRING
+
+    try:
+        with RunProgress(job, described) as progress:
+            report = run_job(job, described, mode, progress=progress.update, **settings)
+    except KeyboardInterrupt:
+        can_resume = mode == "execute" and job.method not in INFERRING
+        say("Interrupted. To go on where it stopped, give the same command with --resume." if can_resume else "Interrupted.")
+        raise typer.Exit(INTERRUPTED) from None
+    unwritten: WriteError | None = None
+    if path is not None:
+        try:
+            report.write(path)
+        except WriteError as error:  # the disk has filled up meanwhile: what came out is still worth telling
+            unwritten = error
+    if as_json and unwritten is None:
+        print_json(report)
+    else:
+        from workbench.cli.show import next_steps, summary
+
+        print(summary(report), file=sys.stderr if unwritten is not None else sys.stdout)
+        if unwritten is not None:
+            kept = report.mode == "execute" and report.plan.inference is None
+            raise WriteError(unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}") from unwritten
+        if path is not None:
+            print(f"Report      {path}")
+        if following := next_steps(report, path):
+            print(following)
+
+
+BENCHES = {
+    name: f"workbench.bench.{name}"
+    for name in ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "kit"]
+}
+"""Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
+CHOOSING = ("galaxy_plus", "p_rge", "ringada", "confidant", "recovery", "kit")
+"""Benchmarks that can measure a part of what they have."""
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(BENCHES)}, or all.")] = "all",
+    only: Annotated[
+        str,
+        typer.Option(
+            help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
+            " quantized, memory; of ringada: equal, unequal or bert-base, Mbit/s; of confidant: processors, schedule, partition;"
+            " of recovery: methods, or kinds of faults; of kit: reach, files, start, epochs, faults."
+        ),
+    ] = "",
+    soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
+    if name != "all" and name not in BENCHES:
+        raise ConfigError(f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all.")
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    if words and name not in CHOOSING:
+        raise ConfigError(
+            f"Only the points '{only}' of {name} were asked for.",
+            f"Only {' and '.join(CHOOSING)} have points to choose.",
+            "Leave out --only.",
+        )
+    from workbench.cli.show import show_bench
+
+    options: dict[str, dict[str, Any]] = {chosen: {"only": words} for chosen in CHOOSING}
+    if soak and name != "recovery":
+        raise ConfigError(f"A soak of {name} was asked for.", "Only recovery has one.", "Name it, or leave out --soak.")
+    options["recovery"]["soak"] = soak
+    names = tuple(one for one in BENCHES if one != "kit" or kit_file()) if name == "all" else (name,)
+    results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
+    if as_json:
+        print_json(results)
+    else:
+        for chosen, result in results.items():
+            show_bench(chosen, result)
 
 
 GROUPS = {

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor, nn
 
-from workbench.models.evaluation import Predictions, predict
+from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, task_loss
 from workbench.models.quantization import STORAGE_TYPES, QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
@@ -23,6 +23,7 @@ from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.timing import saved_by_autograd
 from workbench.reproduce.training import technique_stage
 from workbench.runtime.activation_records import RecordLayout
+from workbench.tasks.metrics import accuracy
 from workbench.tasks.tokenize import Batch
 from workbench.widgets.run_panel import bar
 
@@ -58,10 +59,9 @@ def stored_backbones(model: str, adapter: ParallelAdapter, batches: Callable[[],
         begin = time.perf_counter()
         [predicted] = predict(stack, [adapter], batches())
         seconds = time.perf_counter() - begin
+        score = accuracy(predicted.answers("classification"), predicted.references())
         error = float((last - exact).square().mean().sqrt() / exact.square().mean().sqrt())
-        found.append(
-            StoredBackbone(storage=storage, held_bytes=held_bytes(stack), tap_error=error, score=_share_right(predicted), forward_s=seconds)
-        )
+        found.append(StoredBackbone(storage=storage, held_bytes=held_bytes(stack), tap_error=error, score=score, forward_s=seconds))
     return tuple(found)
 
 
@@ -86,11 +86,6 @@ def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple
         off = layout.decode(raw).float() - tap
         found[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
     return found
-
-
-def _share_right(predicted: Predictions) -> float:
-    right = [mine == theirs for mine, theirs in zip(predicted.answers("classification"), predicted.references(), strict=True)]
-    return sum(right) / len(right)
 
 
 TECHNIQUES = {
