@@ -18,7 +18,7 @@ from workbench.__main__ import main
 from workbench.cli import doctor
 from workbench.cli.app import BENCHES, GROUPS, app
 from workbench.cli.job import method_options, parse_options
-from workbench.cli.show import summary
+from workbench.cli.output import summary
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
 from workbench.core.report import Report

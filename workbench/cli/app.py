@@ -24,7 +24,7 @@ from workbench.cli.job import (
     takes_job,
 )
 from workbench.cli.kit import kit
-from workbench.cli.output import INTERRUPTED, Commands, Json, Png, print_json, say
+from workbench.cli.output import INTERRUPTED, Commands, Json, Png, next_steps, print_json, say, show_bench, show_plan, summary
 from workbench.cli.predict import evaluate, predict
 from workbench.cli.reproduce import reproduce
 from workbench.cli.schedule import schedule
@@ -97,7 +97,6 @@ def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> Non
     """Plan a job: which layers and samples each device gets."""
     described = load_cluster(cluster)
     from workbench.cli.progress import RunProgress
-    from workbench.cli.show import show_plan
     from workbench.experiment import plan as make_plan
 
     with RunProgress(job, described) as progress:
@@ -153,8 +152,6 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
     if as_json and unwritten is None:
         print_json(report)
     else:
-        from workbench.cli.show import next_steps, summary
-
         print(summary(report), file=sys.stderr if unwritten is not None else sys.stdout)
         if unwritten is not None:
             kept = report.mode == "execute" and report.plan.inference is None
@@ -197,8 +194,6 @@ def bench(
             f"Only {' and '.join(CHOOSING)} have points to choose.",
             "Leave out --only.",
         )
-    from workbench.cli.show import show_bench
-
     options: dict[str, dict[str, Any]] = {chosen: {"only": words} for chosen in CHOOSING}
     if soak and name != "recovery":
         raise ConfigError(f"A soak of {name} was asked for.", "Only recovery has one.", "Name it, or leave out --soak.")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.job import CLUSTER, ClusterName, takes_job
-from workbench.cli.output import Json, print_json, print_table, say
+from workbench.cli.output import Json, print_json, print_table, say, show_cluster
 from workbench.core.catalogue import cluster_file, cluster_names, load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity, Job
@@ -62,8 +62,6 @@ def devices(
         else:
             measure_layers(job, found, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json)
     else:
-        from workbench.cli.show import show_cluster
-
         found = load_cluster(cluster)
         if as_json:
             print_json(found)

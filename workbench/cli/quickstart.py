@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.cli.show import next_steps, summary
+from workbench.cli.output import next_steps, summary
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 from workbench.notebooks import run_notebook

@@ -13,7 +13,7 @@ from tiny_job import tiny_job, write_data
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import serve_with_little, stop_after
 from workbench import experiment
-from workbench.cli.show import summary
+from workbench.cli.output import summary
 from workbench.core import Cluster, Job, Report
 from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError, ScheduleError
 from workbench.core.plan import Plan, Share, Stage
