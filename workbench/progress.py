@@ -59,11 +59,12 @@ class DeviceRow:
         return self.name, self.doing, busy, memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EpochRow:
     """One epoch.  num_steps: 0 if unknown.  loss: mean over its steps so far.  seconds: since the first device began the epoch.
 
     cached: the epoch is predicted to run from the activation cache.  answers: its steps are inference requests.
+    begin_s: its start on the run's clock.  num_losses: of which `loss` is the mean.  ends: of the last steps, with their samples.
     """
 
     epoch: int
@@ -73,6 +74,9 @@ class EpochRow:
     seconds: float = 0.0
     cached: bool = False
     answers: bool = False
+    begin_s: float = 0.0
+    num_losses: int = 0
+    ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
 
     @property
     def name(self) -> str:
@@ -159,19 +163,6 @@ class Snapshot:
         return words
 
 
-@dataclass(slots=True)
-class _Epoch:
-    """Everything known about an epoch.  begin_s: its start on the run's clock."""
-
-    num_steps: int
-    begin_s: float
-    done: int = 0
-    end_s: float = 0.0
-    loss_sum: float = 0.0
-    num_losses: int = 0
-    ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
-
-
 class RunState:
     """Collects a run's events.  Any thread may add events while another draws `snapshot()`."""
 
@@ -185,7 +176,7 @@ class RunState:
         self._phases: list[tuple[str, float]] = []
         self._notes: list[str] = []
         self._rows = [DeviceRow(name=device.name, budget_bytes=device.memory_bytes) for device in cluster.devices]
-        self._epochs: dict[int, _Epoch] = {}
+        self._epochs: dict[int, EpochRow] = {}
         self._training_s: dict[int, float] = {}
         self._at = (-1, -1)
         self._smoothed, self._smoothed_weight = 0.0, 0.0
@@ -238,13 +229,14 @@ class RunState:
         epoch = self._epochs.get(event.epoch)
         if epoch is None:
             begin_s = self._training_s.get(event.epoch, now_s)
-            epoch = self._epochs[event.epoch] = _Epoch(num_steps=event.num_steps, begin_s=begin_s)
+            epoch = self._epochs[event.epoch] = EpochRow(epoch=event.epoch, begin_s=begin_s, answers=self._answers)
         epoch.done = max(epoch.done, event.step + 1)
-        epoch.num_steps, epoch.end_s = event.num_steps, now_s
+        epoch.num_steps, epoch.seconds = event.num_steps, now_s - epoch.begin_s
         epoch.ends.append((now_s, event.samples))
         self._at = max(self._at, (event.epoch, event.step))
         if event.loss is not None:
-            epoch.loss_sum, epoch.num_losses = epoch.loss_sum + event.loss, epoch.num_losses + 1
+            epoch.num_losses += 1
+            epoch.loss = event.loss if epoch.loss is None else epoch.loss + (event.loss - epoch.loss) / epoch.num_losses
             self._smoothed = LOSS_DECAY * self._smoothed + (1 - LOSS_DECAY) * event.loss
             self._smoothed_weight = LOSS_DECAY * self._smoothed_weight + 1 - LOSS_DECAY
 
@@ -264,12 +256,9 @@ class RunState:
             self._training_s.setdefault(event.epoch, now_s)
 
     def _epoch_row(self, number: int) -> EpochRow:
-        epoch = self._epochs.get(number)
-        row = EpochRow(epoch=number, cached=number in self._cached, answers=self._answers)
-        if epoch is None:
-            return replace(row, num_steps=sum(1 for known, _ in self._predicted if known == number))
-        loss = epoch.loss_sum / epoch.num_losses if epoch.num_losses else None
-        return replace(row, done=epoch.done, num_steps=epoch.num_steps, loss=loss, seconds=epoch.end_s - epoch.begin_s)
+        num_steps = sum(1 for known, _ in self._predicted if known == number)
+        row = self._epochs.get(number) or EpochRow(epoch=number, num_steps=num_steps, answers=self._answers)
+        return replace(row, cached=number in self._cached)
 
     def _remaining_s(self) -> float | None:
         """Predict the seconds of the remaining steps: the prediction corrected by measurements; None without a prediction."""
@@ -291,7 +280,7 @@ class RunState:
         return measured_s / predicted_s if measured_s > 0 and predicted_s > 0 else None
 
 
-def _samples_per_s(epoch: _Epoch) -> float | None:
+def _samples_per_s(epoch: EpochRow) -> float | None:
     """Return the rate over the last steps; the first of them only starts the clock."""
     if len(epoch.ends) < 2:
         return None
