@@ -3,7 +3,7 @@
 Uniform slicing: one set of hidden channels for the whole model (because the residual stream ties the layers together), and a
 separate set of feed-forward neurons and attention channels for each layer.  A channel's importance is the L2 norm of all its weights.
 
-Torch-Pruning, the toolkit used in the paper (Fang et al., CVPR 2023), is an alternative for two families.  It traces the model, finds the
+Torch-Pruning, the toolkit used in the paper (Fang et al., CVPR 2023), is an alternative for BERT.  It traces the model, finds the
 channels that depend on each other and removes those with the smallest norm.
 """
 
@@ -12,8 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -204,15 +203,16 @@ def seeded_generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-SUPPORTED = ("bert", "llama")
+PRUNED_FAMILY = "bert"
+"""Of the others, the trace finds no dependencies through rotary positions, RMSNorm, or heads that share keys and values."""
 _TRACE_TOKENS = 4
 
 
 def require_torch_pruning(family: str) -> None:
     """Raise ConfigError if the package is missing, or cannot prune this family."""
     asked = "An initialization by Torch-Pruning was asked for"
-    if family not in SUPPORTED:
-        found = f"Its trace does not take '{family}' apart; it does {' and '.join(SUPPORTED)}."
+    if family != PRUNED_FAMILY:
+        found = f"Its trace does not take '{family}' apart; it does {PRUNED_FAMILY}."
         raise ConfigError(f"{asked} for a backbone of the family '{family}'.", found, "Choose the initialization 'pruned'.")
     if find_spec("torch_pruning") is None:
         todo = "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization 'pruned'."
@@ -241,9 +241,6 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
     narrow = copy.deepcopy(stack).requires_grad_(True)  # the trace follows the autograd graph
     backbone_heads = stack.config.num_attention_heads
     attention = [narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("query", "key", "value")]
-    if stack.family_name == "llama":
-        _ungroup(narrow)
-        attention = [narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("query", "key", "value")]
     ups = [narrow_weight(narrow, layer, "up") for layer in range(narrow.num_layers)]
     # First remove whole heads until one is left per side head; then each keeps its best channels.
     by_heads = heads <= backbone_heads and width // heads <= len(attention[0].weight) // backbone_heads
@@ -254,13 +251,12 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
     channels = len(attention[0].weight) * kept_heads // backbone_heads
     ratios: dict[Any, float] = dict.fromkeys(attention, 1 - width / channels)
     ratios |= dict.fromkeys(ups, max(0.0, 1 - neurons / len(ups[0].weight)))
-    customized = {type(one): _rms_norm_pruner(torch_pruning) for one in narrow.modules() if type(one).__name__.endswith("RMSNorm")}
     hidden = torch.arange(stack.hidden_size)
-    with _without_rotation(stack.family_name), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns about parameters that it does not prune
         pruner = torch_pruning.pruner.BasePruner(
             _Trace(narrow), torch.zeros(1, _TRACE_TOKENS, dtype=torch.int64), importance=torch_pruning.importance.MagnitudeImportance(p=2),
-            pruning_ratio=1 - width / stack.hidden_size, pruning_ratio_dict=ratios, customized_pruners=customized,
+            pruning_ratio=1 - width / stack.hidden_size, pruning_ratio_dict=ratios,
             num_heads=dict.fromkeys(attention, backbone_heads), prune_num_heads=by_heads, prune_head_dims=True,
             head_pruning_ratio=1 - kept_heads / backbone_heads,
         )  # fmt: skip
@@ -288,59 +284,6 @@ class _Trace(nn.Module):
 def narrow_weight(stack: LayerStack, layer: int, role: str) -> Any:
     """Return the linear map of a role in a layer."""
     return stack.layers[layer].get_submodule(stack.family.weights[role])
-
-
-def _ungroup(stack: LayerStack) -> None:
-    """Give every query head a separate key and value head, because the trace does not detect that one serves several."""
-    for layer in stack.layers:
-        attention: Any = layer.self_attn
-        groups, size = attention.num_key_value_groups, attention.head_dim
-        for name in ("k_proj", "v_proj"):
-            old = getattr(attention, name)
-            weight = old.weight.detach().view(-1, size, old.in_features).repeat_interleave(groups, dim=0).flatten(0, 1)
-            new = nn.Linear(old.in_features, len(weight), bias=False)
-            new.weight = nn.Parameter(weight)
-            setattr(attention, name, new)
-        attention.num_key_value_groups = 1
-
-
-@contextmanager
-def _without_rotation(family: str) -> Iterator[None]:
-    """Omit rotary positions from the trace: their slices couple channels in pairs, and the graph becomes too large to finish."""
-    if family != "llama":
-        yield
-        return
-    from transformers.models.llama import modeling_llama
-
-    rotation = modeling_llama.apply_rotary_pos_emb
-    modeling_llama.apply_rotary_pos_emb = lambda query, key, *tables, **options: (query, key)
-    try:
-        yield
-    finally:
-        modeling_llama.apply_rotary_pos_emb = rotation
-
-
-def _rms_norm_pruner(torch_pruning: Any) -> Any:
-    """Return a pruner for RMSNorm, which the toolkit does not support.  RMSNorm has only one weight per channel."""
-
-    class RMSNormPruner(torch_pruning.BasePruningFunc):
-        """Prunes the channels of an RMSNorm."""
-
-        def prune_out_channels(self, layer: Any, idxs: list[int]) -> Any:
-            """Remove the channels `idxs`."""
-            removed = set(idxs)
-            layer.weight = nn.Parameter(layer.weight.detach()[[at for at in range(len(layer.weight)) if at not in removed]])
-            return layer
-
-        prune_in_channels = prune_out_channels
-
-        def get_out_channels(self, layer: Any) -> int:
-            """Return the number of channels."""
-            return len(layer.weight)
-
-        get_in_channels = get_out_channels
-
-    return RMSNormPruner()
 
 
 def _copy_narrow(side: Any, layer: nn.Module, stack: LayerStack, index: int) -> None:
