@@ -14,7 +14,7 @@ from workbench.cli.output import Json, print_json, print_table
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, COMMUNICATION, Op, Schedule
-from workbench.core.timeline import Span, Timeline
+from workbench.core.timeline import Timeline
 
 FORMS = "Text of a Program or a Schedule, or torch's pipeline CSV."
 
@@ -154,12 +154,9 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
 
 def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[int, ...]) -> dict[str, Any]:
     makespan_s = timeline.makespan_s
-    spans: list[list[Span]] = [[] for _ in program.devices]
-    for span in timeline.spans:
-        spans[span.rank].append(span)
     ranks = []
-    for rank, name in enumerate(program.devices):
-        own = replace(timeline, spans=tuple(spans[rank]))  # with thousands of ranks, all spans once for each would take minutes
+    for rank, (name, spans) in enumerate(zip(program.devices, timeline.by_rank(), strict=True)):
+        own = replace(timeline, spans=tuple(spans))  # with thousands of ranks, all spans once for each would take minutes
         busy_s = own.busy_s(rank)
         ranks.append(
             {

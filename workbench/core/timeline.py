@@ -125,9 +125,16 @@ class Timeline:
             if any(not 0 <= sample.time_s < math.inf or sample.nbytes < 0 for sample in samples):
                 yield f"The memory of device {rank} has a time or size below 0"
 
+    def by_rank(self) -> list[list[Span]]:
+        """Return the spans of each rank."""
+        found: list[list[Span]] = [[] for _ in self.device_names]
+        for span in self.spans:
+            found[span.rank].append(span)
+        return found
+
     def busy_s(self, rank: int) -> float:
         """Return the seconds in which at least one compute stream of the rank was busy."""
-        return _union_s((s.start_s, s.end_s) for s in self.spans if s.rank == rank and not s.op.is_communication)
+        return busy_of(span for span in self.spans if span.rank == rank)
 
     @property
     def bubble_fraction(self) -> float:
@@ -135,11 +142,7 @@ class Timeline:
         whole = self.makespan_s * self.world_size
         if whole == 0:
             return 0.0
-        intervals: list[list[tuple[float, float]]] = [[] for _ in self.device_names]
-        for span in self.spans:
-            if not span.op.is_communication:
-                intervals[span.rank].append((span.start_s, span.end_s))
-        return 1.0 - sum(map(_union_s, intervals)) / whole
+        return 1.0 - sum(map(busy_of, self.by_rank())) / whole
 
     def peak_bytes(self, rank: int) -> int:
         """Return the peak memory of the rank in bytes."""
@@ -148,6 +151,11 @@ class Timeline:
     def bytes_sent(self, rank: int) -> int:
         """Return the bytes that the rank sent in transfers and collectives."""
         return sum(s.nbytes for s in self.spans if s.rank == rank and (s.op.kind == SEND or s.op.kind in COLLECTIVES))
+
+
+def busy_of(spans: Iterable[Span]) -> float:
+    """Return the seconds in which at least one compute stream of a rank with these spans was busy."""
+    return _union_s((span.start_s, span.end_s) for span in spans if not span.op.is_communication)
 
 
 def _union_s(intervals: Iterable[tuple[float, float]]) -> float:

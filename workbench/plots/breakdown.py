@@ -54,11 +54,8 @@ def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
     A moment with compute counts as that compute.  A moment with only transfers counts as 'waiting for data', the network time
     that no compute hides.  The rest is idle.
     """
-    spans: dict[int, list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        if span.end_s > span.start_s:
-            spans[span.rank].append(span)
-    return [_classes_of_rank(spans[rank], timeline.makespan_s) for rank in range(timeline.world_size)]
+    makespan_s = timeline.makespan_s
+    return [_classes_of_rank([span for span in own if span.end_s > span.start_s], makespan_s) for own in timeline.by_rank()]
 
 
 def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:

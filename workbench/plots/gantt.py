@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.core.timeline import Span, Timeline
+from workbench.core.timeline import Span, Timeline, busy_of
 from workbench.plots import style
 
 MAX_BARS = 16_000  # about as many as a browser draws smoothly
@@ -145,12 +145,7 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: sty
 
 def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: style.Unit) -> go.Bar:
     """Return the background of the compute lanes: the time under no bar is idle."""
-    busy: dict[int, float] = dict.fromkeys(ranks, 0.0)
-    reached: dict[int, float] = dict.fromkeys(ranks, 0.0)
-    for span in sorted((span for span in timeline.spans if span.rank in busy and not span.op.is_communication), key=lambda s: s.start_s):
-        busy[span.rank] += max(0.0, span.end_s - max(span.start_s, reached[span.rank]))
-        reached[span.rank] = max(reached[span.rank], span.end_s)
-    whole = timeline.makespan_s
+    spans, whole = timeline.by_rank(), timeline.makespan_s
     return go.Bar(
         name="idle",
         orientation="h",
@@ -159,6 +154,8 @@ def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: style.Unit) -> go.Ba
         y=[row + COMPUTE[0] for row in range(len(ranks))],
         width=[COMPUTE[1]] * len(ranks),
         marker={"color": style.COLOURS["idle"], "line": {"width": 0}},
-        hovertext=[f"{timeline.device_names[rank]}: idle or waiting {1 - busy[rank] / whole if whole else 0.0:.0%}" for rank in ranks],
+        hovertext=[
+            f"{timeline.device_names[rank]}: idle or waiting {1 - busy_of(spans[rank]) / whole if whole else 0.0:.0%}" for rank in ranks
+        ],
         legendrank=style.LEGEND_RANK["idle"],
     )
