@@ -11,19 +11,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
-from workbench.plots.style import (
-    BLACK,
-    CYCLE,
-    DARK_GREY,
-    INSIDE,
-    LIGHT_GREY,
-    OPERATIONS,
-    byte_unit,
-    finish,
-    panel_of_bars,
-    rows_for,
-    text_on,
-)
+from workbench.plots import style
 
 Cut = Literal["columns", "rows", "copies"]
 HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # sizes in the drawing; unit: width of the hidden state
@@ -142,17 +130,17 @@ def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, l
         subplot_titles=["", "holds of the attention", "holds of the feed-forward network", "sends for one sequence"],
     )
     for annotation in figure.layout.annotations:
-        annotation.font = {"size": 12.5, "color": BLACK}
+        annotation.font = {"size": 12.5, "color": style.BLACK}
     _draw(figure, parts, who)
     columns = ([one["attention"] for one in held], [one["feed-forward"] for one in held], list(sent))
     for column, sizes in enumerate(columns, start=1):
         _bars(figure, column, sizes, who)
     total = sum(sum(one.values()) for one in held)
     whole = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
-    moved, weights = byte_unit(sum(sent)).text(sum(sent)), byte_unit(total).text(total)
+    moved, weights = style.byte_unit(sum(sent)).text(sum(sent)), style.byte_unit(total).text(total)
     copies = f", {total / whole:.2g} times one copy" if whole else ""
     paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}
-    return finish(
+    return style.finish(
         figure,
         title=f"One layer, {paradigms[plan.paradigm]}, {length} tokens on {plan.num_positions} devices",
         label="computed",
@@ -233,9 +221,9 @@ def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
         boxes += _boxes(part, left, who)
         width = part.width + (SHIFT * min(1.0, 4 / len(part.counts)) * (len(part.counts) - 1) if part.cut == "copies" else 0)
         edge = part.height / 2 + (SHIFT * 1.5 if part.cut == "copies" else 0)
-        words.append(_words(f"<b>{part.name}</b>", left + width / 2, edge, "bottom", BLACK))
+        words.append(_words(f"<b>{part.name}</b>", left + width / 2, edge, "bottom", style.BLACK))
         how = f"by {part.what}" if part.cut != "copies" else f"{part.what},<br>everywhere"
-        words.append(_words(how, left + width / 2, -edge, "top", DARK_GREY))
+        words.append(_words(how, left + width / 2, -edge, "top", style.DARK_GREY))
         left += width + GAP
     # The first position's copy is in front, so its boxes are drawn last.
     positions = sorted({box.position for box in boxes}, reverse=True)
@@ -254,8 +242,8 @@ def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
         y=[box.height for box in boxes],
         text=[box.text for box in boxes],
         constraintext="none",
-        **INSIDE,
-        textfont={"size": 11, "color": text_on(colour_of(position))},
+        **style.INSIDE,
+        textfont={"size": 11, "color": style.text_on(colour_of(position))},
         marker={"color": colour_of(position), "line": {"width": 1, "color": "white"}},
         hovertext=[box.hover for box in boxes],
     )
@@ -268,24 +256,26 @@ def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str,
 
 def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
     """Return the annotations of an arrow: the arrow, its name above and its bytes below."""
-    moved, said = sum(arrow.nbytes), OPERATIONS["synchronisations"][arrow.name]
+    moved, said = sum(arrow.nbytes), style.OPERATIONS["synchronisations"][arrow.name]
     ends = {"x": left + ARROW, "y": 0, "ax": left, "ay": 0, "xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     name = arrow.name.replace("Reduce", "Reduce<br>").replace("Gather", "<br>Gather").replace("AllReduce<br>", "All<br>Reduce")
     return [
-        {"text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2.5, "arrowcolor": DARK_GREY, "hovertext": said, **ends},
-        _words(name, left + ARROW / 2, 0.06, "bottom", DARK_GREY) | {"hovertext": said},
-        _words(byte_unit(moved).text(moved), left + ARROW / 2, -0.06, "top", DARK_GREY),
+        {"text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2.5, "arrowcolor": style.DARK_GREY, "hovertext": said, **ends},
+        _words(name, left + ARROW / 2, 0.06, "bottom", style.DARK_GREY) | {"hovertext": said},
+        _words(style.byte_unit(moved).text(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
     ]
 
 
 def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[str]) -> None:
-    unit, colours = byte_unit(max(sizes, default=0)), [colour_of(position) for position in range(len(sizes))]
+    unit, colours = style.byte_unit(max(sizes, default=0)), [colour_of(position) for position in range(len(sizes))]
     hovers = [f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)]
-    panel_of_bars(figure, [size * unit.factor for size in sizes], [unit.text(size) for size in sizes], colours, hovers, row=2, col=column)
-    figure.update_xaxes(title=unit.name, gridcolor=LIGHT_GREY, row=2, col=column)
-    figure.update_yaxes(showticklabels=column == 1, showgrid=False, zeroline=False, row=2, col=column, **rows_for(who))
+    style.panel_of_bars(
+        figure, [size * unit.factor for size in sizes], [unit.text(size) for size in sizes], colours, hovers, row=2, col=column
+    )
+    figure.update_xaxes(title=unit.name, gridcolor=style.LIGHT_GREY, row=2, col=column)
+    figure.update_yaxes(showticklabels=column == 1, showgrid=False, zeroline=False, row=2, col=column, **style.rows_for(who))
 
 
 def colour_of(position: int) -> str:
     """Return the colour of a position's parts."""
-    return CYCLE[position % len(CYCLE)]
+    return style.CYCLE[position % len(style.CYCLE)]

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.report import busy_note
-from workbench.core.serving import EventKind, ServingEvent, ServingReport
+from workbench.core.serving import ServingEvent, ServingReport
 from workbench.plots import style
 
 PALE_RED = "#F6DFD6"
@@ -18,20 +18,7 @@ MIN_REQUESTS = 3  # minimum in a step of the throughput curve
 MAX_NAMED_EVENTS = 14
 MAX_POINTS = 4000
 CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # approximate widths of a fault's name and of the time axis
-RAISED = dict.fromkeys(("straggler", "lost", "recovered"), -0.26) | dict.fromkeys(("switched", "repeated", "waiting", "paused"), 0.26)
-"""In rows, from top to bottom."""
-SHOWN_EVENTS: dict[EventKind, tuple[str, str]] = {
-    "straggler": (style.ORANGE, "diamond"),
-    "lost": (style.VERMILLION, "x"),
-    "excluded": (style.VERMILLION, "triangle-down"),
-    "kept": (style.GREY, "circle"),
-    "switched": (style.BLUE, "star"),
-    "repeated": (style.BLACK, "cross"),
-    "recovered": (style.SKY_BLUE, "circle"),
-    "readmitted": (style.GREEN, "triangle-up"),
-    "waiting": (style.DARK_GREY, "hourglass"),
-    "paused": (style.GREY, "hourglass"),
-}
+SHOWN_EVENTS = style.OPERATIONS["events"]
 """The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of later events."""
 
 
@@ -166,9 +153,9 @@ def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: floa
 
 
 def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int) -> None:
-    for kind, (colour, symbol) in SHOWN_EVENTS.items():
+    for kind, look in SHOWN_EVENTS.items():
         found = [
-            (place + RAISED.get(kind, 0.0), report, event)
+            (place + look["below"], report, event)
             for place, report in enumerate(reports.values())
             for event in report.events_of(kind)
             if not (kind == "switched" and event.plan_before < 0)  # the first plan
@@ -185,7 +172,7 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
             text=[_device(report, event) for _, report, event in found],
             textposition="middle left",
             textfont={"size": 10.5},
-            marker={"size": 11, "color": colour, "symbol": symbol, "line": {"width": 1, "color": "white"}},
+            marker={"size": 11, "color": getattr(style, look["colour"]), "symbol": look["symbol"], "line": {"width": 1, "color": "white"}},
             hovertext=[_words(report, event) for _, report, event in found],
             row=row,
             col=1,
