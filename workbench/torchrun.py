@@ -15,8 +15,7 @@ import torch
 import typer
 
 from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
-from workbench.cli.output import USER_ERROR, Commands, Json, print_json, report_error, summary
-from workbench.cli.progress import RunProgress
+from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_json, report_error, summary
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, WorkbenchError

@@ -4,7 +4,7 @@ import pytest
 from made_up_report import cluster
 from rich.console import Console
 
-from workbench.cli.progress import PLAIN_INTERVAL_S, RunProgress
+from workbench.cli.output import PLAIN_INTERVAL_S, RunProgress
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event

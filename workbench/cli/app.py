@@ -24,7 +24,7 @@ from workbench.cli.job import (
     takes_job,
 )
 from workbench.cli.kit import kit
-from workbench.cli.output import INTERRUPTED, Commands, Json, Png, next_steps, print_json, say, show_bench, show_plan, summary
+from workbench.cli.output import INTERRUPTED, Commands, Json, Png, RunProgress, next_steps, print_json, say, show_bench, show_plan, summary
 from workbench.cli.predict import evaluate, predict
 from workbench.cli.reproduce import reproduce
 from workbench.cli.schedule import schedule
@@ -96,7 +96,6 @@ def draw(
 def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> None:
     """Plan a job: which layers and samples each device gets."""
     described = load_cluster(cluster)
-    from workbench.cli.progress import RunProgress
     from workbench.experiment import plan as make_plan
 
     with RunProgress(job, described) as progress:
@@ -132,7 +131,6 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
     if path is not None:
         require_writable(path)
     described = load_cluster(cluster)
-    from workbench.cli.progress import RunProgress
     from workbench.experiment import run as run_job
     from workbench.methods import INFERRING
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli.job import ALL_FIELDS, OPTIONS, key_and_value, parsed, task_of, with_options
-from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, say
+from workbench.cli.output import INTERRUPTED, Json, RunProgress, print_json, print_table, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.job import Fidelity
@@ -173,8 +173,6 @@ def _values(text: str) -> list[Any]:
 
 @contextmanager
 def _progress(point: Point) -> Iterator[Callable[[Event], None]]:
-    from workbench.cli.progress import RunProgress
-
     if point.notebook is not None:
         say(f"{point.words}:")
         yield lambda event: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.seeds import query_seed
+from workbench.models.quantization.config import FLOAT_TYPES
 from workbench.models.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
 from workbench.plots.zeroth_order import GradientError, Point, Probe
 from workbench.plots.zeroth_order import bowl as draw_bowl
@@ -102,9 +104,6 @@ def epsilon_curve(
     return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]
 
 
-BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
-"""Significant bits of each dtype."""
-
 _WAVES = 5.0
 
 
@@ -121,10 +120,10 @@ class Bowl:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.stretch <= 0 or self.ripple < 0 or self.precision not in BITS:
+        if self.stretch <= 0 or self.ripple < 0 or self.precision not in FLOAT_TYPES:
             raise ConfigError(
                 f"A bowl with stretch {self.stretch}, ripple {self.ripple} and losses in {self.precision} was asked for.",
-                f"They must be above 0, at least 0, and one of {', '.join(BITS)}.",
+                f"They must be above 0, at least 0, and one of {', '.join(FLOAT_TYPES)}.",
                 "Change them.",
             )
 
@@ -134,7 +133,7 @@ class Bowl:
 
     def loss(self, x: float, y: float) -> float:
         """Return the loss as a forward pass in `precision` returns it."""
-        return rounded(self.height(x, y), BITS[self.precision])
+        return float(torch.tensor(self.height(x, y), dtype=getattr(torch, self.precision)))
 
     def gradient(self, x: float, y: float) -> Point:
         """Return the exact gradient."""
@@ -142,12 +141,6 @@ class Bowl:
             x / 4 + self.ripple * _WAVES * math.sin(_WAVES * x),
             self.stretch * y / 4 + self.ripple * _WAVES * math.sin(_WAVES * y),
         )
-
-
-def rounded(value: float, bits: int) -> float:
-    """Return a value rounded to a number of significant bits."""
-    mantissa, exponent = math.frexp(value)
-    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 def probe(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int) -> list[Probe]:
@@ -285,15 +278,9 @@ class BowlLab(Panel):
         smooth = replace(walk.bowl, precision="float32")
         self.figure.show(draw_bowl(smooth.height, walk.path, probes, gradient=exact, epsilon=walk.epsilon))
         said = (
-            f"{degrees_between(mean, exact):.0f}° beside the exact gradient, {ratio:.2f} times as long"
+            f"{abs(math.degrees(cmath.phase(complex(*mean) / complex(*exact)))):.0f}° beside the exact gradient, {ratio:.2f} times as long"
             if any(mean)
             else "both losses alike: no slope seen"
         )
         steps = f"{len(walk.path) - 1} steps, {self._passes} forward passes, no backward pass"
         self.headline.value = BIG_FIRST.format(said, f"loss {walk.bowl.height(*at):.3f} after {steps}")
-
-
-def degrees_between(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the angle between two directions, not zero, in degrees."""
-    lengths = math.hypot(*one) * math.hypot(*other)
-    return math.degrees(math.acos(max(-1.0, min(1.0, (one[0] * other[0] + one[1] * other[1]) / lengths))))
