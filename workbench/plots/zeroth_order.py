@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import style
+from workbench.plots.breakdown import stacked_bars
 
 Point = tuple[float, float]
 HALF_WIDTH, HALF_HEIGHT = 5.2, 2.6
@@ -242,25 +243,12 @@ def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
 
 def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
     """Return a bar for each way to train on several devices, on a logarithmic axis.  nbytes: above 0."""
-    names, sizes = list(nbytes), list(nbytes.values())
-    figure = go.Figure(
-        go.Bar(
-            x=sizes,
-            y=names,
-            orientation="h",
-            marker={"color": [style.BLUE, style.VERMILLION, style.DARK_GREY, style.GREEN, style.SKY_BLUE][: len(names)]},
-            text=[f" {style.byte_unit(size).text(size)}" for size in sizes],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{y}: %{x:,.0f} bytes<extra></extra>",
-        )
-    )
+    sizes, words = list(nbytes.values()), {"title": "What a device receives for a step", "label": "counted", "subtitle": subtitle}
+    figure = stacked_bars(list(nbytes), {"bytes": sizes}, x_title="bytes", **words)
+    texts = [f" {style.byte_unit(size).text(size)}" for size in sizes]
+    figure.update_traces(text=texts, textposition="outside", textfont_color="black", cliponaxis=False, showlegend=False)
     # Room on the right for the text of the longest bar.
-    figure.update_xaxes(
-        type="log", title="bytes", dtick=1, exponentformat="power", zeroline=False, range=[0, len(str(int(max(sizes, default=1)))) + 1]
-    )
-    figure.update_yaxes(autorange="reversed")
-    return style.finish(figure, title="What a device receives for a step", label="counted", subtitle=subtitle, height=170 + 48 * len(names))
+    return figure.update_xaxes(type="log", dtick=1, exponentformat="power", range=[0, len(str(int(max(sizes, default=1)))) + 1])
 
 
 class Pass(NamedTuple):
