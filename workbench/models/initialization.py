@@ -43,11 +43,16 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     copy_kept(adapter, hidden, copy_layer)
 
 
-def require_own_backbone(config: Any, stack: LayerStack) -> None:
-    """Raise ConfigError unless an adapter has the backbone's layers and width."""
-    asked = f"Initial weights of an adapter for {config.num_layers} layers of {config.hidden_size} were asked for."
-    if any(getattr(config, name) != getattr(stack, name) for name in ("num_layers", "hidden_size", "num_encoder_layers")):
-        raise ConfigError(asked, f"The backbone has {stack.num_layers} of {stack.hidden_size}.", "Use its own backbone.")
+SHAPE = ("hidden_size", "num_layers", "num_encoder_layers", "is_causal")
+"""Of an adapter's configuration: what it has in common with its backbone."""
+
+
+def require_own_backbone(config: Any, stack: LayerStack, asked: str = "An adapter's initialization") -> None:
+    """Raise ConfigError unless an adapter's configuration has its backbone's shape."""
+    for name in SHAPE:
+        if (own := getattr(config, name)) != (other := getattr(stack, name)):
+            todo = "Use its own backbone, or make the configuration by adapter_config(model)."
+            raise ConfigError(f"{asked} was asked for.", f"Its {name} is {own}, the backbone's is {other}.", todo)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.models.evaluation import attach_head, calibrate, set_statistics
 from workbench.models.families import family_of
-from workbench.models.initialization import How, initialize
+from workbench.models.initialization import SHAPE, How, initialize, require_own_backbone
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, ParallelAdapterConfig, task_loss
 from workbench.models.products import head_of
@@ -29,8 +29,6 @@ from workbench.models.side_layers import ids_of_texts
 from workbench.models.stack import LayerStack
 
 __all__ = ["ParallelAdapterConfig", "ParallelAdapterModel", "adapter_config", "get_parallel_adapter_model"]
-
-_SHAPE = ("hidden_size", "num_layers", "num_encoder_layers", "is_causal")
 
 
 def get_parallel_adapter_model(
@@ -55,7 +53,7 @@ def get_parallel_adapter_model(
         config = _config(stack, options)
     elif options:
         raise ConfigError(f"A config and the options {', '.join(options)} were given.", "They may contradict.", "Give one of them.")
-    _check_fits(config, stack, f"A parallel adapter for '{name}'")
+    require_own_backbone(config, stack, f"A parallel adapter for '{name}'")
     adapter = ParallelAdapter(config)
     if initialization != "fan_in":
         initialize(adapter, initialization, stack=stack)
@@ -103,7 +101,7 @@ class ParallelAdapterModel(nn.Module):
         """
         adapter, _ = load_adapter(folder)
         name, stack = _stack(model, tokenizer)
-        _check_fits(adapter.config, stack, f"The adapter '{folder}' on '{name}'")
+        require_own_backbone(adapter.config, stack, f"The adapter '{folder}' on '{name}'")
         return cls(stack, adapter, name=name, quantization=quantization).eval()
 
     def save_pretrained(self, folder: Path | str) -> Path:
@@ -236,26 +234,12 @@ def _stack(model: Any, tokenizer: Any) -> tuple[str, LayerStack]:
 
 
 def _config(stack: LayerStack, options: Mapping[str, Any]) -> ParallelAdapterConfig:
-    known = [name for name in ParallelAdapterConfig.__dataclass_fields__ if name not in _SHAPE]
+    known = [name for name in ParallelAdapterConfig.__dataclass_fields__ if name not in SHAPE]
     for name in options:
         if name not in known:
             raise ConfigError(f"The option '{name}' was given.", f"Known are {', '.join(known)}.", did_you_mean(name, known))
     settings = {"target_length": 0 if stack.num_encoder_layers is None else 1} | dict(options)
-    return ParallelAdapterConfig(**_shape(stack), **settings)
-
-
-def _shape(stack: LayerStack) -> dict[str, Any]:
-    return {name: getattr(stack, name) for name in _SHAPE}
-
-
-def _check_fits(config: ParallelAdapterConfig, stack: LayerStack, asked: str) -> None:
-    for name, value in _shape(stack).items():
-        if getattr(config, name) != value:
-            raise ConfigError(
-                f"{asked} was asked for.",
-                f"Its {name} is {getattr(config, name)}, the backbone's is {value}.",
-                "Make the configuration by adapter_config(model), or use the adapter's own backbone.",
-            )
+    return ParallelAdapterConfig(**{name: getattr(stack, name) for name in SHAPE}, **settings)
 
 
 def _leave_backbone_out(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
