@@ -96,30 +96,25 @@ def browser_path() -> str | None:
 
 def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | bool) -> tuple[list[Path], str]:
     """Draw figures with kaleido; return the files, and the reason if there are none (else '').  png: see write_figures."""
-    files, why_none = _pngs({folder / f"{name}.png": figure for name, _, figure in drawn}) if png else ([], "")
+    if not png:
+        return [], ""
+    wanted = {folder / f"{name}.png": figure for name, _, figure in drawn}
+    why_none = "" if browser_path() else "No Chromium was found on this machine, so no PNG files were written."
+    if not why_none:
+        import kaleido
+
+        jobs = [
+            {"fig": figure.to_dict(), "path": str(path), "opts": {"width": PNG_WIDTH, "height": figure.layout.height, "scale": PNG_SCALE}}
+            for path, figure in wanted.items()
+        ]
+        try:
+            # mathjax would be fetched from the network; none of our titles needs it.
+            kaleido.write_fig_from_object_sync(jobs, kopts={"mathjax": False, "timeout": PNG_TIMEOUT_S})
+        except Exception as error:  # a browser may fail in any way: the HTML files exist, and PNG is an extra
+            why_none = f"The Chromium found could not draw ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})."
     if why_none and png is True:
         raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
-    return files, why_none
-
-
-def _pngs(wanted: dict[Path, go.Figure]) -> tuple[list[Path], str]:
-    if browser_path() is None:
-        return [], "No Chromium was found on this machine, so no PNG files were written."
-    import kaleido
-
-    jobs = [
-        {"fig": figure.to_dict(), "path": str(path), "opts": {"width": PNG_WIDTH, "height": figure.layout.height, "scale": PNG_SCALE}}
-        for path, figure in wanted.items()
-    ]
-    try:
-        # mathjax would be fetched from the network; none of our titles needs it.
-        kaleido.write_fig_from_object_sync(jobs, kopts={"mathjax": False, "timeout": PNG_TIMEOUT_S})
-    except Exception as error:  # a browser may fail in any way: the HTML files exist, and PNG is an extra
-        return (
-            [],
-            f"The Chromium found could not draw ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}).",
-        )
-    return [path for path in wanted if path.exists()], ""
+    return [] if why_none else [path for path in wanted if path.exists()], why_none
 
 
 def _slug(name: str) -> str:
