@@ -95,19 +95,10 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
         for table in (comparison_table(result), *result.tables)
     )
     section = Markup(
-        "<h2 id='{item}'>{title} ({source})</h2>\n<p>Section {section} of the paper. <a href='{item}.json'>JSON</a></p>\n"
+        "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>Section {0.paper_section} of the paper. <a href='{0.item}.json'>JSON</a></p>\n"
         "<ul>{checks}</ul>\n{frames}\n{explained}\n{tables}"
     )
-    return section.format(
-        item=result.item,
-        title=result.title,
-        source=result.source,
-        section=result.paper_section,
-        checks=checks,
-        frames=frames(drawn),
-        explained=explained,
-        tables=tables,
-    )
+    return section.format(result, checks=checks, frames=frames(drawn), explained=explained, tables=tables)
 
 
 def _table(table: Table) -> Markup:
@@ -141,7 +132,6 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, to see that it works.")] = False,
-    details: Annotated[bool, typer.Option("--details/--no-details", help="Print the tables behind the comparison.")] = True,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's tables and figures: its numbers, ours, the deviation and why."""
@@ -179,7 +169,7 @@ def reproduce(
             failed.append((item, error))  # the others are still worth having
         else:
             if not as_json:
-                show(done[-1][1], details=details)
+                show(done[-1][1])
     files = write(done, folder, title=f"{paper}: the paper's numbers and ours", png=png if png == "auto" else png == "yes")
     if as_json:
         print_json({item.name: _as_json(result) for item, result in done})
@@ -199,7 +189,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     return host_fingerprint() | {"seeds": ", ".join(map(str, settings.seeds)), "data": data, "quick": str(settings.quick).lower()}
 
 
-def show(result: Result, *, details: bool) -> None:
+def show(result: Result) -> None:
     """Print a result: comparison, checks, explanation, and the tables behind it."""
     table = comparison_table(result, join_labels=True)
     _show_table(table)
@@ -212,11 +202,10 @@ def show(result: Result, *, details: bool) -> None:
     for line in result.explanation:
         print(f"- {line}")
     print()
-    if details:
-        for table in result.tables:
-            _show_table(table)
-            if table.note:
-                print(f"{table.note}\n")
+    for table in result.tables:
+        _show_table(table)
+        if table.note:
+            print(f"{table.note}\n")
 
 
 def _show_table(table: Table) -> None:
