@@ -251,7 +251,7 @@ def test_queries_are_divided_by_hand_beside_the_planner(problem: QueryProblem) -
     crowded = QueryDivider(small, (2, 2, 2, 2))
     assert "Out of memory" in crowded.headline.value and "delta" in crowded.message.value
     with pytest.raises(ConfigError, match="4 devices"):
-        problem.divided((8,))
+        problem.device_seconds((8,))
 
 
 def _only_first_holds(problem: QueryProblem):

@@ -16,7 +16,7 @@ import ipywidgets as widgets
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
@@ -209,20 +209,17 @@ class QueryProblem:
                 found[share.rank] = share.queries or self.size.queries
         return tuple(found)
 
-    def divided(self, counts: Sequence[int]) -> Plan:
-        """Return the plan with these numbers of queries.  Raises ConfigError unless they add up to the step's queries."""
+    def device_seconds(self, counts: Sequence[int]) -> tuple[float, ...]:
+        """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is too small.
+
+        Raises ConfigError unless the counts are the step's queries, divided among the devices.
+        """
         if len(counts) != self.cluster.world_size or min(counts) < 0 or sum(counts) != self.size.queries:
             raise ConfigError(
                 f"Queries {'-'.join(map(str, counts))} were asked for.",
                 f"There are {self.cluster.world_size} devices and {self.size.queries} queries.",
                 "Give each device a number from 0 on; together they must be all queries.",
             )
-        shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
-        stage = Stage(start=0, stop=self.profile.num_layers, shares=shares)
-        return Plan(method="p_rge", stages=(stage,), micro_batch_size=self.size.batch_size, num_micro_batches=1)
-
-    def device_seconds(self, counts: Sequence[int]) -> tuple[float, ...]:
-        """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is too small."""
         costs = whole(self.profile, self.cluster, self.size)
         ranks = [rank for rank, count in enumerate(counts) if count]
         found = []
@@ -282,7 +279,6 @@ class QueryDivider(Explorer):
 
     def _divide(self, counts: tuple[int, ...]) -> None:
         problem = self.problem
-        problem.divided(counts)  # refuses an invalid division
         seconds = problem.device_seconds(counts)
         names = [device.name for device in problem.cluster.devices]
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
