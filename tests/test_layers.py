@@ -14,7 +14,7 @@ PACKAGE = ROOT / "workbench"
 # Each package or module of workbench stands on one floor; those of one floor do not import each other.
 FLOORS = (
     ("core",),
-    ("schedules", "simulator", "planners", "plots", "convert", "network", "notebooks"),
+    ("schedules", "simulator", "planners", "plots", "network", "notebooks"),
     ("fetch",),
     ("models", "tasks", "profiler"),
     ("runtime",),
