@@ -189,17 +189,17 @@ def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predic
         parameter.fill_(LAMBDA)
     elif "norm" in name:
         parameter.fill_(1.0 if role == "weight" else 0.0)
-    elif role == "bias" or (name.startswith("layers.") and _is_zero(name, how)):
+    elif (
+        role == "bias"
+        or (how == "zero" and name.startswith("layers.") and any(end in name for end in BRANCH_ENDS))
+        or (how == "all_zero" and name.startswith("layers.") and ".down." not in name)
+    ):
         parameter.zero_()
     else:
         deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
         if name.startswith("last.output") or (predicts_words and name.startswith("last.up")):
             deviation = HEAD_DEVIATION  # with words: predictions near the backbone's own
         parameter.copy_(torch.randn(parameter.shape, generator=seeded_generator(seed, name)) * deviation)
-
-
-def _is_zero(name: str, how: How) -> bool:
-    return (how == "zero" and any(end in name for end in BRANCH_ENDS)) or (how == "all_zero" and ".down." not in name)
 
 
 def seeded_generator(seed: int, name: str) -> torch.Generator:

@@ -23,7 +23,7 @@ from workbench.models.products import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
 from workbench.models.zeroth_order.adapted import PooledHead, inject, own_parameters
-from workbench.models.zeroth_order.trainables import HEAD, Binding, TrainableConfig
+from workbench.models.zeroth_order.trainables import Binding, TrainableConfig
 
 Enter = Callable[[int], None]
 """(layer or HEAD) -> None: binds the copies with which a pass computes the layer."""
@@ -102,7 +102,7 @@ class CausalModel(nn.Module):
         """
         states = [hidden]
         del hidden  # otherwise it would stay in memory until the last layer
-        return self.run_passes(states, batch, num_parts, [_nothing])[0]
+        return self.run_passes(states, batch, num_parts, [lambda layer: None])[0]
 
     def run_passes(self, states: list[Tensor], batch: PromptLike, num_parts: int, enters: Sequence[Enter]) -> list[Tensor]:
         """Run several passes of P parts each through this stage, layer by layer, with all passes in each layer.
@@ -211,10 +211,6 @@ class CausalModel(nn.Module):
 
 def _replicated(tensor: Tensor, num_parts: int) -> Tensor:
     return tensor if num_parts == 1 else tensor.repeat(num_parts, *[1] * (tensor.ndim - 1))
-
-
-def _nothing(layer: int) -> None:
-    assert layer >= HEAD
 
 
 @contextmanager

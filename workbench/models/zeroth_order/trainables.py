@@ -145,7 +145,9 @@ class Trainables:
         """Add scale times a query's noise to theta, in place (Algorithm 3, PerturbParameters)."""
         generator = self.generator(seed)
         for parameter in self.parameters.values():
-            values = _as_vector(parameter)
+            values = parameter.detach()
+            # A view even of a column-major matrix: noise follows the memory order.
+            values = (values if values.is_contiguous() else values.t()).view(-1)
             for place, piece in _pieces(generator, parameter.numel()):
                 values[place].add_(piece, alpha=scale)
 
@@ -215,8 +217,3 @@ def _ranges(slots: Sequence[Slot]) -> dict[int, tuple[int, int, tuple[int, ...]]
         first, _, sizes = found.get(slot.layer, (slot.start, slot.start, ()))
         found[slot.layer] = (first, slot.start + slot.size, (*sizes, slot.size))
     return found
-
-
-def _as_vector(parameter: Tensor) -> Tensor:
-    # A view even of a column-major matrix: noise follows the memory order.
-    return parameter.detach().view(-1) if parameter.is_contiguous() else parameter.detach().t().view(-1)
