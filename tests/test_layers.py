@@ -14,13 +14,14 @@ PACKAGE = ROOT / "workbench"
 # Each package or module of workbench stands on one floor; those of one floor do not import each other.
 FLOORS = (
     ("core",),
+    ("summary",),
     ("schedules", "simulator", "planners", "plots", "network", "notebooks"),
     ("fetch",),
     ("models", "tasks", "profiler"),
     ("runtime",),
     ("methods",),
     ("calibration",),
-    ("experiment", "progress", "summary", "comparison"),
+    ("experiment", "progress", "comparison"),
     ("discovery", "survey", "sweeps"),
     ("reproduce",),
     ("widgets", "cli", "bench"),
@@ -28,7 +29,7 @@ FLOORS = (
     ("__main__",),
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], "fetch", "progress", "summary", "comparison", "cli", "__main__"}
+WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], *FLOORS[2], "fetch", "progress", "comparison", "cli", "__main__"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate"}
 
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

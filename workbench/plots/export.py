@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import plotly.graph_objects as go
 from markupsafe import Markup, escape
@@ -14,13 +14,14 @@ from plotly.offline import get_plotlyjs
 
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.files import make_folder
-from workbench.core.report import Report, all_notes, busy_note, metrics_text
+from workbench.core.report import Report, all_notes, busy_note
 from workbench.core.serial import write_text
 from workbench.plots.breakdown import breakdown
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import cluster, memory
 from workbench.plots.predicted import predicted_against_measured
 from workbench.plots.training import curves, epoch_times
+from workbench.summary import summary_rows
 
 PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
 INDEX = "index.html"
@@ -121,28 +122,13 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64] or "timeline"
 
 
-def _facts(report: Report) -> list[tuple[str, Any]]:
-    job, plan = report.job, report.plan
-    what = f"fine-tunes {job.model} on {job.task}: {job.epochs} epochs, batch {job.batch_size}, seed {job.seed}"
-    if plan.inference is not None:
-        what = f"answers {len(report.steps)} requests of {job.task} by {job.model}, one sequence at a time, as {plan.inference.method}"
-    facts = [
-        ("Job", f"{job.method} {what}"),
-        ("Cluster", f"{report.cluster.name}: {', '.join(device.name for device in report.cluster.devices)}"),
-        (
-            "Plan",
-            plan.where() + (f", {plan.num_micro_batches} x {plan.micro_batch_size} samples" if plan.inference is None else ""),
-        ),
-        ("Numbers", report.label),
-    ]
-    if report.metrics:
-        facts.append(("Test split" if plan.inference is None else "Measured", metrics_text(report)))
-    return facts
-
-
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     notes = [note for note in dict.fromkeys((*all_notes(report), why_none)) if note]
-    rows = Markup("\n").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*fact) for fact in _facts(report))
+    job, devices = report.job, ", ".join(device.name for device in report.cluster.devices)
+    training = f", {job.epochs} epochs, batch {job.batch_size}" if report.plan.inference is None else ""
+    facts = [("Job", f"{job.method}: {job.model} on {job.task}{training}, seed {job.seed}"), ("Numbers", report.label)]
+    facts += [("Cluster", f"{report.cluster.name}: {devices}"), *summary_rows(report)]
+    rows = Markup("\n").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*fact) for fact in facts)
     remarks = Markup("\n").join(Markup("<p class='note'>{}</p>").format(note) for note in notes)
     body = Markup("<table>\n{}\n</table>\n{}\n{}").format(rows, remarks, frames(drawn))
     return page(f"{report.job.method} on {report.cluster.name} ({report.label})", body)
