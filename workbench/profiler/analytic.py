@@ -51,15 +51,11 @@ def analytic_profile(
         def computed(flops: str) -> Grid:
             return table(lambda batch, length: getattr(grid[batch, length][layer], flops) / device.flops_per_s)
 
-        def loaded_s(batch: int, length: int) -> float:
-            return batch * (length * longest.tap_bytes_per_token + longest.tap_bytes_per_sample) / device.storage_bytes_per_s
-
         kinds = {"F": "forward_flops", "B": "backward_flops", "SF": "side_forward_flops", "SB": "side_backward_flops"}
         times = {kind: computed(flops) for kind, flops in kinds.items() if getattr(longest, flops) > 0}
-        if longest.tap_bytes_per_token or longest.tap_bytes_per_sample:
-            times["LOAD"] = table(loaded_s)
-        step_s = longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s
-        times["STEP"] = table(lambda batch, length: step_s)
+        if longest.tap_bytes(1, 1):
+            times["LOAD"] = table(lambda batch, length: longest.tap_bytes(batch, length) / device.storage_bytes_per_s)
+        times["STEP"] = table(lambda *_: longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s)
         return LayerProfile(
             name=f"{described.name} {'decoder' if described.is_decoder_layer(layer) else described.kind.split('-')[0]} layer {layer}",
             times=times,
