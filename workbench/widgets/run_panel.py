@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -249,26 +248,44 @@ class RunPanel(Panel):
             if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
                 return made
         self._stop.clear()
-        with LiveProgress(job, cluster, stop=self._stop) as live, self._watched(live) as progress:
-            made = self._runner(job, cluster, mode, progress=progress, **self._how(plan, resume=False))
-        self._finished.append(made)
-        return made
+        return self._made(job, cluster, plan, mode)
 
     def _described(self) -> tuple[Job, Cluster, Plan | None]:
         """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for invalid settings."""
         return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
 
-    def _how(self, plan: Plan | None, *, resume: bool) -> dict[str, Any]:
-        return {"fidelity": self._fidelity, "resume": resume} | ({} if plan is None else {"chosen_plan": plan})
+    def _made(
+        self,
+        job: Job,
+        cluster: Cluster,
+        plan: Plan | None,
+        mode: Mode,
+        *,
+        resume: bool = False,
+        show: Callable[[Snapshot], None] | None = None,
+    ) -> Report:
+        """Run a job; meanwhile the buttons for its devices are offered."""
+        how: dict[str, Any] = {"fidelity": self._fidelity, "resume": resume} | ({} if plan is None else {"chosen_plan": plan})
+        with LiveProgress(job, cluster, stop=self._stop, show=show) as live:
+
+            def take(event: Event) -> None:
+                if event.faults is not None:
+                    self.devices.offer(event.faults)
+                live.update(event)
+
+            try:
+                made = self._runner(job, cluster, mode, progress=take, **how)
+            finally:
+                self.devices.offer(None)
+        self._finished.append(made)
+        return made
 
     def _work(self, job: Job, cluster: Cluster, plan: Plan | None, mode: Mode, resume: bool) -> None:
         def show(now: Snapshot) -> None:
             self.progress.value = as_html(now)
 
         try:
-            with LiveProgress(job, cluster, stop=self._stop, show=show) as live, self._watched(live) as progress:
-                made = self._runner(job, cluster, mode, progress=progress, **self._how(plan, resume=resume))
-            self._finished.append(made)
+            made = self._made(job, cluster, plan, mode, resume=resume, show=show)
             self._interrupted = None if mode == "execute" else self._interrupted
             self.message.clear()
             self.result.value = report_table(made)._repr_html_()
@@ -281,20 +298,6 @@ class RunPanel(Panel):
                 self.message.show_exception(error)
         finally:
             self._enable(running=False)
-
-    @contextmanager
-    def _watched(self, live: LiveProgress) -> Iterator[Callable[[Event], None]]:
-        """Yield the receiver of a run's events; the buttons for its devices are offered inside the context."""
-
-        def take(event: Event) -> None:
-            if event.faults is not None:
-                self.devices.offer(event.faults)
-            live.update(event)
-
-        try:
-            yield take
-        finally:
-            self.devices.offer(None)
 
     def _can_resume(self) -> bool:
         """Return whether the forms describe the interrupted run."""
