@@ -127,6 +127,7 @@ class LiveProgress:
 
 
 Runner = Callable[..., Report]
+Described = tuple[Job, Cluster, Plan | None]
 
 
 class DeviceButtons(widgets.HBox):
@@ -217,12 +218,12 @@ class RunPanel(Panel):
                 raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
             self.message.clear()
             self.progress.value = self.result.value = Markup()  # an old result must not stay under a new error
-            job, cluster, plan = self._described()
+            described = self._described()
         except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
             return
         self._stop.clear()
-        self._thread = threading.Thread(target=self._work, args=(job, cluster, plan, mode, resume), name="workbench-run", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(described, mode, resume), name="workbench-run", daemon=True)
         self._thread.start()
         self._enable()
 
@@ -248,23 +249,15 @@ class RunPanel(Panel):
             if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
                 return made
         self._stop.clear()
-        return self._made(job, cluster, plan, mode)
+        return self._made((job, cluster, plan), mode)
 
-    def _described(self) -> tuple[Job, Cluster, Plan | None]:
+    def _described(self) -> Described:
         """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for invalid settings."""
         return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
 
-    def _made(
-        self,
-        job: Job,
-        cluster: Cluster,
-        plan: Plan | None,
-        mode: Mode,
-        *,
-        resume: bool = False,
-        show: Callable[[Snapshot], None] | None = None,
-    ) -> Report:
+    def _made(self, described: Described, mode: Mode, *, resume: bool = False, show: Callable[[Snapshot], None] | None = None) -> Report:
         """Run a job; meanwhile the buttons for its devices are offered."""
+        job, cluster, plan = described
         how: dict[str, Any] = {"fidelity": self._fidelity, "resume": resume} | ({} if plan is None else {"chosen_plan": plan})
         with LiveProgress(job, cluster, stop=self._stop, show=show) as live:
 
@@ -280,18 +273,18 @@ class RunPanel(Panel):
         self._finished.append(made)
         return made
 
-    def _work(self, job: Job, cluster: Cluster, plan: Plan | None, mode: Mode, resume: bool) -> None:
+    def _work(self, described: Described, mode: Mode, resume: bool) -> None:
         def show(now: Snapshot) -> None:
             self.progress.value = as_html(now)
 
         try:
-            made = self._made(job, cluster, plan, mode, resume=resume, show=show)
+            made = self._made(described, mode, resume=resume, show=show)
             self._interrupted = None if mode == "execute" else self._interrupted
             self.message.clear()
             self.result.value = report_table(made)._repr_html_()
         except BaseException as error:
             if mode == "execute":
-                self._interrupted = (job, cluster)
+                self._interrupted = described[:2]
             if isinstance(error, KeyboardInterrupt):
                 self.message.say("Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step.")
             else:
