@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots import style
 from workbench.plots.breakdown import stacked_bars
+from workbench.plots.predicted import lines
 
 Point = tuple[float, float]
 HALF_WIDTH, HALF_HEIGHT = 5.2, 2.6
@@ -119,42 +120,17 @@ class GradientError(NamedTuple):
 
 def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
     """Return the squared error over q: measured (symbols), and (d + 1) / q, its value if the loss is a plane (lines)."""
-    figure = go.Figure()
-    for index, one in enumerate(found):
-        colour = style.CYCLE[index % len(style.CYCLE)]
-        across = [queries for queries, _ in one.points]
-        figure.add_scatter(
-            name=one.name,
-            legendgroup=one.name,
-            mode="markers",
-            x=across,
-            y=[error for _, error in one.points],
-            marker={"size": 9, "symbol": style.SYMBOLS[index % len(style.SYMBOLS)], "color": colour},
-            hovertemplate=f"{one.name}: q = %{{x}}, error %{{y:.3g}}<extra></extra>",
-        )
-        figure.add_scatter(
-            legendgroup=one.name,
-            showlegend=False,
-            mode="lines",
-            x=across,
-            y=[(one.dimension + 1) / queries for queries in across],
-            line={"color": colour, "width": 1.5},
-            hoverinfo="skip",
-        )
+    said = {"title": "More queries, less error", "label": label, "subtitle": "dotted: the error is as long as the gradient"}
+    points = {one.name: one.points for one in found}
+    figure = lines(points, x_title="queries q", y_title="squared error, of the gradient's", logarithmic="xy", **said)
+    for one, trace in zip(found, figure.data, strict=True):
+        trace.update(legendgroup=trace.name, mode="markers")
+        expected = [(one.dimension + 1) / queries for queries in trace.x]
+        look: dict[str, Any] = {"line": {"color": trace.line.color, "width": 1.5}, "legendgroup": trace.name, "showlegend": False}
+        figure.add_scatter(mode="lines", x=trace.x, y=expected, hoverinfo="skip", **look)
     line = {"color": style.DARK_GREY, "width": 1.5}
-    figure.add_scatter(x=[None], y=[None], mode="lines", name="(d + 1) / q", line=line)
-    figure.add_hline(y=1, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
-    marked = sorted({queries for one in found for queries, _ in one.points})
-    figure.update_xaxes(title="queries q", type="log", tickvals=marked, ticktext=[str(one) for one in marked], zeroline=False)
-    figure.update_yaxes(title="squared error, of the gradient's", type="log", dtick=1, exponentformat="power", zeroline=False)
-    return style.finish(
-        figure,
-        title="More queries, less error",
-        label=label,
-        subtitle="dotted: the error is as long as the gradient",
-        height=460,
-        colorway=[style.BLUE],
-    )
+    figure.add_scatter(x=[None], y=[None], mode="lines", name="(d + 1) / q", line=line, showlegend=True)
+    return figure.add_hline(y=1, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
 
 
 def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, subtitle: str = "") -> go.Figure:
