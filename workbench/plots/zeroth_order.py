@@ -143,17 +143,13 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
     if not values:
         return style.empty(title=title, label=label, why="There is no query.")
     most = 1.15 * max(max(map(abs, values)), 1e-12)
-    figure = go.Figure()
+    words = {"title": title, "label": label, "subtitle": subtitle, "y_title": "by two forward passes: g"}
+    figure = lines(found, x_title="exact, by a backward pass: z · ∇L", **words).update_traces(mode="markers")
     diagonal = {"color": style.DARK_GREY, "width": 1, "dash": "dot"}
     figure.add_scatter(x=[-most, most], y=[-most, most], mode="lines", line=diagonal, name="alike", hoverinfo="skip")
-    for index, (name, pairs) in enumerate(found.items()):
-        marker = {"size": 8, "symbol": style.SYMBOLS[index % len(style.SYMBOLS)], "color": style.CYCLE[index % len(style.CYCLE)]}
-        x, y = [exact for exact, _ in pairs], [measured for _, measured in pairs]
-        hover = f"{name}: exact %{{x:.3g}}, measured %{{y:.3g}}<extra></extra>"
-        figure.add_scatter(name=name, mode="markers", x=x, y=y, marker=marker, hovertemplate=hover)
-    figure.update_xaxes(title="exact, by a backward pass: z · ∇L", range=[-most, most], zeroline=True, zerolinecolor="#DDDDDD")
-    figure.update_yaxes(title="by two forward passes: g", range=[-1.3 * most, 1.3 * most], zeroline=True, zerolinecolor="#DDDDDD")
-    return style.finish(figure, title=title, label=label, subtitle=subtitle, height=460, colorway=[style.BLUE])
+    zero: dict[str, Any] = {"zeroline": True, "zerolinecolor": "#DDDDDD"}
+    figure.update_xaxes(range=[-most, most], **zero)
+    return figure.update_yaxes(range=[-1.3 * most, 1.3 * most], **zero)
 
 
 def angle_between(dimension: int, queries: int) -> float:
