@@ -18,7 +18,7 @@ from tests.models.sharding.builders import Case, hybrid, model_of, run_plan
 from workbench.core.errors import WorkbenchError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_config, model_facts
-from workbench.models.sharding import load_shard, model_layout, open_weights, shard_spec
+from workbench.models.sharding import ModelShard, model_layout, open_weights, shard_spec
 from workbench.models.tokenizer import tiny_tokenizer
 from workbench.models.zeroth_order import TrainableConfig, load_causal_model
 
@@ -94,7 +94,7 @@ def sharded(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None, what: 
     plan = hybrid(case, (0, shape.num_units), (shape.columns - 9, 9), (0.4, 0.6), (1, 2))
     specs = [shard_spec(plan, position, layout.stacks) for position in range(2)]
     separator_id = load_tokenizer(name).separator_id if layout.family.has_token_types else None
-    shards = [load_shard(layout, spec, source, separator_id=separator_id) for spec in specs]
+    shards = [ModelShard(layout, spec, source, separator_id=separator_id) for spec in specs]
     found = []
     for number, length in enumerate(mask.sum(1).tolist()):  # single-shot inference knows no padding
         one = run_plan(plan, shards, ids[None, number, :length], None if targets is None else targets[None, number], what=what)

@@ -14,7 +14,7 @@ from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.session import InferenceHandlers
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_tokenizer, model_config
-from workbench.models.sharding import ModelLayout, ModelShard, load_shard, model_layout, shard_spec, weights_of
+from workbench.models.sharding import ModelLayout, ModelShard, model_layout, shard_spec, weights_of
 from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
 
 CUT_FAMILIES = tuple(FAMILIES)
@@ -114,7 +114,7 @@ def shards_of(case: Case, plan: InferencePlan) -> list[ModelShard]:
     """Return the shards of every position."""
     source = weights_of(case.model)
     specs = [shard_spec(plan, position, case.layout.stacks) for position in range(plan.num_positions)]
-    return [load_shard(case.layout, spec, source, separator_id=separator_of(case.layout)) for spec in specs]
+    return [ModelShard(case.layout, spec, source, separator_id=separator_of(case.layout)) for spec in specs]
 
 
 def run_plan(plan, shards, ids, decoder_ids=None, *, what="hidden", caches=None):

@@ -11,12 +11,11 @@ from workbench.models import partial_loading
 from workbench.models.hub import snapshot_of
 from workbench.models.loading import load_tokenizer, stored_weights
 from workbench.models.sharding import (
+    ModelShard,
     WeightSource,
     added_bytes,
-    load_shard,
     model_layout,
     open_weights,
-    reload_shard,
     shard_spec,
     weights_of,
 )
@@ -57,7 +56,7 @@ def test_bytes_read_are_bytes_held(family, folder, monkeypatch):
         source = open_weights(str(path), layout=layout)
         assert source.is_on_disk
         spec = shard_spec(plan, position, shapes)
-        shard = load_shard(layout, spec, source, separator_id=separator_of(layout))
+        shard = ModelShard(layout, spec, source, separator_id=separator_of(layout))
         expected = layer = 0
         for stack in shapes:
             units, columns = plan.cut(stack)
@@ -82,8 +81,8 @@ def test_shards_from_files_are_those_from_memory(family, folder):
     plan = hybrid(case, (1, units - 1), (40, 24), (0.5, 0.5), (2, 1))
     for position in range(2):
         spec = shard_spec(plan, position, case.layout.stacks)
-        one = load_shard(case.layout, spec, weights_of(case.model))
-        other = load_shard(case.layout, spec, open_weights(str(folder(family)), layout=case.layout))
+        one = ModelShard(case.layout, spec, weights_of(case.model))
+        other = ModelShard(case.layout, spec, open_weights(str(folder(family)), layout=case.layout))
         for number, held in one.held.items():
             theirs = other.held[number]
             pairs = [
@@ -159,13 +158,13 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
         for device, spec in specs.items():
             source = open_weights(path, layout=layout)
             if not before:
-                shards[device] = load_shard(layout, spec, source, separator_id=separator_of(layout))
+                shards[device] = ModelShard(layout, spec, source, separator_id=separator_of(layout))
                 assert shards[device].held_bytes == added_bytes(layout, spec, None)
                 continue
             old = before[device]
             both = old.held_bytes + added_bytes(layout, spec, old.spec)
             blocks, missing = dict(old.held), missing_bytes(layout, old, spec)
-            shards[device] = reload_shard(old, spec, source, release=release)
+            shards[device] = ModelShard(old.layout, spec, source, old, release=release)
             assert source.bytes_read == missing
             for number, block in blocks.items():
                 assert (shards[device].held[number] is block) == (shards[device].held[number].ranges == block.ranges)
@@ -208,7 +207,7 @@ def test_weights_under_unknown_names_are_loaded_whole(tmp_path):
     assert not source.is_on_disk
     plan = hybrid(case, (1, 3), (40, 24), (0.5, 0.5), (1,))
     shards = [
-        load_shard(case.layout, shard_spec(plan, position, case.layout.stacks), source, separator_id=separator_of(case.layout))
+        ModelShard(case.layout, shard_spec(plan, position, case.layout.stacks), source, separator_id=separator_of(case.layout))
         for position in range(2)
     ]
     source.close()  # what was cut out lives on
@@ -226,7 +225,7 @@ def test_a_hub_model_is_read_where_the_hub_keeps_it(tmp_path, monkeypatch):
     source = open_weights("someone/model")
     assert source.is_on_disk
     plan = hybrid(case, (1, 1), (40, 24), (0.5, 0.5), (1, 2))
-    shards = [load_shard(case.layout, shard_spec(plan, position, case.layout.stacks), source) for position in range(2)]
+    shards = [ModelShard(case.layout, shard_spec(plan, position, case.layout.stacks), source) for position in range(2)]
     assert_equal_to(run_plan(plan, shards, case.ids), case.local())
     source.close()
     for file in sorted(snapshot.glob("*.safetensors"))[1:]:

@@ -23,7 +23,6 @@ from workbench.models.sharding import (
     ShardSpec,
     WeightSource,
     What,
-    load_shard,
     model_layout,
     open_weights,
 )
@@ -70,7 +69,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     def shard(units: int = 0, columns: int = 0, ends: bool = False) -> ModelShard:
         own = LayerSlices(units=_range(units), columns=_range(columns), own_columns=columns)
         layers = tuple(own if index == layer else LayerSlices() for index in range(layout.num_layers))
-        return load_shard(layout, ShardSpec(layers=layers, has_ends=ends, connects_all=False), source)
+        return ModelShard(layout, ShardSpec(layers=layers, has_ends=ends, connects_all=False), source)
 
     def hidden(tokens: int) -> torch.Tensor:
         return torch.randn(1, tokens, hidden_size)

@@ -29,10 +29,8 @@ from workbench.models.sharding import (
     Run,
     ShardSpec,
     WeightSource,
-    load_shard,
     model_layout,
     open_weights,
-    reload_shard,
     shard_spec,
 )
 from workbench.models.sharding.held import What
@@ -75,18 +73,16 @@ class Slices:
     def read(self, spec: ShardSpec, old: ModelShard | None, *, release: bool = False) -> tuple[ModelShard, int]:
         """Return the slices of a specification, and the bytes read for them.
 
-        old: the current slices, of which as much as possible is reused; release: see reload_shard.
+        old: the current slices, of which as much as possible is reused; release: see ModelShard.
         """
         if self._source is None:
             self._source = open_weights(self._model, layout=self._layout)
         source, before = self._source, self._source.bytes_read
         try:
-            if old is not None:
-                shard = reload_shard(old, spec, source, release=release)
-            else:
-                # A plan's new first device needs the token that starts a decoder's text.
-                separator_id = load_tokenizer(self._model).separator_id if self._layout.family.has_token_types else None
-                shard = load_shard(self._layout, spec, source, separator_id=separator_id)
+            # A plan's new first device needs the token that starts a second text.
+            needs_separator = old is None and self._layout.family.has_token_types
+            separator_id = load_tokenizer(self._model).separator_id if needs_separator else None
+            shard = ModelShard(self._layout, spec, source, old, release=release, separator_id=separator_id)
             return shard, source.bytes_read - before
         finally:
             if not (source.is_on_disk or self._model.startswith("tiny-")):

@@ -4,4 +4,4 @@ from workbench.models.sharding.building import WeightSource, model_layout, open_
 from workbench.models.sharding.held import What
 from workbench.models.sharding.layout import LayerSlices, ModelLayout, ShardSpec, shard_spec
 from workbench.models.sharding.run import KeyValueCache, Run
-from workbench.models.sharding.shard import ModelShard, added_bytes, load_shard, reload_shard
+from workbench.models.sharding.shard import ModelShard, added_bytes

@@ -24,32 +24,59 @@ _TANH = "gelu_pytorch_tanh"
 
 
 class ModelShard:
-    """One device's weights of a model and the computation with them.  Create it with `load_shard`; for another plan, `reload_shard`.
+    """One device's weights of a model and the computation with them.
 
     held, connections: by block number.  finals: the norm after each stack.  tables: T5's position table of each stack.
-    separator_id: the token that starts a second text, kept in case the device later gets the ends.
     """
 
     def __init__(
         self,
         layout: ModelLayout,
         spec: ShardSpec,
+        source: WeightSource,
+        old: ModelShard | None = None,
         *,
-        held: dict[int, HeldBlock],
-        connections: dict[int, Connection],
-        finals: tuple[Connection | None, ...],
-        tables: tuple[Tensor | None, ...],
-        ends: Ends | None,
+        release: bool = False,
         separator_id: int | None = None,
     ) -> None:
-        self.layout, self.spec, self.separator_id = layout, spec, separator_id
-        self.held, self.connections, self.finals, self.tables, self.ends = held, connections, finals, tables, ends
-        self._blocks = layout.blocks
+        """Load a shard.  This reads nothing else from the source, and needs extra memory only for rows of one matrix.
+
+        old: the shard of another plan on the same device.  Identical blocks are shared, and existing slices are copied.
+        release: free each old block once its replacement exists, so that at most one block is in memory twice; the old shard then becomes
+        unusable.  Without it the old shard keeps working, even from another thread during the reload.
+        separator_id: the token that starts a second text, for families with token types; kept in case the device later gets the ends.
+        """
         from transformers.activations import get_activation
 
+        self.layout, self.spec, self._blocks = layout, spec, layout.blocks
+        self.separator_id: int | None = separator_id if old is None else old.separator_id
         name = getattr(layout.config, layout.family.activation)
         self._activation = get_activation({"gelu_new": _TANH, "gelu_fast": _TANH}.get(name, name))
-        self.positions = Positions(layout, tables)
+        self.held: dict[int, HeldBlock] = {}
+        self.connections: dict[int, Connection] = {}
+        for block in layout.blocks:
+            number, known = block.number, None if old is None else old.held.get(block.number)
+            self.held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, known)
+            if _connects(spec, block.layer):
+                connection = None if old is None else old.connections.get(number)
+                self.connections[number] = connection or hold_connection(block.norm, block.output.bias, layout.hidden_size, source)
+            if release and old is not None:
+                old.held.pop(number, None)
+        self.finals: list[Connection | None] = []
+        self.tables: list[Tensor | None] = []
+        for index, part in enumerate(layout.parts):
+            final, table = (None, None) if old is None else (old.finals[index], old.tables[index])
+            if part.final is None or not _connects(spec, layout.last_layer(index)):
+                self.finals.append(None)
+            else:
+                self.finals.append(final or hold_connection(part.final, None, layout.hidden_size, source))
+            if table is None and part.position_bias:  # whole, because it has only a few KB
+                table = torch.empty(layout.sizes[part.position_bias])
+                source.fill(table, part.position_bias, (0, len(table)))
+            self.tables.append(table)
+        self.positions = Positions(layout, tuple(self.tables))
+        ends = None if old is None or not spec.has_ends else old.ends
+        self.ends: Ends | None = ends or (Ends(layout, source, self.separator_id) if spec.has_ends else None)
 
     @property
     def held_bytes(self) -> int:
@@ -253,23 +280,6 @@ def _joined(tiles: Sequence[Tensor]) -> Tensor:
     return tiles[0] if len(tiles) == 1 else torch.cat(tuple(tiles), dim=1)
 
 
-def load_shard(layout: ModelLayout, spec: ShardSpec, source: WeightSource, *, separator_id: int | None = None) -> ModelShard:
-    """Load the shard of a position from the source.  This reads nothing else, and needs extra memory only for rows of one matrix.
-
-    separator_id: the token that starts a second text, for families with token types.
-    """
-    return _place(layout, spec, source, None, separator_id=separator_id, release=False)
-
-
-def reload_shard(shard: ModelShard, spec: ShardSpec, source: WeightSource, *, release: bool = False) -> ModelShard:
-    """Return the shard of another plan on the same device.  Identical blocks are shared, and existing slices are copied.
-
-    release: free each old block once its replacement exists, so that at most one block is in memory twice; the old shard then becomes
-    unusable.  Without it the old shard keeps working, even from another thread during the reload.
-    """
-    return _place(shard.layout, spec, source, shard, separator_id=shard.separator_id, release=release)
-
-
 def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None) -> int:
     """Return the extra bytes for `spec` while a device also keeps `old` (None: nothing)."""
     known = {} if old is None else _parts(layout, old)
@@ -293,45 +303,6 @@ def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:
     if spec.has_ends:
         parts["ends"] = layout.count(layout.embedding_names) + layout.head_count
     return parts
-
-
-def _place(
-    layout: ModelLayout, spec: ShardSpec, source: WeightSource, old: ModelShard | None, *, separator_id: int | None, release: bool
-) -> ModelShard:
-    held: dict[int, HeldBlock] = {}
-    connections: dict[int, Connection] = {}
-    for block in layout.blocks:
-        number = block.number
-        held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, None if old is None else old.held.get(number))
-        if _connects(spec, block.layer):
-            known = None if old is None else old.connections.get(number)
-            connections[number] = known or hold_connection(block.norm, block.output.bias, layout.hidden_size, source)
-        if release and old is not None:
-            old.held.pop(number, None)
-    finals: list[Connection | None] = []
-    tables: list[Tensor | None] = []
-    for index, part in enumerate(layout.parts):
-        final = None if old is None else old.finals[index]
-        if part.final is None or not _connects(spec, layout.last_layer(index)):
-            finals.append(None)
-        else:
-            finals.append(final or hold_connection(part.final, None, layout.hidden_size, source))
-        table = None if old is None else old.tables[index]
-        if table is None and part.position_bias:  # whole, because it has only a few KB
-            table = torch.empty(layout.sizes[part.position_bias])
-            source.fill(table, part.position_bias, (0, len(table)))
-        tables.append(table)
-    ends = None if old is None or not spec.has_ends else old.ends
-    return ModelShard(
-        layout,
-        spec,
-        held=held,
-        connections=connections,
-        finals=tuple(finals),
-        tables=tuple(tables),
-        ends=ends or (Ends(layout, source, separator_id) if spec.has_ends else None),
-        separator_id=separator_id,
-    )
 
 
 def _ranges(block: Block, spec: ShardSpec) -> Ranges:
