@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -107,12 +107,7 @@ class PieceCost:
 
     def scaled(self, factor: float) -> PieceCost:
         """Return the cost on a device that is `factor` times slower."""
-        return PieceCost(
-            fixed_s=factor * self.fixed_s,
-            token_s=factor * self.token_s,
-            unit_s=factor * self.unit_s,
-            token_unit_s=factor * self.token_unit_s,
-        )
+        return PieceCost(**{name: factor * seconds for name, seconds in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

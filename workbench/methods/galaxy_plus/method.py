@@ -10,13 +10,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import StepRecord, SweepPoint
+from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.records import device_event, measured_timeline, overrun_share
@@ -81,7 +80,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         prepared, cluster = planned.prepared, planned.cluster
         results = self._serve(planned, engines, prediction, notify)
         served = _first(results, planned.plan)
-        steps = measured_steps(served, prediction.steps)
+        traces = zip(prediction.steps, served.requests, strict=False)  # the first device's, from a request's start to its answer
         metrics = latency_metrics(served, prepared)
         if served.outputs:
             notify(Event("phase", message="Comparing answers with the local model's", stage="compare"))
@@ -89,7 +88,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         sent = sum(trace.bytes_sent for result in results for trace in result.requests)
         return Outcome(
             fidelity=engines.fidelity,
-            steps=steps,
+            steps=tuple(replace(record, measured_s=trace.end_s - trace.start_s) for record, trace in traces),
             timelines=measured_timelines(results, cluster, prediction, engines.fidelity),
             metrics=metrics,
             phases_s={
@@ -158,13 +157,14 @@ def _texts(prepared: PreparedJob, served: RankServed) -> dict[str, str]:
 
 
 def _compared(prepared: PreparedJob, served: RankServed) -> dict[str, float]:
-    """Return the deviation of the kept answers from the local model's."""
+    """Return the deviation of the kept answers from the local model's: of hidden states as a fraction of the largest absolute value."""
     requests = [prepared.request(number) for number in range(len(served.outputs))]
     name, generate = prepared.job.model, prepared.options.generate
     if generate:
         texts = local_texts(name, requests, generate)
         return {"texts that differ": float(sum(not bool((a == b).all()) for a, b in zip(served.outputs, texts, strict=True)))}
-    return {"largest error": largest_error(served.outputs, local_hidden(name, requests))}
+    pairs = zip(served.outputs, local_hidden(name, requests), strict=True)
+    return {"largest error": max((float((answer - right).abs().max() / right.abs().max()) for answer, right in pairs), default=0.0)}
 
 
 def rank_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, host: InferenceProfile | None, *, timeout_s: float) -> RankJob:
@@ -200,12 +200,6 @@ class Progress:
             self._notify(Event("step", rank, 0, step, count, seconds=event.get("step_s"), samples=samples))
 
 
-def measured_steps(served: RankServed, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
-    """Return the predicted requests with the first device's measurements, from the request's start to its answer."""
-    traces = zip(predicted, served.requests, strict=False)
-    return tuple(replace(record, measured_s=trace.end_s - trace.start_s) for record, trace in traces)
-
-
 def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, float]:
     """Return mean, percentiles and throughput; for texts also the time of the first token and of each further one."""
     traces = served.requests
@@ -239,10 +233,3 @@ def measured_timelines(results: Sequence[RankServed], cluster: Cluster, predicti
         held = [result.nbytes["weights"] for result in results]
         timelines[f"{name}, measured"] = measured_timeline(parts, cluster, fidelity, begin_s=begin_s, resident=held, title=known.title)
     return timelines
-
-
-def largest_error(answers: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest deviation from the local model's answers, as a fraction of their largest absolute value."""
-    return max(
-        (float((answer - right).abs().max() / right.abs().max()) for answer, right in zip(answers, expected, strict=True)), default=0.0
-    )

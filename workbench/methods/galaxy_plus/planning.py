@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from workbench.core.cluster import Cluster
@@ -86,28 +87,17 @@ def _price_of_splitting(scheme: int, problem: SequenceProblem, price: InferenceP
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
     """Return a plan as stages: one stage of all layers if they are split inside, one stage for each device in a pipeline."""
-    num_layers = sum(shape.num_layers for shape in stacks)
+    first, is_whole = stacks[0], chosen.paradigm in ("sequence", "pipeline")
+    tokens = chosen.tokens(chosen.length) if chosen.shares else (chosen.length,) * chosen.num_positions
+    units = (first.num_units,) * chosen.num_positions if is_whole else chosen.units
+    columns = (first.columns,) * chosen.num_positions if is_whole else chosen.columns
+    parts = zip(chosen.ranks, units, columns, tokens, strict=True)
+    shares = [Share(rank=rank, samples=1, heads=heads, columns=own, tokens=count) for rank, heads, own, count in parts]
     if chosen.paradigm == "pipeline":
-        stages, at = [], 0
-        for rank, count in zip(chosen.ranks, chosen.layers, strict=True):
-            if count:
-                share = Share(rank=rank, samples=1, heads=stacks[0].num_units, columns=stacks[0].columns, tokens=chosen.length)
-                stages.append(Stage(start=at, stop=at + count, shares=(share,)))
-                at += count
+        own_layers = zip(shares, chosen.layers, accumulate(chosen.layers), strict=True)
+        stages = [Stage(start=stop - count, stop=stop, shares=(share,)) for share, count, stop in own_layers if count]
     else:
-        whole = chosen.paradigm == "sequence"
-        tokens = chosen.tokens(chosen.length) if chosen.shares else (chosen.length,) * chosen.num_positions
-        shares = tuple(
-            Share(
-                rank=rank,
-                samples=1,
-                heads=stacks[0].num_units if whole else chosen.units[position],
-                columns=stacks[0].columns if whole else chosen.columns[position],
-                tokens=tokens[position],
-            )
-            for position, rank in enumerate(chosen.ranks)
-        )
-        stages = [Stage(start=0, stop=num_layers, shares=shares)]
+        stages = [Stage(start=0, stop=sum(shape.num_layers for shape in stacks), shares=tuple(shares))]
     return Plan(
         method=chosen.method,
         stages=tuple(stages),
