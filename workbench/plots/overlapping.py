@@ -17,6 +17,7 @@ from workbench.core.spread import Spread
 from workbench.plots import style
 from workbench.plots.predicted import compared_bars
 
+LINE_PIXELS = 700  # of the lines over all groups of bars together
 ALLOWED = 1.10
 """Upper limit of an overlapped block's time divided by the longer of its two parts."""
 
@@ -43,43 +44,24 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
     if not cells:
         return style.empty(why="No block was timed.", **words)
     unit = style.time_unit(max(cell.computation_s.high + cell.communication_s.high for cell in cells))
-    width = 0.26
-    figure = go.Figure()
-    parts = (("computation alone", style.BLUE), ("communication alone", style.GREEN), ("overlapped", style.PURPLE))
-    for index, (name, colour) in enumerate(parts):
-        spreads = [(cell.computation_s, cell.communication_s, cell.together_s)[index].scaled(unit.factor) for cell in cells]
-        figure.add_bar(
-            name=name,
-            x=[place + (index - 1) * width for place in range(len(cells))],
-            y=[spread.median for spread in spreads],
-            width=width * 0.94,
-            marker={"color": colour},
-            error_y=style.error_bars(spreads, color=style.BLACK, visible=any(spread.high > spread.low for spread in spreads)),
-            hovertext=[f"{cell.name}: {name} {spread.median:.4g} {unit.name}" for cell, spread in zip(cells, spreads, strict=True)],
-        )
-    for line, dash, of in (("the longer of the two", "solid", max), ("their sum (nothing hidden)", "dot", lambda a, b: a + b)):
-        xs: list[float | None] = []
-        ys: list[float | None] = []
-        for place, cell in enumerate(cells):
-            height = of(cell.computation_s.median, cell.communication_s.median) * unit.factor
-            xs += [place - 1.5 * width, place + 1.5 * width, None]
-            ys += [height, height, None]
-        figure.add_scatter(x=xs, y=ys, mode="lines", name=line, line={"color": style.DARK_GREY, "width": 2, "dash": dash}, hoverinfo="skip")
-    for place, cell in enumerate(cells):
-        figure.add_annotation(
-            x=place + width,
-            y=cell.together_s.high * unit.factor,
-            yshift=10,
-            text=f"{cell.ratio:.2f}",
-            showarrow=False,
-            font={"size": 11.5, "color": style.BLACK},
-        )
-    figure.update_xaxes(tickvals=list(range(len(cells))), ticktext=[cell.name for cell in cells], showgrid=False, zeroline=False)
-    figure.update_yaxes(title=f"{what} ({unit.name})", rangemode="tozero", zeroline=False)
+    parts = {"computation alone": style.BLUE, "communication alone": style.GREEN, "overlapped": style.PURPLE}
+    timed = {cell.name: (cell.computation_s, cell.communication_s, cell.together_s) for cell in cells}
+    bars = {part: {name: spreads[at].scaled(unit.factor) for name, spreads in timed.items()} for at, part in enumerate(parts)}
     within = sum(cell.ratio <= ALLOWED for cell in cells)
     said = f"above the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), said]))
-    return style.finish(figure, height=440, barmode="overlay", bargap=0, **words)
+    figure = compared_bars(bars, x_title="", unit=f"{what} ({unit.name})", bars="", **words)
+    for bar, colour in zip(figure.data, parts.values(), strict=True):
+        bar.marker.color = colour
+    figure.data[2].update(text=[f"{cell.ratio:.2f}" for cell in cells], textposition="outside")
+    for line, colour, of in (
+        ("the longer of the two", style.DARK_GREY, max),
+        ("their sum (nothing hidden)", style.GREY, lambda a, b: a + b),
+    ):
+        heights = [of(cell.computation_s.median, cell.communication_s.median) * unit.factor for cell in cells]
+        mark = {"symbol": "line-ew", "size": LINE_PIXELS / len(cells), "line": {"width": 2, "color": colour}}
+        figure.add_scatter(x=figure.data[0].x, y=heights, mode="markers", name=line, marker=mark, hoverinfo="skip")
+    return figure
 
 
 class TradePoint(NamedTuple):
