@@ -20,10 +20,9 @@ from workbench.plots import gantt, lines
 from workbench.reproduce.ringada.executed import Curve, Training, train_in_turn
 from workbench.reproduce.ringada.training import FEDERATED, RING, SAMPLES, equal_blocks, layer_times, load_constants, simulated
 from workbench.schedules.ringada import Iteration, terminator
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html, described, lab_controls
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html, lab_controls
 from workbench.widgets.tables import Table
 
-MICRO_BATCHES = (1, 2, 4, 8)
 TOGETHER = 4
 """Number of mini-batches shown."""
 
@@ -83,16 +82,8 @@ class RingLab(Explorer):
 
     def __init__(self, blocks: tuple[int, ...] = (3, 3, 3, 3), depth: int = 3) -> None:
         self.blocks = blocks
-        layers, size = sum(blocks), len(blocks)
-        self.depth = described(
-            widgets.IntSlider, "Trained adapters", "How many adapters are trained, from the top", value=depth, min=1, max=layers
-        )
-        self.micro_batches = described(
-            widgets.SelectionSlider, "Micro-batches", "Into how many parts a mini-batch is cut", value=1, options=MICRO_BATCHES
-        )
-        self.initiator = described(widgets.IntSlider, "Initiator", "Whose data it is", value=1, min=1, max=size)
-        self.table = Html()
-        controls = [self.depth, self.micro_batches, self.initiator]
+        self.depth, self.micro_batches, self.initiator = controls = lab_controls("ring", depth=depth)
+        self.depth.max, self.initiator.max, self.table = sum(blocks), len(blocks), Html()
         super().__init__(
             [widgets.HBox(controls)],
             controls,
