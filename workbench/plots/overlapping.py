@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core.spread import Spread
 from workbench.plots import style
-from workbench.plots.predicted import compared_bars
+from workbench.plots.predicted import compared_bars, lines
 
 LINE_PIXELS = 700  # of the lines over all groups of bars together
 ALLOWED = 1.10
@@ -115,6 +115,7 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
 
 
 Found = Mapping[str, Mapping[float, Spread]]
+SIMULATED = ", simulated"
 
 
 def latencies(found: Found, *, predicted: Mapping[str, Mapping[float, float]] | None = None, **words: Any) -> go.Figure:
@@ -123,34 +124,30 @@ def latencies(found: Found, *, predicted: Mapping[str, Mapping[float, float]] | 
     found: system -> Mbit/s -> seconds.  predicted: the same, simulated; drawn hollow and dotted.  A system may lack bandwidths.
     words: title, label, subtitle and note, see style.finish.
     """
-    values = [spread.high for points in found.values() for spread in points.values()]
-    values += [seconds for points in (predicted or {}).values() for seconds in points.values()]
+    timed = {name: dict(sorted(points.items())) for name, points in found.items() if points}
+    simulated = {f"{name}{SIMULATED}": sorted(points.items()) for name, points in (predicted or {}).items() if points}
+    values = [spread.high for points in timed.values() for spread in points.values()]
+    values += [seconds for points in simulated.values() for _, seconds in points]
     if not values:
         return style.empty(why="Nothing was timed.", **words)
-    unit = style.time_unit(max(values))
-    figure = go.Figure()
-    for index, name in enumerate(dict.fromkeys([*found, *(predicted or {})])):
-        colour, symbol = colour_of(name, index), style.SYMBOLS[index % len(style.SYMBOLS)]
-        at = f"%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra></extra>"
-        look: dict[str, Any] = {"line": {"color": colour, "width": 2}, "marker": {"size": 8, "symbol": symbol}}
-        if points := dict(sorted(found.get(name, {}).items())):
-            spreads = [spread.scaled(unit.factor) for spread in points.values()]
-            look |= {"error_y": style.error_bars(spreads), "hovertemplate": f"<b>{name}</b><br>{at}"}
-            figure.add_scatter(name=name, mode="lines+markers", x=list(points), y=[spread.median for spread in spreads], **look)
-        if simulated := dict(sorted((predicted or {}).get(name, {}).items())):
-            look = {"line": {"color": colour, "width": 1.5, "dash": "dot"}, "hovertemplate": f"<b>{name}</b>, simulated<br>{at}"}
-            look |= {"marker": {"size": 9, "symbol": f"{symbol}-open", "line": {"width": 1.5}}, "showlegend": not points}
-            seconds = [own_s * unit.factor for own_s in simulated.values()]
-            figure.add_scatter(name=f"{name}, simulated", mode="lines+markers", x=list(simulated), y=seconds, **look)
-    if predicted and any(found.values()):
+    unit, names = style.time_unit(max(values)), list(dict.fromkeys([*found, *(predicted or {})]))
+    series = {name: [(rate, spread.median * unit.factor) for rate, spread in points.items()] for name, points in timed.items()}
+    series |= {name: [(rate, seconds * unit.factor) for rate, seconds in points] for name, points in simulated.items()}
+    figure = lines(series, x_title="links (Mbit/s)", y_title=f"one sequence ({unit.name})", logarithmic="x", **words)
+    for trace, key in zip(figure.data, series, strict=True):
+        name = key.removesuffix(SIMULATED)
+        index = names.index(name)
+        trace.update(line_color=colour_of(name, index), marker_symbol=style.SYMBOLS[index % len(style.SYMBOLS)])
+        trace.hovertemplate = f"%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra>{trace.name}</extra>"
+        if key in timed:
+            trace.error_y = style.error_bars([spread.scaled(unit.factor) for spread in timed[key].values()])
+        else:
+            trace.update(line_dash="dot", line_width=1.5, marker_symbol=f"{trace.marker.symbol}-open", showlegend=name not in timed)
+    if simulated and timed:
         hollow = {"size": 9, "symbol": "circle-open", "color": style.DARK_GREY, "line": {"width": 1.5}}
         line = {"color": style.DARK_GREY, "width": 1.5, "dash": "dot"}
         figure.add_scatter(x=[None], y=[None], mode="lines+markers", name="simulated (hollow)", marker=hollow, line=line)
-    marked = sorted({rate for points in (*found.values(), *(predicted or {}).values()) for rate in points})
-    ticks = {"tickvals": marked, "ticktext": [f"{rate:,g}" for rate in marked], "minor": {"ticks": ""}}
-    figure.update_xaxes(title="links (Mbit/s)", type="log", zeroline=False, **ticks)
-    figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False)
-    return style.finish(figure, height=460, **words)
+    return figure
 
 
 def speedups(found: Found, **words: Any) -> go.Figure:
