@@ -19,7 +19,7 @@ MAX_MARKERS = 60
 
 
 def compared_bars(
-    found: Mapping[str, Mapping[str, Spread]],
+    found: Mapping[str, Mapping[Any, Spread]],
     *,
     x_title: str,
     unit: str = "",

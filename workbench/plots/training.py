@@ -9,6 +9,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.report import Report, StepRecord, busy_note, metrics_text
+from workbench.core.spread import Spread
+from workbench.plots.predicted import compared_bars
 from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, ORANGE, SKY_BLUE, empty, finish, time_unit
 
 SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
@@ -115,21 +117,15 @@ def epoch_times(report: Report) -> go.Figure:
         return empty(title=title, label=report.label, why="The report holds no epochs.", note=note)
     predicted = _predicted_by_epoch(report) if report.mode == "execute" else {}
     unit = time_unit(max([epoch.seconds for epoch in report.epochs] + list(predicted.values())))
-    figure = go.Figure()
-    for cached, name, colour in ((False, "through the backbone", BLUE), (True, "from the activation cache", ORANGE)):
-        same = [epoch for epoch in report.epochs if epoch.cached == cached]
-        if same:
-            figure.add_bar(
-                x=[epoch.epoch + 1 for epoch in same],
-                y=[epoch.seconds * unit.factor for epoch in same],
-                name=name,
-                marker={"color": colour},
-                width=0.6,
-                text=[f"{unit.text(epoch.seconds)}{report.mark}" for epoch in same],
-                textposition="outside",
-                cliponaxis=False,
-                hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}{report.mark}<extra>{name}</extra>",
-            )
+    kinds = {"through the backbone": BLUE, "from the activation cache": ORANGE}
+    by_kind = {name: [epoch for epoch in report.epochs if epoch.cached == cached] for cached, name in enumerate(kinds)}
+    shown = {name: epochs for name, epochs in by_kind.items() if epochs}
+    bars = {name: {epoch.epoch + 1: Spread.exactly(epoch.seconds * unit.factor) for epoch in epochs} for name, epochs in shown.items()}
+    words = {"title": title, "label": report.label, "subtitle": _speedup(report), "note": note}
+    figure = compared_bars(bars, x_title="epoch", unit=f"time ({unit.name})", **words)
+    for bar, (name, epochs) in zip(figure.data, shown.items(), strict=True):
+        texts = [f"{unit.text(epoch.seconds)}{report.mark}" for epoch in epochs]
+        bar.update(marker_color=kinds[name], width=0.6, text=texts, textposition="outside", cliponaxis=False)
     if predicted:
         figure.add_scatter(
             x=[epoch + 1 for epoch in predicted],
@@ -139,17 +135,8 @@ def epoch_times(report: Report) -> go.Figure:
             marker={"symbol": "line-ew", "size": 46, "line": {"width": 3, "color": BLACK}},
             hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>predicted (simulated)</extra>",
         )
-    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in report.epochs], showgrid=False)
-    figure.update_yaxes(title=f"time ({unit.name})", rangemode="tozero")
-    return finish(
-        figure,
-        title=title,
-        label=report.label,
-        subtitle=_speedup(report),
-        note=note,
-        height=460,
-        margin={"t": 105},
-    )
+    figure.update_xaxes(categoryarray=[epoch.epoch + 1 for epoch in report.epochs])
+    return figure.update_layout(barmode="overlay")
 
 
 def _predicted_by_epoch(report: Report) -> dict[int, float]:
