@@ -253,42 +253,28 @@ def roofline(
     passes = [one for several in found.values() for one in several]
     low = min([ridge, *(one.intensity for one in passes)]) / 2.5
     high = max([ridge, *(one.intensity for one in passes)]) * 2.5
-    rate = 1e-12 if flops_per_s >= 2e12 else 1e-9
-    figure = go.Figure()
-    roof = [(at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)]
-    x, y = zip(*roof, strict=True)
+    rate, unit = (1e-12, "TFLOP/s") if flops_per_s >= 2e12 else (1e-9, "GFLOP/s")
+    series = {name: [(one.intensity, one.flops_per_s * rate) for one in several] for name, several in found.items()}
+    said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
+    words = {"title": title, "label": label, "subtitle": said, "x_title": "FLOPs for each byte of weights that is read", "y_title": unit}
+    figure = lines(series, **words)
+    for trace, several in zip(figure.data, found.values(), strict=True):
+        trace.update(mode="lines+markers+text", textposition="bottom center", line_width=1.5, line_dash="dot")
+        trace.text = [f"{one.parts}" for one in several]
+        trace.hovertext = [f"{one.parts} parts, {one.seconds * 1e3:.3g} ms" for one in several]
+    x, y = zip(*((at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)), strict=True)
     figure.add_scatter(name="the roof", mode="lines", x=x, y=y, line={"color": style.BLACK, "width": 3}, hoverinfo="skip")
-    for index, (name, several) in enumerate(found.items()):
-        colour = style.CYCLE[index % len(style.CYCLE)]
-        figure.add_scatter(
-            name=name,
-            mode="lines+markers+text",
-            x=[one.intensity for one in several],
-            y=[one.flops_per_s * rate for one in several],
-            text=[f"{one.parts}" for one in several],
-            textposition="bottom center",
-            line={"color": colour, "width": 1.5, "dash": "dot"},
-            marker={"size": 10, "symbol": style.SYMBOLS[index % len(style.SYMBOLS)], "color": colour},
-            customdata=[[one.parts, one.seconds * 1e3] for one in several],
-            hovertemplate=f"{name}: %{{customdata[0]}} parts, %{{customdata[1]:.3g}} ms<extra></extra>",
-        )
     figure.add_vline(x=ridge, line={"color": style.GREEN, "width": 1.5, "dash": "dash"})
-    unit = "TFLOP/s" if rate == 1e-12 else "GFLOP/s"
     sides = (
         (f"bound by reading weights: {_short(bytes_per_s / 1e9)} GB/s", 0.0, "left"),
         (f"bound by arithmetic: {_short(flops_per_s * rate)} {unit}", 1.0, "right"),
     )
     for said, at, anchor in sides:
-        figure.add_annotation(
-            text=said, x=at, xref="paper", xanchor=anchor, y=1.0, yref="paper", yanchor="bottom", showarrow=False,
-            font={"size": 12, "color": style.DARK_GREY},
-        )  # fmt: skip
-    figure.update_xaxes(
-        title="FLOPs for each byte of weights that is read", type="log", zeroline=False, range=[math.log10(low), math.log10(high)]
-    )
-    figure.update_yaxes(title=unit, type="log", zeroline=False, exponentformat="none", dtick="D2")
-    said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
-    return style.finish(figure, title=title, label=label, subtitle=said, height=490, margin={"t": 105})
+        place = {"x": at, "xref": "paper", "xanchor": anchor, "y": 1.0, "yref": "paper", "yanchor": "bottom"}
+        figure.add_annotation(text=said, showarrow=False, font={"size": 12, "color": style.DARK_GREY}, **place)
+    figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)])
+    figure.update_yaxes(type="log", exponentformat="none", dtick="D2")
+    return figure.update_layout(margin_t=105)
 
 
 def _short(value: float) -> str:
