@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.report import busy_note
-from workbench.core.serving import ServingEvent, ServingReport
+from workbench.core.serving import ServedRequest, ServingEvent, ServingReport
 from workbench.plots import style
+from workbench.plots.predicted import lines
 
 PALE_RED = "#F6DFD6"
 MAX_STEPS = 80  # of a curve over time
@@ -71,43 +72,27 @@ def request_latencies(report: ServingReport) -> go.Figure:
     if not report.requests:
         return style.empty(title=title, label=report.label, why="No request was answered.", note=note)
     chosen = report.requests[:: max(1, len(report.requests) // MAX_POINTS)]
-    unit = style.time_unit(report.percentile_s(0.95))
-    figure = go.Figure()
-    for index in sorted({request.plan for request in chosen}):
-        mine = [request for request in chosen if request.plan == index]
-        devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[index].ranks)
-        figure.add_scattergl(
-            name=f"plan {index}: {devices}",
-            mode="markers",
-            x=[request.arrival_s for request in mine],
-            y=[request.latency_s * unit.factor for request in mine],
-            marker={
-                "size": 6,
-                "color": style.CYCLE[index % len(style.CYCLE)],
-                "symbol": ["x" if request.attempts > 1 else "circle" for request in mine],
-            },
-            hovertext=[
-                f"request {request.number}: {unit.text(request.latency_s)}, of it {unit.text(request.queueing_s)} waiting"
-                f"{f', {request.attempts} attempts' if request.attempts > 1 else ''}"
-                for request in mine
-            ],
-        )
-    shares = ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
-    for share, _ in shares:
-        value = report.percentile_s(share)
-        figure.add_hline(y=value * unit.factor, line={"color": style.DARK_GREY, "width": 1.2, "dash": "dot"})
+    unit, shares = style.time_unit(report.percentile_s(0.95)), ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
+    by_plan: dict[str, list[ServedRequest]] = {}
+    for request in sorted(chosen, key=lambda request: request.plan):
+        devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[request.plan].ranks)
+        by_plan.setdefault(f"plan {request.plan}: {devices}", []).append(request)
     words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}{report.mark}" for share, name in shares)
     repeated = f"; {report.num_repeated} repeated (crosses)" if report.num_repeated else ""
-    figure.update_xaxes(title="arrival (s)", zeroline=False)
-    figure.update_yaxes(title=f"from arrival to answer ({unit.name}){report.mark}", rangemode="tozero", zeroline=False)
-    return style.finish(
-        figure,
-        title=title,
-        label=report.label,
-        subtitle=f"{words} (dotted){repeated}",
-        note=note,
-        height=430,
-    )
+    said = {"title": title, "label": report.label, "subtitle": f"{words} (dotted){repeated}", "note": note}
+    series = {name: [(request.arrival_s, request.latency_s * unit.factor) for request in mine] for name, mine in by_plan.items()}
+    figure = lines(series, x_title="arrival (s)", y_title=f"from arrival to answer ({unit.name}){report.mark}", **said)
+    for trace, mine in zip(figure.data, by_plan.values(), strict=True):
+        trace.update(mode="markers", marker_size=6, marker_symbol=["x" if request.attempts > 1 else "circle" for request in mine])
+        trace.hovertemplate = [
+            f"request {request.number}: {unit.text(request.latency_s)}, of it {unit.text(request.queueing_s)} waiting"
+            f"{f', {request.attempts} attempts' if request.attempts > 1 else ''}<extra></extra>"
+            for request in mine
+        ]
+    for share, _ in shares:
+        dotted = {"color": style.DARK_GREY, "width": 1.2, "dash": "dot"}
+        figure.add_hline(y=report.percentile_s(share) * unit.factor, line=dotted)
+    return figure
 
 
 def step_of(reports: Iterable[ServingReport]) -> float:

@@ -261,7 +261,7 @@ def roofline(
     for trace, several in zip(figure.data, found.values(), strict=True):
         trace.update(mode="lines+markers+text", textposition="bottom center", line_width=1.5, line_dash="dot")
         trace.text = [f"{one.parts}" for one in several]
-        trace.hovertext = [f"{one.parts} parts, {one.seconds * 1e3:.3g} ms" for one in several]
+        trace.hovertemplate = [f"{trace.name}: {one.parts} parts, {one.seconds * 1e3:.3g} ms<extra></extra>" for one in several]
     x, y = zip(*((at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)), strict=True)
     figure.add_scatter(name="the roof", mode="lines", x=x, y=y, line={"color": style.BLACK, "width": 3}, hoverinfo="skip")
     figure.add_vline(x=ridge, line={"color": style.GREEN, "width": 1.5, "dash": "dash"})
