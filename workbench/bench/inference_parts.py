@@ -22,7 +22,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.methods.galaxy_plus.prices import InferencePrices, tile_options, tune
+from workbench.methods.galaxy_plus.prices import InferencePrices, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, open_weights
@@ -148,7 +148,7 @@ class BenchModel:
         """Return Galaxy+'s plan with its best tiles."""
         price = self.prices(cluster, length)
         problem = galaxy_plus.SequenceProblem(price.profile, cluster, length=length, ranks=ranks)
-        return tune(problem, [galaxy_plus.plan(problem, price=price, tile_tokens=tokens) for tokens in tile_options(length)], price)
+        return tune(problem, galaxy_plus.plans(problem), price)
 
 
 def planning_point(progress: Progress) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.planning import as_plan, inference_of
 from workbench.methods.galaxy_plus.prepare import prepare
-from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles
+from workbench.methods.galaxy_plus.prices import InferencePrices, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
 from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
@@ -128,7 +128,7 @@ def described_problem(model: str, cluster: Cluster, *, length: int) -> Inference
 
 
 def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
-    return choose_tiles(galaxy_plus.plan(problem, price=problem.prices), problem.prices)
+    return tune(problem, galaxy_plus.plans(problem), problem.prices, tries=40)
 
 
 def _oracle(problem: InferenceProblem) -> InferencePlan:

@@ -1,10 +1,13 @@
+from functools import cache
+
 import pytest
 from galaxy_plus_builders import check_inference, instance, shape, unequal
 
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
-from workbench.planners.galaxy_plus import PAPER, SequenceProblem, algorithm_1, oracle, plan, price_plan
+from workbench.methods.galaxy_plus.prices import tune
+from workbench.planners.galaxy_plus import PAPER, SequenceProblem, algorithm_1, oracle, plan, plans, price_plan
 from workbench.planners.galaxy_plus.search import Search
 
 
@@ -55,14 +58,14 @@ def test_the_price_decides_and_algorithm_1_is_asked_too():
         asked.append(one)
         return 0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
 
-    options = {"overlap": None, "both_ways": None}
-    chosen = plan(SequenceProblem(profile, cluster, length=64), **options, price=price, most_steps=0, tile_tokens=16)
+    problem, once = SequenceProblem(profile, cluster, length=64), cache(price)
+    chosen = tune(problem, plans(problem), once, overlap=None, both_ways=None, tile_tokens=16, tries=0)
     assert chosen.predicted_s == 0.5
     assert (chosen.units, chosen.columns, chosen.schemes) == (printed.units, printed.columns, printed.schemes)
     assert len(set(asked)) == len(asked) <= 12 + 3 * 2
     assert {(one.overlap, one.both_ways) for one in asked} == {(True, False), (True, True), (False, False)}
     assert all(one.tile_tokens == 16 for one in asked)
-    cheapest = plan(SequenceProblem(profile, cluster, length=64), price=lambda one: 1.0 + one.overlap, overlap=None)
+    cheapest = tune(problem, plans(problem), lambda one: 1.0 + one.overlap, overlap=None, tile_tokens=16)
     assert not cheapest.overlap
 
 
@@ -76,22 +79,22 @@ def test_steps_follow_the_price_and_stay_within_memory():
         asked.append(one)
         return 10.0 - one.tokens(64)[-1] / 64 + sum(one.schemes) + one.units[0] / 12
 
-    start = plan(SequenceProblem(profile, cluster, length=64), price=price, most_steps=0)
+    problem, whole = SequenceProblem(profile, cluster, length=64), {"both_ways": False, "tile_tokens": 0}
+    start = tune(problem, plans(problem), cache(price), tries=0, **whole)
     count = len(asked)
-    found = plan(SequenceProblem(profile, cluster, length=64), price=price, most_steps=50)
+    found = tune(problem, plans(problem), cache(price), tries=25, **whole)
     assert len(asked) - count <= count + 50
     assert found.predicted_s == price(found) < start.predicted_s
     for one in asked:
         check_inference(one, profile, cluster)
         assert (sum(one.units), sum(one.columns), sum(one.tokens(64))) == (12, stack.columns, 64)
-    fixed = plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 2, 1)), price=price, is_ring=True, schemes=2, most_steps=30)
-    assert (fixed.ranks, fixed.configuration) == ((0, 2, 1), (0, 6))
+    fixed = tune(problem, plans(problem, schemes=2, portal=2), price, schemes=2, portal=2, tries=15, **whole)
+    assert (fixed.ranks[0], fixed.configuration) == (2, (0, 6))
 
 
 def test_candidates_differ_in_schemes_rings_and_tokens():
     profile, cluster = instance([2e11, 1e11, 5e10, 4e10], (shape(12, 12),), mbit_per_s=125.0)
-    found = []
-    plan(SequenceProblem(profile, cluster, length=128), price=lambda one: found.append(one) or 1.0, most_steps=0)
+    found = plans(SequenceProblem(profile, cluster, length=128))
     assert {(0, 12), (12, 0)} <= {one.configuration for one in found}
     assert len({one.shares for one in found}) > 3
     seconds = [price_plan(one, profile, cluster).layers_s for one in found]
@@ -108,7 +111,8 @@ def test_devices_that_do_not_help_are_left_out():
     # A price is asked about one device alone, whatever Eq. 9 thinks of it.
     profile, cluster = instance([1e9] * 3, (shape(4, 8),))
     assert plan(SequenceProblem(profile, cluster, length=64)).num_positions == 3
-    assert plan(SequenceProblem(profile, cluster, length=64), price=lambda one: float(one.num_positions)).num_positions == 1
+    problem = SequenceProblem(profile, cluster, length=64)
+    assert tune(problem, plans(problem), lambda one: float(one.num_positions), both_ways=False, tile_tokens=0).num_positions == 1
 
 
 def test_a_device_too_small_for_a_whole_network_works_without_tokens():

@@ -18,8 +18,8 @@ from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.prepare import METHOD, InferenceOptions, PreparedJob
-from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tile_options, tune
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan
+from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tune
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plans
 from workbench.planners.galaxy_plus.search import is_split
 from workbench.schedules.inference import InferenceLayout
 from workbench.simulator import simulate
@@ -43,28 +43,14 @@ def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Seq
 
 def _chosen(options: InferenceOptions, problem: SequenceProblem, price: InferencePrices) -> InferencePlan:
     """Return the plan of the job's system with its tiles, as requested or the fastest; our own planner also tunes it by small shifts."""
-
-    def own(tile_tokens: int) -> InferencePlan:
-        ways: dict[str, Any] = {"overlap": options.overlap, "both_ways": options.both_ways}
-        return plan(problem, price=price, schemes=options.scheme, tile_tokens=tile_tokens, **ways)
-
-    is_ours = options.system == "galaxy_plus" and options.planner == "own"
-    if is_ours:
-        chosen = own(options.tile_tokens or 0)
-    elif options.planner == "algorithm_1":
-        chosen = replace(algorithm_1(problem, substitute=options.scheme != 1), both_ways=bool(options.both_ways))
+    ways: dict[str, Any] = {"both_ways": options.both_ways, "tile_tokens": options.tile_tokens}
+    if options.system == "galaxy_plus" and options.planner == "own":
+        return tune(problem, plans(problem, schemes=options.scheme), price, schemes=options.scheme, overlap=options.overlap, **ways)
+    if options.planner == "algorithm_1":
+        chosen = algorithm_1(problem, substitute=options.scheme != 1)
     else:
         chosen = INFERENCE_SYSTEMS[options.system](problem)
-    if options.overlap is False:
-        chosen = replace(chosen, overlap=False, both_ways=False)
-    if chosen.paradigm != "hybrid" or chosen.num_positions < 2 or not chosen.overlap:
-        return chosen
-    if options.tile_tokens is not None:
-        return replace(chosen, tile_tokens=options.tile_tokens)
-    tiled = choose_tiles(chosen, price)
-    if is_ours:
-        tiled = tune(problem, [chosen, *(own(size) for size in tile_options(problem.length) if size)], price, schemes=options.scheme)
-    return replace(tiled, both_ways=tiled.both_ways if options.both_ways is None else options.both_ways and chosen.num_positions > 2)
+    return choose_tiles(chosen, price, overlap=options.overlap is not False, **ways) if chosen.paradigm == "hybrid" else chosen
 
 
 def _price_of_splitting(scheme: int, problem: SequenceProblem, price: InferencePrices, chosen: InferencePlan) -> str:

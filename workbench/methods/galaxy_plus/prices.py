@@ -8,17 +8,19 @@ layers is simulated as a short one, and its last two steps are repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
-from workbench.planners.galaxy_plus import SequenceProblem
+from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
+from workbench.planners.galaxy_plus import plans as candidates
 from workbench.planners.galaxy_plus.search import Search
 from workbench.schedules.inference import MESSAGE_S, InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
 from workbench.simulator import simulate
@@ -75,37 +77,52 @@ PIECES = (2, 3, 4, 6, 8)
 """Numbers of pieces into which the largest tile may be cut."""
 
 
-def choose_tiles(plan: InferencePlan, price: InferencePrices) -> InferencePlan:
-    """Return the plan with the tile size and the direction of the ring that take the least time.
+def choose_tiles(plan: InferencePlan, price: InferencePrices, **ways: Any) -> InferencePlan:
+    """Return the plan with the overlap, the tile size and the direction of the ring that take the least time.  ways: see variants.
 
     A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the fewest messages win;
     an emulation or a device with a slow processor prefers these too.
     """
-    plan = found = replace(plan, tile_tokens=0, both_ways=False)
-    if plan.paradigm != "hybrid" or plan.num_positions < 2:
-        return plan
-    smallest, largest = smallest_tile(price, plan.ranks), max(plan.tokens(price.lengths[0]))
-    best_s = price(found)
-    for tile_tokens in dict.fromkeys((0, *(-(-largest // count) for count in PIECES if largest / count >= smallest))):
-        for both_ways in (False, True):
-            if both_ways and (plan.num_positions < 3 or (tile_tokens or largest / 2) < smallest):
-                continue
-            tried = replace(plan, tile_tokens=tile_tokens, both_ways=both_ways)
-            seconds = price(tried)
-            if seconds < GAIN * best_s:
-                found, best_s = tried, seconds
+    found, *others = variants(plan, price, **ways)
+    for tried in others:
+        if price(tried) < GAIN * price(found):
+            found = tried
     return found
+
+
+def variants(
+    plan: InferencePlan,
+    price: InferencePrices,
+    *,
+    overlap: bool | None = True,
+    both_ways: bool | None = None,
+    tile_tokens: int | None = None,
+) -> list[InferencePlan]:
+    """Return a plan with each overlap, tile size and direction, the plain one first.  None: any that may be worth its messages."""
+    if plan.paradigm != "hybrid" or plan.num_positions < 2:
+        return [replace(plan, overlap=False, both_ways=False)]
+    sizes, smallest, largest = [tile_tokens or 0], 0, 0
+    if tile_tokens is None:
+        smallest, largest = smallest_tile(price, plan.ranks), max(plan.tokens(price.lengths[0]))
+        sizes += [-(-largest // count) for count in PIECES if largest / count >= smallest]
+
+    def turns(size: int, streams: bool) -> list[bool]:
+        is_able = streams and plan.num_positions > 2
+        return [False, is_able and (size or largest / 2) >= smallest] if both_ways is None else [both_ways and is_able]
+
+    made = [
+        replace(plan, overlap=streams, tile_tokens=size, both_ways=turned)
+        for streams in ((True, False) if overlap is None else (overlap,))
+        for size in (sizes if streams else sizes[:1])
+        for turned in turns(size, streams)
+    ]
+    return list(dict.fromkeys(made))
 
 
 def smallest_tile(price: InferencePrices, ranks: Sequence[int]) -> int:
     """Return the fewest tokens whose transfer takes WORTH times the overhead of their message, on the fastest link in use."""
     fastest = max(price.cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
     return max(1, round(WORTH * price.message_s * fastest / price.profile.stacks[0].hidden_bytes))
-
-
-def tile_options(length: int) -> tuple[int, ...]:
-    """Return the tile sizes for which a planner should make plans to tune: whole shares, quarters and sixths of the sequence."""
-    return tuple(dict.fromkeys((0, -(-length // 4), -(-length // 6))))
 
 
 KEPT_LAYERS = 4
@@ -178,23 +195,71 @@ TRIES = 120
 
 
 def tune(
-    problem: SequenceProblem, plans: Iterable[InferencePlan], price: InferencePrices, *, schemes: int | None = None, tries: int = TRIES
+    problem: SequenceProblem,
+    plans: Iterable[InferencePlan],
+    price: InferencePrices,
+    *,
+    schemes: int | None = None,
+    portal: int | None = None,
+    tries: int = TRIES,
+    **ways: Any,
 ) -> InferencePlan:
     """Return the fastest of some plans after its tiles were chosen and work was shifted between devices.
 
-    A planner's formulas ignore the tiles.  So the two best plans with their tiles are improved step by step by their simulated time, as
-    long as they fit.  schemes: of all layers, if it may not change.  tries: plans simulated on the way, for each of the two.
+    A planner's formulas ignore the tiles.  So the best plans get tiles, and two of them, if possible of other schemes or directions, are
+    improved step by step by their simulated time, as long as they fit.
+    schemes: of all layers, if it may not change.  portal: stays first.  tries: plans simulated on the way, for each of the two.
+    ways: see variants.
     """
-    search = Search(problem, method="galaxy_plus", portal=None, schemes=schemes, is_ring=False)
+    search = Search(problem, method="galaxy_plus", portal=portal, schemes=schemes, is_ring=False)
 
     def climbed(one: InferencePlan) -> InferencePlan:
         return search.climb(one, price, most=tries)[0] if one.num_positions > 1 else one
 
-    ordered = sorted({choose_tiles(one, price) if one.overlap else one for one in plans}, key=price)
-    best = min((*map(climbed, ordered[:2]), ordered[0]), key=price)
-    while best.overlap:  # new shares may need new tiles, and these new shares
-        again = choose_tiles(best, price)
+    made = sorted((variants(one, price, **ways)[0] for one in plans), key=price)
+    rated = sorted({*made, *(choose_tiles(one, price, **ways) for one in made[:3])}, key=price)
+    best = rated[0]
+    second = next((one for one in rated if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), best)
+    best = min((best, climbed(best), climbed(second)), key=price)
+    while best.num_positions > 1:  # new shares may need new tiles, and these new shares
+        again = choose_tiles(best, price, **ways)
         if price(again) >= GAIN * price(best):
             break
         best = min(again, climbed(again), key=price)
-    return best
+    return replace(best, predicted_s=price(best))
+
+
+def replan(
+    old: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    length: int | None = None,
+    decoder_length: int | None = None,
+    excluded: Collection[int] = (),
+    price: InferencePrices | None = None,
+) -> InferencePlan:
+    """Return a plan of the same method on all devices of the cluster except the excluded ones.
+
+    profile, cluster: of all devices; the plan keeps their rank numbers.
+    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring if it is
+    still there; any other method uses its own planner.  Raises PlanError if no device is left or nothing fits.
+    """
+    left = [rank for rank in range(cluster.world_size) if rank not in excluded]
+    if not left:
+        raise PlanError(
+            f"A plan of '{profile.model}' without {sorted(excluded)} was asked for.",
+            f"Cluster '{cluster.name}' has no other device.",
+            "Wait until a device is back.",
+        )
+    problem = SequenceProblem(profile, cluster, length=length or old.length or 1, decoder_length=decoder_length, ranks=left)
+    planner = INFERENCE_SYSTEMS.get(old.method)
+    if old.method == "galaxy_plus" or planner is None:
+        portal = old.ranks[0] if old.ranks[0] in left else None
+        found = candidates(problem, portal=portal, effort=1, method=old.method)
+        if price is None:
+            return found[0]
+        ways: dict[str, Any] = {"overlap": old.overlap or old.num_positions == 1, "both_ways": old.both_ways}
+        return tune(problem, found, price, portal=portal, tries=10, tile_tokens=old.tile_tokens, **ways)
+    made = planner(problem)
+    return replace(made, tile_tokens=old.tile_tokens, both_ways=old.both_ways and made.paradigm == "hybrid")

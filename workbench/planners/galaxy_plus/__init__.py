@@ -7,11 +7,10 @@ from workbench.planners.galaxy_plus.baselines import (
     galaxy,
     local,
     megatron_lm,
-    replan,
     sequence_parallel,
 )
 from workbench.planners.galaxy_plus.memory import HELD, PAPER, MemoryRule, SequenceProblem
-from workbench.planners.galaxy_plus.planner import algorithm_1, plan
+from workbench.planners.galaxy_plus.planner import algorithm_1, plan, plans
 from workbench.planners.galaxy_plus.pricing import (
     all_gather_s,
     capacity,

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.planners.galaxy_plus.memory import SequenceProblem
-from workbench.planners.galaxy_plus.planner import Price, algorithm_1, plan
+from workbench.planners.galaxy_plus.planner import algorithm_1, plan
 from workbench.planners.galaxy_plus.pricing import boundary_bytes, ends_s, layer_s, price_plan
 
 InferencePlanner = Callable[[SequenceProblem], InferencePlan]
@@ -167,44 +166,3 @@ INFERENCE_SYSTEMS: dict[str, InferencePlanner] = {
     "edgeshard": edgeshard,
     "local": local,
 }
-
-
-def replan(
-    old: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int | None = None,
-    decoder_length: int | None = None,
-    excluded: Collection[int] = (),
-    price: Price | None = None,
-) -> InferencePlan:
-    """Return a plan of the same method on all devices of the cluster except the excluded ones.
-
-    profile, cluster: of all devices; the plan keeps their rank numbers.
-    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring if it is
-    still there; any other method uses its own planner.  Raises PlanError if no device is left or nothing fits.
-    """
-    left = [rank for rank in range(cluster.world_size) if rank not in excluded]
-    if not left:
-        raise PlanError(
-            f"A plan of '{profile.model}' without {sorted(excluded)} was asked for.",
-            f"Cluster '{cluster.name}' has no other device.",
-            "Wait until a device is back.",
-        )
-    problem = SequenceProblem(profile, cluster, length=length or old.length or 1, decoder_length=decoder_length, ranks=left)
-    planner = INFERENCE_SYSTEMS.get(old.method)
-    if old.method == "galaxy_plus" or planner is None:
-        return plan(
-            problem,
-            price=price,
-            overlap=old.overlap if old.num_positions > 1 else True,
-            both_ways=old.both_ways,
-            tile_tokens=old.tile_tokens,
-            portal=old.ranks[0] if old.ranks[0] in left else None,
-            effort=1,
-            most_steps=20,
-            method=old.method,
-        )
-    made = planner(problem)
-    return replace(made, tile_tokens=old.tile_tokens, both_ways=old.both_ways and made.paradigm == "hybrid")

@@ -12,14 +12,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from typing import Any
 
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.planners.galaxy_plus.memory import SequenceProblem, part_bytes
 from workbench.planners.galaxy_plus.pricing import Cut, capacity, cut_of, price_plan
 from workbench.planners.galaxy_plus.programme import Programme
-from workbench.planners.galaxy_plus.search import MOST_POSITIONS, Price, Ranks, Search
+from workbench.planners.galaxy_plus.search import MOST_POSITIONS, Ranks, Search
 
 MOST_CANDIDATES = 12
 GAINS = 1.25
@@ -97,27 +97,24 @@ def algorithm_1(problem: SequenceProblem, *, substitute: bool = True, method: st
     return replace(plan, predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s)
 
 
-def plan(
+def plan(problem: SequenceProblem, **settings: Any) -> InferencePlan:
+    """Return the fastest plan by Eq. 9, never slower than Algorithm 1's.  settings: see plans."""
+    return plans(problem, **settings)[0]
+
+
+def plans(
     problem: SequenceProblem,
     *,
-    price: Price | None = None,
-    overlap: bool | None = True,
-    both_ways: bool | None = False,
-    tile_tokens: int = 0,
     is_ring: bool = False,
     portal: int | None = None,
     schemes: int | None = None,
-    most_steps: int = 80,
     effort: int = 2,
     method: str = "galaxy_plus",
-) -> InferencePlan:
-    """Return the fastest plan found for one sequence.
+) -> list[InferencePlan]:
+    """Return plans for one sequence with different rings, schemes and cuts, at most MOST_CANDIDATES, fastest by Eq. 9 first.
 
-    The measure is Eq. 9, or price(plan): seconds of a sequence, for example by simulation.  `price` is called for `candidates`, for
-    variants of the best ones, and for `most_steps` changes of the best.  Algorithm 1's plan is always included, so the result is never
-    slower by the same measure.
-    overlap, both_ways: as in InferencePlan; None: the better one by `price` (without a price: True, False).
-    tile_tokens: of the plan.  is_ring: all the problem's ranks take part, in this order.  portal: is first and has embedding and head.
+    They overlap.  Algorithm 1's plan and a plan on a single device are among them, so that another measure may prefer these.
+    is_ring: all the problem's ranks take part, in this order.  portal: is first and has embedding and head.
     schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.  effort: 0 tries few rings, 2 more.
     Raises PlanError naming the device and the missing memory if no plan fits.
     """
@@ -126,35 +123,13 @@ def plan(
         raise ConfigError(f"A plan with portal {portal} was asked for.", f"The devices are {list(chosen)}.", "Let the portal take part.")
     if schemes not in (None, 1, 2):
         raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
-    search = Search(problem, method=method, portal=portal, schemes=schemes, is_ring=is_ring)
-    found = candidates(search, effort)
+    found = _candidates(Search(problem, method=method, portal=portal, schemes=schemes, is_ring=is_ring), effort)
     if not found:
         raise problem.least_missing(schemes=schemes)
-    first_way = (overlap is not False, both_ways is True)
-    made = [_variant(one, *first_way, tile_tokens) for one in found]
-    if price is None:
-        return made[0]
-    price = cache(price)
-    priced = {one: price(one) for one in made}
-    ways = list(itertools.product((True, False) if overlap is None else (overlap,), (False, True) if both_ways is None else (both_ways,)))
-    # A ring in both directions may favour another plan: each of the best is tried in every direction.
-    for one in sorted(made, key=lambda one: priced[one])[:3]:
-        for way in ways:
-            variant = _variant(one, *way, tile_tokens) if way[0] or not way[1] else one
-            if variant not in priced:
-                priced[variant] = price(variant)
-    ordered = sorted(priced, key=lambda one: priced[one])
-    best = ordered[0]
-    # A plan with other schemes or directions may become better than the best one: both are improved.
-    second = next((one for one in ordered if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), None)
-    firsts = [one for one in (best, second) if one is not None and one.num_positions > 1 and most_steps > 0]
-    improved = [search.climb(one, price, most=most_steps // len(firsts)) for one in firsts]
-    chosen_plan, seconds = min([(best, priced[best]), *improved], key=lambda pair: pair[1])
-    return replace(chosen_plan, predicted_s=seconds)
+    return [replace(one, overlap=one.num_positions > 1) for one in found]
 
 
-def candidates(search: Search, effort: int) -> list[InferencePlan]:
-    """Return plans to choose from, fastest by Eq. 9 first: different rings, schemes and cuts, and Algorithm 1's plan if it has one."""
+def _candidates(search: Search, effort: int) -> list[InferencePlan]:
     tried = rings(search, 4 + 2 * effort)
     close = [cut for cut in tried if search.seconds(cut) <= GAINS * search.seconds(tried[0])]
     looked = [*tried, *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second]))]
@@ -171,7 +146,6 @@ def candidates(search: Search, effort: int) -> list[InferencePlan]:
     if printed is not None:
         refined += [printed, search.climbed(printed, 0.5**9)]
     refined.sort(key=search.seconds)
-    # Regardless of Eq. 9, `price` also rates Algorithm 1's plan and a plan on a single device.
     singles = [(rank,) for rank in search.ranks if search.portal in (None, rank) and not search.is_ring]
     alone = [cut for ring in singles for cut in starts(search, ring, numbers(search, 2))]
     forced = [cut for cut in (printed, min(alone, key=search.seconds, default=None)) if cut is not None]
@@ -179,11 +153,6 @@ def candidates(search: Search, effort: int) -> list[InferencePlan]:
     pool = [*refined[:1], *forced, *sorted(of_sizes.values(), key=search.seconds)[:4]]
     made = list(dict.fromkeys([*pool, *refined, *looked]))[:MOST_CANDIDATES]
     return [search.plan(cut) for cut in sorted(made, key=search.seconds)]
-
-
-def _variant(one: InferencePlan, overlap: bool, both_ways: bool, tile_tokens: int) -> InferencePlan:
-    count = one.num_positions
-    return replace(one, overlap=overlap and count > 1, both_ways=both_ways and count > 2, tile_tokens=tile_tokens)
 
 
 def _algorithm_1(search: Search) -> Cut | None:

@@ -12,7 +12,7 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
 from workbench.core.report import Report
-from workbench.planners.galaxy_plus import replan
+from workbench.methods.galaxy_plus.prices import replan
 from workbench.plots.layer_cut import sent_bytes
 from workbench.widgets.exercises.training import Verdict, exercise, number_verdict
 from workbench.widgets.inference_problem import InferenceProblem

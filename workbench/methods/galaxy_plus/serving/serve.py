@@ -17,7 +17,7 @@ from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingE
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
-from workbench.methods.galaxy_plus.prices import InferencePrices, Programs
+from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, replan, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
@@ -25,8 +25,7 @@ from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planne
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
-from workbench.planners.galaxy_plus import SequenceProblem, replan
-from workbench.planners.galaxy_plus import plan as make_plan
+from workbench.planners.galaxy_plus import SequenceProblem, plan, plans
 from workbench.profiler.inference import scaled_to
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import EngineDevices, Fleet
@@ -54,7 +53,11 @@ def planner_of(
     decoder_length = lengths[1] if len(lengths) > 1 else None
 
     price = InferencePrices(profile, cluster, lengths) if is_priced else None
-    chosen = first or make_plan(SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length), price=price)
+    problem = SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length)
+    if first is not None:
+        chosen = first
+    else:
+        chosen = plan(problem) if price is None else tune(problem, plans(problem), price, tries=40, both_ways=False, tile_tokens=0)
 
     def planner(ranks: tuple[int, ...]) -> InferencePlan:
         excluded = everybody.difference(ranks).union(left_out)
