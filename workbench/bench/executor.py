@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from statistics import median
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from workbench.bench.frame import Progress, line_of, require_kernel_links
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, ring_allreduce_s
+from workbench.core.costs import TOKEN, Spec, TableCosts, ring_allreduce_s
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, unrolled
 from workbench.core.schedule import ALLREDUCE, COMMUNICATION, NONE, SEND, Op, Schedule, Value
@@ -43,6 +42,7 @@ MICRO_BATCHES = 8
 MBIT_PER_S = 500
 CROSSING = Spec((4, 32, 128))
 """The value that crosses a boundary: 64 KB, 1.05 ms on the link."""
+GRADIENT = Spec((25_000,))
 SECONDS = {"F": 6e-3, "SF": 2e-3, "B": 9e-3, "SB": 3e-3, "STEP": 1e-3, "GEMM": 8e-3, "ATTN": 6e-3, "MLP": 5e-3, "MLPB": 9e-3, "ATTNB": 8e-3}
 SENT = frozenset({"act", "grad", "side", "sgrad", "tile"})
 ROUNDS = 15
@@ -53,28 +53,17 @@ NUM_OPS = 2000
 """Number of operations in the chain whose unpaced time is the executor's overhead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchCosts:
-    """Seconds by kind, bytes by value name, transfers by the cluster's links: a Costs."""
+def costs_on(cluster: Cluster) -> TableCosts:
+    """Return SECONDS by kind, and transfers by the cluster's links."""
 
-    cluster: Cluster
-    gradient: Spec
+    def send_s(rank: int, op: Op) -> float:
+        return cluster.link(*op.ranks).transfer_s(CROSSING.nbytes) + MESSAGE_S
 
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of an operation."""
-        if op.kind == SEND:
-            return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) + MESSAGE_S
-        if op.kind == ALLREDUCE:
-            return ring_allreduce_s(self.cluster, op.ranks, self.gradient.nbytes) + 2 * (len(op.ranks) - 1) * MESSAGE_S
-        return SECONDS[op.kind]
+    def allreduce_s(rank: int, op: Op) -> float:
+        return ring_allreduce_s(cluster, op.ranks, GRADIENT.nbytes) + 2 * (len(op.ranks) - 1) * MESSAGE_S
 
-    def spec(self, value: Value) -> Spec:
-        """Return a value's shape and dtype."""
-        return CROSSING if value.name in SENT else self.gradient if value.name == "gsum" else TOKEN
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return zero bytes: nothing is trained."""
-        return 0
+    nbytes = dict.fromkeys(SENT, CROSSING) | {"gsum": GRADIENT}
+    return TableCosts(seconds_by_kind={**SECONDS, SEND: send_s, ALLREDUCE: allreduce_s}, bytes_by_name=nbytes)
 
 
 def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
@@ -93,7 +82,7 @@ def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
         "forward-only chain": _forward_only(insert_transfers(gpipe(plan, one))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
-    costs = BenchCosts(cluster=cluster, gradient=Spec((25_000,)))
+    costs = costs_on(cluster)
     found = {name: (Program.on(cluster, schedule, costs), 1) for name, schedule in schedules.items()}
     found["not draining"] = (found["forward-only chain"][0], STEPS)
     return found
@@ -191,7 +180,7 @@ def _own_cost(executor: Executor) -> float:
     mine = [chain if rank == executor.rank else () for rank in range(world)]
     inputs = tuple((values[0],) if ops else () for ops in mine)
     schedule = Schedule(ops=tuple(mine), inputs=inputs, outputs=tuple((values[-1],) if ops else () for ops in mine))
-    program = Program(schedule=schedule, costs=BenchCosts(cluster=_cluster(world), gradient=TOKEN), devices=("d",) * world)
+    program = Program(schedule=schedule, costs=TableCosts(seconds_by_kind=SECONDS), devices=("d",) * world)
     factor, executor.pacer.factor = executor.pacer.factor, 0.0
     seconds = []
     for _ in range(5):

@@ -55,11 +55,11 @@ class Costs(Protocol):
 class TableCosts:
     """Costs by operation kind and value name, for closed formulas, lessons and tests.
 
-    seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes.
+    seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, or the value's spec.
     """
 
     seconds_by_kind: Mapping[str, float | Callable[[int, Op], float]]
-    bytes_by_name: Mapping[str, int] = field(default_factory=dict)
+    bytes_by_name: Mapping[str, int | Spec] = field(default_factory=dict)
     resident_by_rank: Mapping[int, int] = field(default_factory=dict)
 
     def seconds(self, rank: int, op: Op) -> float:
@@ -68,8 +68,9 @@ class TableCosts:
         return entry(rank, op) if callable(entry) else entry
 
     def spec(self, value: Value) -> Spec:
-        """Return the table's bytes for the name, 0 if it is missing."""
-        return opaque(self.bytes_by_name.get(value.name, 0))
+        """Return the table's bytes or spec for the name, 0 bytes if it is missing."""
+        entry = self.bytes_by_name.get(value.name, TOKEN)
+        return entry if isinstance(entry, Spec) else opaque(entry)
 
     def resident_bytes(self, rank: int) -> int:
         """Return the table's entry for the rank, 0 if it is missing."""
@@ -89,8 +90,8 @@ def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> i
 
 
 def ring_s(cluster: Cluster, kind: str, ranks: Sequence[int], nbytes: int) -> float:
-    """Return the seconds of a ring's steps.  Each step sends nbytes/n over the slowest link of the ring."""
-    if len(ranks) < 2:
+    """Return the seconds of a ring's steps; 0 for one rank or no bytes.  Each step sends nbytes/n over the slowest link of the ring."""
+    if len(ranks) < 2 or not nbytes:
         return 0.0
     links = [cluster.link(rank, ranks[(index + 1) % len(ranks)]) for index, rank in enumerate(ranks)]
     return ring_steps(kind, len(ranks)) * max(link.transfer_s(-(-nbytes // len(ranks))) for link in links)

@@ -61,17 +61,13 @@ class VirtualWorkers:
         """Return the samples of a wave of all virtual workers together."""
         return self.in_flight * sum(plan.micro_batch_size for plan in self.pipelines)
 
-    @property
-    def global_staleness(self) -> int:
-        """Return s_global = 2 N_m - 2: the most mini-batches of another virtual worker that a worker may not have seen yet."""
-        return 2 * self.in_flight - 2
-
     def waves_needed(self, mini_batch: int) -> int:
         """Return how many waves of every virtual worker must be in the weights with which a worker's mini-batch (from 0) begins.
 
-        These are all earlier mini-batches except the last s_global, rounded up to whole waves.
+        These are all earlier mini-batches except the last s_global = 2 N_m - 2, the most of another virtual worker that a worker may not
+        have seen yet, rounded up to whole waves.
         """
-        return max(0, -(-(mini_batch - self.global_staleness) // self.in_flight))
+        return max(0, -(-(mini_batch - 2 * self.in_flight + 2) // self.in_flight))
 
     def grouping(self) -> str:
         """Return the virtual workers' sizes: [2+2]."""

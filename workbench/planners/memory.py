@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -148,14 +148,8 @@ def plan_needs(
 
 def cached_need(profile: Profile, rank: int, *, samples: int, sequence_length: int) -> Need:
     """Return a rank's need in a cached epoch: the adapters of all layers, without the released backbone (PAC+, section IV-B)."""
-    layers = profile.layers[rank]
-    trainable = sum(layer.trainable_bytes for layer in layers)
-    return Need(
-        weights_bytes=trainable,
-        gradient_bytes=trainable,
-        optimizer_bytes=round(trainable * profile.optimizer_bytes_per_trainable_byte),
-        context_bytes=sum(layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers),
-    )
+    need = rank_need(profile, rank, 0, profile.num_layers, samples=samples, sequence_length=sequence_length, in_flight=1)
+    return replace(need, weights_bytes=need.gradient_bytes, workspace_bytes=0)
 
 
 def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dict[int, Need]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 from workbench.core.cluster import Cluster
@@ -76,23 +76,16 @@ def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> l
     return list(dict.fromkeys(tuple(sorted(ranks, key=key)) for key in keys))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """value[order] of every evaluated order, infinite if nothing fits; exhaustive: all `num_orders` distinct orders were evaluated."""
-
-    value: dict[Order, float]
-    num_orders: int
-    exhaustive: bool
-
-
-def search_orders(types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int) -> Search:
+def search_orders(
+    types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int
+) -> dict[Order, float]:
     """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by swapping two devices.
 
     The climb takes the first swap that helps, in random order.  It ends if none helps or after max_orders evaluations.
+    Returns the value of each evaluated order.
     """
-    num_orders = count_orders(types)
-    if num_orders <= max_orders:
-        return Search(value={order: evaluate(order) for order in distinct_orders(types)}, num_orders=num_orders, exhaustive=True)
+    if count_orders(types) <= max_orders:
+        return {order: evaluate(order) for order in distinct_orders(types)}
     seen: dict[tuple[int, ...], float] = {}
     value: dict[Order, float] = {}
 
@@ -117,4 +110,4 @@ def search_orders(types: Sequence[int], evaluate: Callable[[Order], float], star
             if look(tuple(swapped)) < look(best):
                 best, improved = tuple(swapped), True
                 break
-    return Search(value=value, num_orders=num_orders, exhaustive=False)
+    return value

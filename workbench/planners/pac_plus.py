@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import ring_allreduce_s
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
@@ -20,7 +21,7 @@ from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.memory import cached_need, readable
 from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
-from workbench.planners.pricing import Price, Pricer, Problem, allreduce_s, stage_trainable_bytes
+from workbench.planners.pricing import Price, Pricer, Problem, stage_trainable_bytes
 from workbench.planners.queries import SAVES, device_sets, smallest_maximum
 
 SAMPLE_KINDS = ("LOAD", "SF", "SB")
@@ -46,7 +47,7 @@ def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stag
         if counts is None or 0 in counts:
             continue
         slowest = max(costs[rank][samples] for rank, samples in zip(members, counts, strict=True))
-        seconds = slowest + allreduce_s(cluster, members, nbytes) + max(steps[rank] for rank in members)
+        seconds = slowest + ring_allreduce_s(cluster, members, nbytes) + max(steps[rank] for rank in members)
         if seconds < best_s * SAVES:
             best_s, best = seconds, tuple(Share(rank=rank, samples=samples) for rank, samples in zip(members, counts, strict=True))
     if not best:
@@ -58,7 +59,7 @@ def cached_step_s(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_
     """Return the predicted seconds of one cached step with the stage's shares."""
     slowest = max(_sample_s(profile, share.rank, share.samples, sequence_length) for share in stage.shares)
     step = max(_step_s(profile, share.rank, sequence_length) for share in stage.shares)
-    return slowest + allreduce_s(cluster, stage.ranks, stage_trainable_bytes(profile, stage)) + step
+    return slowest + ring_allreduce_s(cluster, stage.ranks, stage_trainable_bytes(profile, stage)) + step
 
 
 def _sample_s(profile: Profile, rank: int, samples: int, sequence_length: int) -> float:

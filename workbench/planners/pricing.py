@@ -138,7 +138,7 @@ class Pricer:
         if stage not in self._alone:
             sums = [self._sums(share.rank, share.samples) for share in stage.shares]
             forward, backward = (max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1))
-            reduce_s = allreduce_s(self._cluster, stage.ranks, stage_trainable_bytes(self._profile, stage))
+            reduce_s = ring_allreduce_s(self._cluster, stage.ranks, stage_trainable_bytes(self._profile, stage))
             self._alone[stage] = (forward, backward, reduce_s)
         return self._alone[stage]
 
@@ -196,8 +196,3 @@ def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_samp
                 busy[end_point] = busy.get(end_point, 0.0) + seconds
             latency = max(latency, link.latency_s)
     return latency + max(busy.values(), default=0.0)
-
-
-def allreduce_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
-    """Return AR, the seconds of a ring all-reduce; 0 for one rank or no bytes."""
-    return ring_allreduce_s(cluster, ranks, nbytes) if nbytes else 0.0

@@ -24,10 +24,9 @@ class Piece:
 
 
 class Portion(NamedTuple):
-    """One rank's part of a micro-batch in a stage: its samples, and the pieces that it receives and sends."""
+    """One rank's part of a micro-batch in a stage: the pieces that it receives and sends."""
 
     rank: int
-    num_samples: int
     pieces_in: tuple[int, ...]
     pieces_out: tuple[int, ...]
 
@@ -102,14 +101,8 @@ def divide(stages: tuple[Stage, ...], size: int) -> list[tuple[Portion, ...]]:
             taken[number + 1].setdefault(piece.destination, []).append(piece.index)
     portions = []
     for number, stage in enumerate(stages):
-        ranges = zip(stage.ranks, stage.split(size), strict=True)
-        portions.append(
-            tuple(
-                Portion(rank, end - first, tuple(taken[number].get(rank, ())), tuple(given[number].get(rank, ())))
-                for rank, (first, end) in ranges
-                if end > first
-            )
-        )
+        busy = [rank for rank, (first, end) in zip(stage.ranks, stage.split(size), strict=True) if end > first]
+        portions.append(tuple(Portion(rank, tuple(taken[number].get(rank, ())), tuple(given[number].get(rank, ()))) for rank in busy))
     return portions
 
 

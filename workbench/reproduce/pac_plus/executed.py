@@ -25,8 +25,8 @@ from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus import trainings as runs
 from workbench.reproduce.pac_plus.executed_build import Inputs, backbone, run_all, task_of
 from workbench.reproduce.pac_plus.testbed import PAPER
-from workbench.reproduce.pac_plus.trainings import Difference, Outcome, TappedSplit, Training, score_name, spread
-from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed
+from workbench.reproduce.pac_plus.trainings import Difference, Outcome, TappedSplit, Training, score_name
+from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed, spread
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
 
@@ -76,8 +76,9 @@ def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]
 
 
 def tested(outcomes: Sequence[Outcome]) -> tuple[float, float]:
-    """Return mean and standard deviation of the test scores over the seeds."""
-    return spread([one.test_score for one in outcomes])
+    """Return mean and standard deviation (0 of one) of the test scores over the seeds."""
+    scores = [one.test_score for one in outcomes]
+    return statistics.fmean(scores), spread(scores) or 0.0
 
 
 def paper_means(table: str) -> dict[tuple[str, str], float]:
@@ -86,7 +87,7 @@ def paper_means(table: str) -> dict[tuple[str, str], float]:
     for (row, _, task), value in printed(PAPER, table).items():
         if isinstance(value, float):
             values.setdefault((row, task), []).append(value)
-    return {key: spread(column)[0] for key, column in values.items()}
+    return {key: statistics.fmean(column) for key, column in values.items()}
 
 
 def table6(item: Item, settings: Settings) -> Result:
@@ -106,7 +107,7 @@ def table6(item: Item, settings: Settings) -> Result:
             comparisons.append(item.cell((against, title), theirs, ours[OURS] - sum(ours[one] for one in others) / len(others)))
         for technique, label in LABELS.items():
             outcomes = found[technique, name]
-            validation = spread([one.validation_score for one in outcomes])[0]
+            validation = statistics.fmean(one.validation_score for one in outcomes)
             parameters = outcomes[0].trainable_parameters
             scores.append((title, label, parameters, *tested(outcomes), len(outcomes), score_name(name), validation))
         own, lora = found[OURS, name], found["lora", name]
@@ -142,7 +143,7 @@ def parity(item: Item, settings: Settings) -> Result:
                 if variant == "r = 8":
                     said.append((f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}", joined))
                 checks += [item.check("parity", one.high >= 0, what=what, difference=one.text, p=one.p_value) for what, one in said]
-            validation = spread([one.validation_score for one in outcomes])[0]
+            validation = statistics.fmean(one.validation_score for one in outcomes)
             joint = runs.score(task, together, task.test.labels)
             rows.append((title, variant, outcomes[0].trainable_parameters, validation, *tested(outcomes), joint, *texts))
     return item.result(comparisons, tables={"variants": rows}, checks=checks)

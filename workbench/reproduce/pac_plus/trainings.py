@@ -168,11 +168,6 @@ def ensemble(outcomes: Sequence[Outcome]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(row) for row in np.mean([one.test_outputs for one in outcomes], axis=0).tolist())
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and standard deviation (of the sample; 0 for a single value)."""
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
 class TappedSplit:
     """A tokenized split and its taps, (L + 1) x d values for each real token, without padding.
 
