@@ -12,7 +12,7 @@ from workbench.models.loading import load_stack
 from workbench.reproduce import find_item
 from workbench.reproduce.pac_plus import executed
 from workbench.reproduce.pac_plus.executed_build import run_all
-from workbench.reproduce.pac_plus.trainings import TappedSplit, Training, answers, ensemble, paired_bootstrap, score
+from workbench.reproduce.pac_plus.trainings import Training, answers, ensemble, paired_bootstrap, score, taped, with_taps
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.task import Split, Task
@@ -74,8 +74,8 @@ def silent(line):
 def test_taps_come_back_as_the_backbone_gave_them():
     stack = load_stack("tiny-bert-2")
     ids = tuple(tuple(range(5, 5 + length)) for length in (4, 9, 2, 7))
-    split = TappedSplit(stack, TokenizedSplit(ids=ids, labels=(0, 1, 0, 1), sample_ids=(0, 1, 2, 3), pad_id=0), torch.float32)
-    batch, taps = split.batch([2, 1])
+    split = TokenizedSplit(ids=ids, labels=(0, 1, 0, 1), sample_ids=(0, 1, 2, 3), pad_id=0)
+    batch, taps = with_taps(taped(stack, split, "float32"), split, [2, 1])
     expected = stack(batch.input_ids, batch.attention_mask)[1]
     real = batch.attention_mask.bool()
     for tap, whole in zip(taps, expected, strict=True):

@@ -16,7 +16,7 @@ import pytest
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, MemoryBudgetError, PlanError, RuntimeSetupError
-from workbench.runtime import engine_starter, whole_job
+from workbench.runtime import engine_starter, jobs
 from workbench.runtime import engines as engines_module
 from workbench.runtime.engines import EngineCluster, EnginePool
 from workbench.runtime.jobs import run_job
@@ -170,7 +170,7 @@ def test_frozen_engine_is_named(engines: EngineCluster) -> None:
 
 
 def test_a_device_frozen_before_the_first_meeting_is_named(engines: EngineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_job, "FROZEN_S", 1.0)
+    monkeypatch.setattr(jobs, "FROZEN_S", 1.0)
     pids = engines.engine_pids
 
     def freeze(rank: int, event: Any) -> None:

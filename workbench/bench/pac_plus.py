@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -28,12 +27,13 @@ from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import torch_threads
-from workbench.runtime.activation_cache import ActivationCache, CacheManifest
+from workbench.reproduce.pac_plus.trainings import taped
+from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks import load_task
 from workbench.tasks.batching import cached_epoch_batches, epoch_batches
-from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches, tokenize
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, tokenize
 
 MODEL, TASK = "all-MiniLM-L6-v2", "sentiment"
 BATCH_SIZE, REDUCTION, RANK, THREADS = 32, 8, 8, 2
@@ -130,8 +130,8 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
         hidden_size=stack.hidden_size, num_layers=stack.num_layers, reduction=REDUCTION, num_outputs=task.num_outputs
     )
     progress(f"Filling the cache: {len(split)} sentences through the backbone")
-    cache = _filled(folder / "cache", split, stack)
-    tape = ActivationCache.create(folder / "tape", replace(cache.manifest, checksums=None))
+    cache = taped(stack, split)
+    tape = ActivationCache.create(folder / "tape", cache.manifest)
     statistics = calibrate(stack, [collate(split, range(BATCH_SIZE * at, BATCH_SIZE * (at + 1))) for at in range(8)])
 
     cached = _drawn(split, [ranks[0] for ranks in cached_epoch_batches([0] * len(split), split.lengths, [BATCH_SIZE], 0, 1)])
@@ -157,7 +157,6 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
         rounds[name].append(mean(sides[name](given[name][turn])))
         if all(len(seconds) > turn for seconds in rounds.values()):
             progress(f"round {turn + 1} of {ROUNDS}, ms: {line_of({side: 1e3 * seconds[-1] for side, seconds in rounds.items()})}")
-    cache.close()
     num_batches = -(-len(split) // BATCH_SIZE)
     return {
         "name": "pac_plus",
@@ -181,25 +180,6 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
             for name, seconds in rounds.items()
         ],
     }
-
-
-def _filled(folder: Path, split: TokenizedSplit, stack: LayerStack) -> ActivationCache:
-    """Return a finished cache of the split's activations, in the order of its samples."""
-    manifest = CacheManifest(
-        fingerprint="bench",
-        samples=tuple(range(len(split))),
-        lengths=split.lengths,
-        num_taps=stack.num_layers + 1,
-        width=stack.hidden_size,
-        dtype="bfloat16",
-    )
-    cache = ActivationCache.create(folder, manifest)
-    with torch.no_grad():
-        for batch in evaluation_batches(split):
-            _, taps = stack(batch.input_ids, batch.attention_mask)
-            cache.write_batch(batch.indices, taps)
-    cache.finish()
-    return cache
 
 
 def _drawn(split: TokenizedSplit, batches: Sequence[Sequence[int]]) -> list[list[Batch]]:

@@ -21,9 +21,9 @@ from workbench.runtime.context import STOP_FILE, RankContext
 from workbench.runtime.engine_service import EngineService
 from workbench.runtime.engine_session import EngineSession
 from workbench.runtime.engine_starter import EnginesLate
+from workbench.runtime.jobs import GRACE_S, WholeJob
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import Fidelity, probe
-from workbench.runtime.whole_job import GRACE_S, WholeJob
 
 if TYPE_CHECKING:
     import ipyparallel

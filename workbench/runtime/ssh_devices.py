@@ -23,14 +23,12 @@ from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import News
-from workbench.runtime.jobs import Outcome
+from workbench.runtime.jobs import Outcome, WholeJob
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, decode_told, encode, encode_told
-from workbench.runtime.relays import Relays, make_certificate
 from workbench.runtime.ssh import Connection, Span, agent_command, digest_of
 from workbench.runtime.ssh_agent import CERTIFICATE
-from workbench.runtime.ssh_seat import KeyStore, Seat
-from workbench.runtime.whole_job import WholeJob
+from workbench.runtime.ssh_seat import KeyStore, Relays, Seat, make_certificate
 
 _KILL_S = 2.0
 """After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
@@ -60,7 +58,7 @@ class SshEngines:
         command_of: Callable[[Device], Sequence[str]] | None = None,
     ) -> None:
         self.imports = imports
-        self.cluster, self.folder, self._table = cluster, folder.absolute(), calls
+        self.cluster, self.folder, self.table = cluster, folder.absolute(), calls
         self.command_of = command_of or agent_command
         self.store = KeyStore()
         self.relays: Relays | None = None
@@ -68,7 +66,7 @@ class SshEngines:
         self._weights: dict[str, dict[str, Path]] = {}
         self.seats = [Seat(rank, device, self) for rank, device in enumerate(cluster.devices)]
         self._told: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
-        self._number = 0
+        self.number = 0  # of jobs
         self._busy = threading.Lock()
 
     def __enter__(self) -> SshEngines:
@@ -193,27 +191,6 @@ class SshEngines:
                 found.append(self._told.get_nowait())
         return found
 
-    def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
-        """Start function(context, payload) on one device.  function: one of the table."""
-        call, seat = self._table.call(function), self.seats[rank]
-        self._number += 1
-        paths: list[Any] = []
-        encoded = encode(payload, paths)
-        context = RankContext(
-            rank=rank,
-            world_size=self.cluster.world_size,
-            device=self.cluster.devices[rank],
-            cluster=self.cluster,
-            fidelity="real",
-            interface="lo" if self._certificate else "",
-            generation=self._number,
-            clock_offset_s=seat.link.clock_offset_s,
-        )
-        seat.begin(self._number, call)
-        seat.link.post("ask to stop", wanted=False)
-        seat.bring(paths)
-        seat.send("call", encode(CallMessage(function=call.name, context=context, payload=encoded)), self._number)
-
     def run(
         self, function: Callable[[Any, Any], Any], payloads: Sequence[Any], *, on_event: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
@@ -238,7 +215,7 @@ class SshEngines:
                 if seat.connection is None or seat.why:
                     seat.open()
             self._together(Seat.wait)
-            service = SshService(self, self._table)
+            service = SshService(self)
             try:
                 yield service
             finally:
@@ -252,16 +229,34 @@ class SshService:
 
     address = ""
 
-    def __init__(self, engines: SshEngines, table: CallTable) -> None:
+    def __init__(self, engines: SshEngines) -> None:
         self._engines = engines
         self.running: set[int] = set()
         self._restarts: set[int] = set()
         self._closing = threading.Event()
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
-        """Start function(context, payload) on one device, which must not be at another job."""
+        """Start function(context, payload) on one device, which must not be at another job.  function: one of the table."""
         self.running.add(rank)
-        self._engines.start(rank, function, payload)
+        engines, seat = self._engines, self._engines.seats[rank]
+        seat.call = engines.table.call(function)
+        engines.number += 1
+        seat.number = engines.number
+        paths: list[Any] = []
+        encoded = encode(payload, paths)
+        context = RankContext(
+            rank=rank,
+            world_size=engines.cluster.world_size,
+            device=seat.device,
+            cluster=engines.cluster,
+            fidelity="real",
+            interface="lo" if engines.relays else "",
+            generation=seat.number,
+            clock_offset_s=seat.link.clock_offset_s,
+        )
+        seat.link.post("ask to stop", wanted=False)
+        seat.bring(paths)
+        seat.send("call", encode(CallMessage(function=seat.call.name, context=context, payload=encoded)), seat.number)
 
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job, after the files that it names; return False if it has none.

@@ -1,4 +1,10 @@
-"""A real device in a run over SSH (connection, engine, current job), and the key-value store that all devices of a run share."""
+"""A real device in a run over SSH (connection, engine, current job), and what all devices of a run share: key-value store and relays.
+
+Relays pass tensors on between devices over TLS 1.3: gloo listens on the loopback, and the addresses that it publishes are rewritten.
+Each device's agent relays (see ssh_agent).  Of the store's values only gloo's addresses are changed.  The address of a peer with a higher
+rank is replaced by a port on the reader's own loopback, which leads to the peer.  An address of a lower rank is never connected to,
+because of two addresses gloo connects to the lower one.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,14 @@ import functools
 import getpass
 import os
 import platform
+import socket
+import struct
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench import __version__
 from workbench.core.cluster import Device
@@ -20,6 +29,7 @@ from workbench.runtime.commands import Pong
 from workbench.runtime.messages import Call, decode
 from workbench.runtime.pipe_engine import KEPT, KEPT_NAME, WORK, Asked, FilePart, Message, Messages
 from workbench.runtime.ssh import Connection
+from workbench.runtime.ssh_agent import LOWEST
 from workbench.runtime.ssh_setup import bring_code, environment_python
 
 if TYPE_CHECKING:
@@ -29,6 +39,11 @@ _START_TIMEOUT_S = 90.0
 """A device imports torch from its card: 10 to 40 s."""
 _ENGINE = "workbench.methods.calls"
 _PASSED_ON = ("OMP_NUM_THREADS", "WORKBENCH_TINY")
+_SIZE = struct.Struct("<Q")
+_STORAGE_BYTES = 136
+"""Sizes in gloo's address: a sockaddr_storage and a number."""
+_LOOPBACK = socket.inet_aton("127.0.0.1")
+_NEVER = ("127.0.0.2", 9)
 
 
 class KeyStore:
@@ -55,6 +70,87 @@ class KeyStore:
             answers = [(say, self._values[one.keys[0]] if one.operation == "get" else b"1" if is_there else b"") for one, say in due]
         for say, answer in answers:
             say(answer)
+
+
+def make_certificate() -> bytes:
+    """Return a key and a certificate for one run.  Raises RuntimeSetupError without openssl."""
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    asked = "Tensors between devices were to be encrypted."
+    try:
+        done = subprocess.run([*words, "-subj", "/CN=workbench", "-keyout", "-", "-out", "-"], capture_output=True)
+    except OSError as error:
+        found = f"openssl cannot be started: {error.strerror}."
+        raise RuntimeSetupError(asked, found, 'Install it, or write data = "plain" for a network of your own.') from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise RuntimeSetupError(
+            asked, f"openssl made no certificate: {said}.", 'Mend it, or write data = "plain" for a network of your own.'
+        )
+    return done.stdout
+
+
+def gloo_port(value: bytes) -> int | None:
+    """Return the loopback port at which gloo listens, from a value in the store.  None if the value is not an address of gloo."""
+    at = _place(value)
+    if at is None or value[at : at + 2] != struct.pack("=H", socket.AF_INET) or value[at + 4 : at + 8] != _LOOPBACK:
+        return None
+    return struct.unpack_from(">H", value, at + 2)[0]
+
+
+def with_address(value: bytes, host: str, port: int) -> bytes:
+    """Return gloo's value with the address replaced."""
+    at = _place(value)
+    assert at is not None
+    return value[: at + 2] + struct.pack(">H", port) + socket.inet_aton(host) + value[at + 8 :]
+
+
+def _place(value: bytes) -> int | None:
+    """Return the offset of gloo's socket address, which follows a host's name and the address's size."""
+    if len(value) < _SIZE.size or (at := 2 * _SIZE.size + _SIZE.unpack_from(value)[0]) + _STORAGE_BYTES > len(value):
+        return None
+    return at if _SIZE.unpack_from(value, at - _SIZE.size)[0] == _STORAGE_BYTES else None
+
+
+class _Exposed(NamedTuple):
+    rank: int
+    at: Future[Any]
+
+
+class Relays:
+    """The relays of one run.  failed(rank, error): called with errors of a relay."""
+
+    def __init__(self, failed: Callable[[int, BaseException], None]) -> None:
+        self._failed = failed
+        self._exposed: dict[str, _Exposed] = {}
+
+    def told(self, rank: int, connection: Connection, key: str, value: bytes) -> None:
+        """Process a value that a device sets.  If it is an address, make it reachable for the other devices."""
+        port = gloo_port(value)
+        if port is not None:
+            self._exposed[key] = _Exposed(rank, connection.post("expose", port=port))
+
+    def reply(self, rank: int, connection: Connection, key: str, say: Callable[[bytes], None], value: bytes) -> None:
+        """Send a requested value to a device.  An address is first replaced by one at which the device reaches its peer."""
+        exposed = self._exposed.get(key)
+        if exposed is None or exposed.rank == rank or gloo_port(value) is None:
+            say(value)
+        elif exposed.rank < rank:
+            say(with_address(value, *_NEVER))
+        else:
+            exposed.at.add_done_callback(functools.partial(self._reach, rank, connection, say, value))
+
+    def _reach(self, rank: int, connection: Connection, say: Callable[[bytes], None], value: bytes, exposed: Future[Any]) -> None:
+        if (error := exposed.exception()) is not None:
+            self._failed(rank, error)
+            return
+        host, port = exposed.result()
+        connection.post("reach", host=host, port=port).add_done_callback(functools.partial(self._say, rank, say, value))
+
+    def _say(self, rank: int, say: Callable[[bytes], None], value: bytes, reached: Future[Any]) -> None:
+        if (error := reached.exception()) is not None:
+            self._failed(rank, error)
+        else:
+            say(with_address(value, LOWEST, reached.result()))
 
 
 class Seat:
@@ -85,7 +181,7 @@ class Seat:
         if self.connection is None or self.connection.lost is not None:
             command = self._engines.command_of(self.device)
             self.connection = Connection(self.device.name, command, self._take)
-            self.connection.open(owner=_owner())
+            self.connection.open(owner=f"{getpass.getuser()} on {platform.node()}")
             self._engines.certify(self.connection)
         environment = {"WORKBENCH_IMPORTS": " ".join(self._engines.imports)}
         environment |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -105,10 +201,6 @@ class Seat:
     def send(self, kind: str, data: bytes, number: int = 0) -> None:
         """Send a message to the engine."""
         self.link.to_engine(Message(kind, number, data).framed())
-
-    def begin(self, number: int, call: Call) -> None:
-        """Note the job that the engine begins."""
-        self.number, self.call = number, call
 
     def bring(self, paths: Sequence[Path]) -> None:
         """Send the run's files that a job names, in place of older ones.  They arrive before any message that follows."""
@@ -215,7 +307,3 @@ class Seat:
         if part.is_last:
             with whole_file(path) as file:
                 file.write_bytes(self._parts.pop(part.path))
-
-
-def _owner() -> str:
-    return f"{getpass.getuser()} on {platform.node()}"

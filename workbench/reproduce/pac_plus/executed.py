@@ -25,7 +25,7 @@ from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus import trainings as runs
 from workbench.reproduce.pac_plus.executed_build import Inputs, backbone, run_all, task_of
 from workbench.reproduce.pac_plus.testbed import PAPER
-from workbench.reproduce.pac_plus.trainings import Difference, Outcome, TappedSplit, Training, score_name
+from workbench.reproduce.pac_plus.trainings import Difference, Outcome, Training, score_name, taped, with_taps
 from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed, spread
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
@@ -238,7 +238,7 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     inputs = Inputs(one, settings.data)
     train, stack = inputs.data.train, inputs.stack
     began = time.perf_counter()
-    cached = TappedSplit(stack, train)
+    cached = taped(stack, train)
     writing_s = time.perf_counter() - began
 
     def through_backbone(indices: Sequence[int]) -> Any:
@@ -247,7 +247,7 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
             return batch, stack(batch.input_ids, batch.attention_mask)[1]
 
     steps = []
-    for source in (through_backbone, cached.batch):
+    for source in (through_backbone, partial(with_taps, cached, train)):
         adapter = inputs.adapter(one).train()
         set_statistics(adapter, inputs.statistics)
         optimizer = make_optimizer(adapter, one.weight_decay)

@@ -19,9 +19,10 @@ from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
-from workbench.reproduce.pac_plus.trainings import Outcome, TappedSplit, Trainee, Training, adapter_trainee, backbone_trainee, train
+from workbench.reproduce.pac_plus.trainings import Outcome, Trainee, Training, adapter_trainee, backbone_trainee, taped, train
 from workbench.reproduce.result import kept_or_made
 from workbench.reproduce.training import SPLITS, TokenizedTask, limited_task, technique_stage
+from workbench.runtime.activation_cache import ActivationCache
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import collate, text_batches
@@ -74,9 +75,9 @@ class Inputs:
         return backbone(self._training.model, self._training.backbone)
 
     @cached_property
-    def taps(self) -> dict[str, TappedSplit]:
-        """Return the splits with their taps."""
-        return {name: TappedSplit(self.stack, getattr(self.data, name)) for name in SPLITS}
+    def taps(self) -> dict[str, ActivationCache]:
+        """Return the splits' taps."""
+        return {name: taped(self.stack, getattr(self.data, name)) for name in SPLITS}
 
     def adapter(self, training: Training) -> ParallelAdapter:
         """Return a parallel adapter of a training's shape, not initialized."""
@@ -117,7 +118,7 @@ def _trainee(training: Training, inputs: Inputs, folder: Path | None, progress: 
         else:
             load_distilled(adapter, _distilled(training, adapter.config, folder, progress))
     set_statistics(adapter, inputs.statistics)
-    return adapter_trainee(adapter, inputs.taps)
+    return adapter_trainee(adapter, inputs.data, inputs.taps)
 
 
 def _distilled(
