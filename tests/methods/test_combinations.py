@@ -37,6 +37,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.pac_plus.epochs import build_stage, make_adapter, save_initial
 from workbench.methods.pac_plus.handlers import CachedBatches, PacPlusHandlers
 from workbench.methods.pac_plus.handlers import StageCompute as SideCompute
+from workbench.methods.pac_plus.prepare import whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer
@@ -48,7 +49,7 @@ from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
+from workbench.runtime.activation_cache import ActivationCache, cache_dtype
 from workbench.schedules.pipeline import OrderName
 from workbench.tasks.tokenize import Batch, collate
 
@@ -286,11 +287,8 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
     """Cached epochs: one process reads the same records, so that the cache's own rounding makes no difference."""
     model = "tiny-bert"
     stack, rank_job = backbone(model, storage), pac_plus_job(model, storage, "hybrid", tmp_path, cached)
-    split, layout = rank_job.split, rank_job.record_layout
-    manifest = CacheManifest(
-        fingerprint="", samples=tuple(range(SAMPLES)), lengths=split.lengths, num_taps=layout.num_taps, width=layout.width, dtype=cached
-    )
-    records = ActivationCache.create(tmp_path / "cache", manifest)
+    split = rank_job.split
+    records = ActivationCache.create(tmp_path / "cache", rank_job.manifest(tuple(range(SAMPLES)), whole_taps(rank_job.adapter)))
     for sample in range(SAMPLES):
         batch = collate(split, [sample])
         with torch.no_grad():

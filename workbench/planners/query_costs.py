@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import PlanError
 from workbench.core.profile import LayerProfile, Profile
 from workbench.planners.memory import readable
 
@@ -54,11 +54,6 @@ class StepSize:
     sequence_length: int
     memory_length: int
     execution: Choice = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("queries", "batch_size", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"A step with {name} = {getattr(self, name)} was asked for.", "It must be at least 1.", f"Raise {name}.")
 
     @property
     def executions(self) -> tuple[Execution, ...]:

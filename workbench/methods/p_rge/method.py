@@ -25,8 +25,9 @@ from workbench.methods.p_rge.layout import predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.policy import Done, ProfileOf, Run, fitted_setting, notes_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
-from workbench.methods.p_rge.worker import load_model, stored_as
+from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.training.method import LayerMethod
+from workbench.methods.training.policy import served
 from workbench.models.saving import kept_name, save_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay
 from workbench.models.zeroth_order.loading import TRAINED, TrainedDescription, save_for_peft, save_trained
@@ -103,7 +104,11 @@ class PRGE(LayerMethod[PreparedJob]):
         plan = planned.plan
         with self._run(planned, engines, folder=folder, resume=resume, notify=notify) as run:
             notify(Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train"))
-            done = run.coordinated(plan, engines) if isinstance(engines, Lender) else run.together(plan, engines)
+            if isinstance(engines, Lender):
+                with served(engines, serve_rank) as devices:
+                    done = run.on_devices(plan, devices)
+            else:
+                done = run.together(plan, engines)
             return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 
     def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:

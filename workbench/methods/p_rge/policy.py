@@ -28,15 +28,15 @@ from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weig
 from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.layout import Change, Predictor, Shape, shape_of
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.worker import Logged, RankJob, RankPart, load_model, record_of, run_rank, serve_rank
-from workbench.methods.training.policy import ToldPolicy, served
+from workbench.methods.p_rge.worker import Logged, RankJob, RankPart, load_model, record_of, run_rank
+from workbench.methods.training.policy import ToldPolicy
 from workbench.methods.training.succession import shares_of
 from workbench.models.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
 from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
 from workbench.planners.queries import plan_queries
 from workbench.planners.query_costs import RankCosts
 from workbench.runtime.commands import Generation, Parts, StepDone
-from workbench.runtime.devices import Devices, Lender
+from workbench.runtime.devices import Devices
 
 SHORTEST_TIMEOUT_S = 20.0
 TOLERATED = 1.5
@@ -328,13 +328,8 @@ class Run(AbstractContextManager["Run"]):
     def __exit__(self, *exc: object) -> None:
         self.history.close()
 
-    def coordinated(self, plan: Plan, engines: Lender) -> Done:
-        """Do the remaining steps on devices that may be lost, leave, come back or change speed."""
-        with served(engines, serve_rank) as devices:
-            return self.on_devices(plan, devices)
-
     def on_devices(self, plan: Plan, devices: Devices) -> Done:
-        """Do the remaining steps on devices that take commands."""
+        """Do the remaining steps on devices that take commands, and may be lost, leave, come back or change speed."""
         policy = QueryPolicy(self, plan)
         policy.done.recoveries = policy.run(devices, self.cluster, self.prepared.job, adapts=self.prepared.options.adapt)
         return policy.done

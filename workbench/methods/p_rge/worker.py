@@ -126,7 +126,7 @@ class StageCompute:
         # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
         self.model = load_model(rank_job.prepared, self.precision, (start, stop))
         self.num_steps = 0
-        self._estimators: dict[ZerothOrderConfig, Prge] = {}
+        self._estimator: Prge | None = None
         release_free_memory()
 
     def suits(self, rank_job: RankJob, start: int, stop: int) -> bool:
@@ -138,13 +138,6 @@ class StageCompute:
         """Apply the steps of a log that theta lacks."""
         self.num_steps += replay(self.model.trainables, records[self.num_steps :])
 
-    def _estimator(self, config: ZerothOrderConfig) -> Prge:
-        if config not in self._estimators:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PrecisionWarning)  # the driver warns once
-                self._estimators = {config: Prge(self.model, config)}
-        return self._estimators[config]
-
     def forward(
         self, rank_job: RankJob, passing: Passing, incoming: Tensor | None, batch: PromptBatch, step: int, queries: Sequence[int]
     ) -> Tensor:
@@ -152,7 +145,12 @@ class StageCompute:
 
         incoming: the previous stage's result, None for the first.
         """
-        estimator = self._estimator(replace(rank_job.estimator, execution=passing.execution))
+        config = replace(rank_job.estimator, execution=passing.execution)
+        if self._estimator is None or self._estimator.config != config:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PrecisionWarning)  # the driver warns once
+                self._estimator = Prge(self.model, config)
+        estimator = self._estimator
         passes = None
         if incoming is not None:
             passes = list(incoming.chunk(len(passes_of(passing.execution, len(queries)))))

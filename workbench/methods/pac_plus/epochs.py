@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.folder import INITIAL, weights_digest
 from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING, RankResult, RankSession
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPlusHandlers, StageCompute
-from workbench.methods.pac_plus.prepare import PreparedJob, rank_taps, stage_taps, whole_taps
+from workbench.methods.pac_plus.prepare import PreparedJob, rank_taps, whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, parts_of, taped, taped_samples
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
@@ -107,15 +106,14 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
     def _shard(self) -> ActivationCache:
         """Return this rank's shard: an interrupted run's if it is the same, else filled from all ranks' shards and tapes."""
         session, rank_job = self.session, self.rank_job
-        owners, layout, lengths = rank_job.owners, rank_job.record_layout, rank_job.split.lengths
+        owners = rank_job.owners
         folder = session.context.own_folder(rank_job.folder) / "cache"
         samples = tuple(sample for sample, owner in enumerate(owners) if owner == session.rank)
         former, holders, is_same = self._former(folder, samples)
         if former is not None and is_same:
             return former
-        own_lengths = tuple(lengths[sample] for sample in samples)
-        manifest = CacheManifest(fingerprint=rank_job.fingerprint, samples=samples, lengths=own_lengths, **asdict(layout))
         whole, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
+        manifest = rank_job.manifest(samples, whole)
         rounds = rank_job.shard_moves(holders)
         held, tape = taped(former, whole), None
         lost = [sample for sample in range(len(owners)) if sample not in holders]
@@ -254,19 +252,8 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         rank_job = self.rank_job
         if self.index is None or rank_job.job.epochs == 1:
             return None
-        stage, config = rank_job.plan.stages[self.index], rank_job.adapter
-        taps = stage_taps(stage.start, stage.stop, config.num_encoder_layers)
-        samples = taped_samples(rank_job.plan, self.session.rank, steps)
-        return CacheManifest(
-            fingerprint=rank_job.fingerprint,
-            samples=samples,
-            lengths=tuple(rank_job.split.lengths[sample] for sample in samples),
-            num_taps=taps.num_taps,
-            width=config.hidden_size,
-            dtype=rank_job.cache_dtype,
-            num_target_taps=taps.num_target_taps,
-            target_length=config.target_length,
-        )
+        taps = rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)[self.session.rank]
+        return rank_job.manifest(taped_samples(rank_job.plan, self.session.rank, steps), taps)
 
 
 def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, is_fast: bool = True) -> tuple[StageCompute, FlatAdamW]:

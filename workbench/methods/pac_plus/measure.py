@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.core.profile import LayerProfile
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
 from workbench.methods.pac_plus.handlers import StageCompute
-from workbench.methods.pac_plus.prepare import boundary_tokens, record_layout, stage_taps
+from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, made_up_labels, made_up_mask
 from workbench.models.quantization import held_bytes
@@ -90,7 +90,7 @@ class _Bench:
         self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, hidden_dtype=hidden_dtype, is_fast=is_fast)
         self._hidden_dtype = hidden_dtype
         self.optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
-        self._config, self._dtype, self._stop = config, dtype, stop
+        self._config, self._dtype, self._stop, self._crossing = config, dtype, stop, crossing_of(config)
         self._is_first, self._is_last = start == 0, stop == config.num_layers
         self._start, self._taps = start, stage_taps(start, stop, config.num_encoder_layers)
 
@@ -109,7 +109,7 @@ class _Bench:
     def side_backward(self, batch: int, length: int) -> Call:
         """Return the side network's backward pass, without its forward pass."""
         inputs = self._inputs(batch, length)
-        tokens = boundary_tokens(self._config, self._stop, length)
+        tokens = self._crossing.tokens(self._stop, length)
         gradient = None if self._is_last else torch.randn(batch, tokens, self._config.width)
         return (lambda: self._compute.side_forward(*inputs)), (lambda context: self._compute.side_backward(context, gradient))
 
@@ -131,7 +131,7 @@ class _Bench:
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
         config, targets = self._config, None
-        side = None if self._is_first else torch.randn(batch, boundary_tokens(config, self._start, length), config.width)
+        side = None if self._is_first else torch.randn(batch, self._crossing.tokens(self._start, length), config.width)
         tokens = [length] * self._taps.num_taps + [config.target_length] * self._taps.num_target_taps
         taps = [torch.randn(batch, count, config.hidden_size).to(self._dtype) for count in tokens]
         if self._is_last:

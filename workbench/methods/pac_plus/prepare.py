@@ -18,6 +18,7 @@ from workbench.models.quantization import resolve_engine
 from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
+from workbench.schedules.plan_costs import Crossing
 from workbench.tasks.task import as_text_to_text
 
 
@@ -58,9 +59,9 @@ def whole_taps(config: ParallelAdapterConfig) -> StageTaps:
     return stage_taps(0, config.num_layers, config.num_encoder_layers)
 
 
-def record_layout(config: ParallelAdapterConfig, dtype: str) -> RecordLayout:
-    """Return the shape of a sample's whole record: every tap that the adapter reads, stored as `dtype`."""
-    taps = whole_taps(config)
+def record_layout(config: ParallelAdapterConfig, dtype: str, taps: StageTaps | None = None) -> RecordLayout:
+    """Return the shape of some taps of a sample's record (default: every tap that the adapter reads), stored as `dtype`."""
+    taps = taps or whole_taps(config)
     return RecordLayout(
         dtype=dtype,
         width=config.hidden_size,
@@ -70,10 +71,15 @@ def record_layout(config: ParallelAdapterConfig, dtype: str) -> RecordLayout:
     )
 
 
-def boundary_tokens(config: ParallelAdapterConfig, layers: int, length: int) -> int:
-    """Return the tokens of a hidden state after `layers` layers: in the decoder, the encoder's output is included."""
-    in_decoder = config.num_encoder_layers is not None and layers > config.num_encoder_layers
-    return length + config.target_length * in_decoder
+def crossing_of(config: ParallelAdapterConfig, dtype: str = "float32") -> Crossing:
+    """Return the message per token at a stage boundary.  dtype: of the backbone's hidden state."""
+    return Crossing(
+        hidden_size=config.hidden_size,
+        dtype=dtype,
+        side_width=config.width,
+        num_encoder_layers=config.num_encoder_layers,
+        target_length=config.target_length,
+    )
 
 
 Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]

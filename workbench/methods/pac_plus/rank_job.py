@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,18 +17,17 @@ from workbench.core.program import Program
 from workbench.core.schedule import ALLREDUCE, RECV, SEND, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
 from workbench.methods.common.scaling import layers_seconds
-from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, rank_taps, record_layout, whole_taps
+from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage
-from workbench.runtime.activation_cache import ActivationCache
-from workbench.runtime.activation_records import RecordLayout
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
 from workbench.schedules.pipeline import ORDERS, cached_step, hybrid_1f1b
-from workbench.schedules.plan_costs import Crossing, PlanCosts, resident_bytes, trainable_bytes
+from workbench.schedules.plan_costs import PlanCosts, resident_bytes, trainable_bytes
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 
 
@@ -95,13 +94,7 @@ class Programs:
 
     def __init__(self, job: PacPlusRankJob) -> None:
         self._profile, self._cluster, self._plan, self._order = job.profile, job.cluster, job.plan, ORDERS[job.schedule]
-        self._crossing = Crossing(
-            hidden_size=job.adapter.hidden_size,
-            dtype=job.quantization.compute,
-            side_width=job.adapter.width,
-            num_encoder_layers=job.adapter.num_encoder_layers,
-            target_length=job.adapter.target_length,
-        )
+        self._crossing = crossing_of(job.adapter, job.quantization.compute)
         self._schedules: dict[object, Schedule] = {}
 
     def hybrid(self, shape: StepShape, *, backbone_only: bool = False) -> Program:
@@ -172,10 +165,11 @@ class PacPlusRankJob(RankJob):
     adapter: ParallelAdapterConfig
     cache_dtype: str
 
-    @property
-    def record_layout(self) -> RecordLayout:
-        """Return the shape of a sample's record in the activation cache."""
-        return record_layout(self.adapter, self.cache_dtype)
+    def manifest(self, samples: tuple[int, ...], taps: StageTaps) -> CacheManifest:
+        """Return the description of a cache of some taps of some samples."""
+        lengths = tuple(self.split.lengths[sample] for sample in samples)
+        layout = asdict(record_layout(self.adapter, self.cache_dtype, taps))
+        return CacheManifest(fingerprint=self.fingerprint, samples=samples, lengths=lengths, **layout)
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -189,13 +183,13 @@ class PacPlusRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the first epoch and the cached epochs (see RankJob)."""
-        programs, has_cached = self.programs(), self.job.epochs > 1
+        programs, has_cached, layout = self.programs(), self.job.epochs > 1, record_layout(self.adapter, self.cache_dtype)
         first = Phase(
             epochs=range(1),
             steps=self.planned_epoch,
             program=programs.hybrid,
             moves=self._moves if has_cached else dict,
-            nbytes={"activation cache": self.record_layout.total_bytes(self.split.lengths) if has_cached else 0},
+            nbytes={"activation cache": layout.total_bytes(self.split.lengths) if has_cached else 0},
         )
         if self.plan.cached is None:
             return (first,)
@@ -238,12 +232,12 @@ class PacPlusRankJob(RankJob):
 
     def _record_moves(self, holders: Mapping[tuple[int, StageTaps], tuple[int, ...]]) -> tuple[Move, ...]:
         """Return the transfers of parts of records to the devices that keep the samples.  holders: by sample and taps."""
-        owners, layout, lengths = self.owners, self.record_layout, self.split.lengths
+        owners, lengths = self.owners, self.split.lengths
         held = {part_name(sample, taps): ranks for (sample, taps), ranks in holders.items()}
         wanted = {part_name(sample, taps): (owners[sample],) for sample, taps in holders}
         specs: dict[str, Spec] = {}
         for sample, taps in holders:
-            part = replace(layout, num_taps=taps.num_taps, num_target_taps=taps.num_target_taps)
+            part = record_layout(self.adapter, self.cache_dtype, taps)
             specs[part_name(sample, taps)] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
         return moves(wanted, held, specs, self.cluster)
 
