@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -107,3 +107,18 @@ def broadcast_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
     if len(ranks) < 2:
         return 0.0
     return (len(ranks) - 1).bit_length() * max(cluster.link(ranks[0], rank).transfer_s(nbytes) for rank in ranks[1:])
+
+
+def busiest_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> float:
+    """Return the seconds of transfers (source, destination, bytes) at once: of the busiest end of a link, and the longest latency.
+
+    Devices send and receive in parallel; a device's own messages share its link.
+    """
+    busy: dict[tuple[str, int], float] = {}
+    latency = 0.0
+    for source, destination, nbytes in transfers:
+        link = cluster.link(source, destination)
+        latency = max(latency, link.latency_s)
+        for end in (("out", source), ("in", destination)):
+            busy[end] = busy.get(end, 0.0) + nbytes / link.bytes_per_s
+    return latency + max(busy.values(), default=0.0)

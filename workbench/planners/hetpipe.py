@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import busiest_s
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -125,22 +126,11 @@ def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *,
 
 def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorkers) -> float:
     """Return the seconds to push every shard to its server and pull it back: the busiest interface in each direction."""
-    total = 0.0
-    for push in (True, False):
-        busy: dict[tuple[str, int], float] = {}
-        latency = 0.0
-        for shard in workers.shards() if len(workers.pipelines) > 1 else ():
-            nbytes = sum(layer.trainable_bytes for layer in profile.layers[shard.server][shard.start : shard.stop])
-            for owner in shard.owners:
-                if owner == shard.server:
-                    continue
-                source, destination = (owner, shard.server) if push else (shard.server, owner)
-                link = cluster.link(source, destination)
-                latency = max(latency, link.latency_s)
-                for end in (("out", source), ("in", destination)):
-                    busy[end] = busy.get(end, 0.0) + nbytes / link.bytes_per_s
-        total += latency + max(busy.values(), default=0.0)
-    return total
+    pushes = []
+    for shard in workers.shards() if len(workers.pipelines) > 1 else ():
+        nbytes = sum(layer.trainable_bytes for layer in profile.layers[shard.server][shard.start : shard.stop])
+        pushes += [(owner, shard.server, nbytes) for owner in shard.owners if owner != shard.server]
+    return busiest_s(cluster, pushes) + busiest_s(cluster, [(server, owner, nbytes) for owner, server, nbytes in pushes])
 
 
 def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Groups]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import ring_allreduce_s
+from workbench.core.costs import busiest_s, ring_allreduce_s
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Stage
 from workbench.core.profile import Profile
@@ -177,22 +177,15 @@ def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
 def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False) -> float:
     """Return c_f, or c_b if `reverse`: the seconds in which a micro-batch crosses from one group to the next.
 
-    Each sample goes from the rank that computed it to the rank that needs it.  Ranks send and receive in parallel; a rank's own messages
-    share its link.
+    Each sample goes from the rank that computed it to the rank that needs it.
     """
     if nbytes_per_sample == 0:
         return 0.0
-    busy: dict[tuple[str, int], float] = {}
-    latency = 0.0
+    transfers = []
     for share, (first, end) in zip(stage.shares, stage.split(size), strict=True):
         for taker, (low, high) in zip(following.shares, following.split(size), strict=True):
             samples = min(end, high) - max(first, low)
-            if samples <= 0:
-                continue
-            source, destination = (taker.rank, share.rank) if reverse else (share.rank, taker.rank)
-            link = cluster.link(source, destination)
-            seconds = samples * nbytes_per_sample / link.bytes_per_s
-            for end_point in (("out", source), ("in", destination)):
-                busy[end_point] = busy.get(end_point, 0.0) + seconds
-            latency = max(latency, link.latency_s)
-    return latency + max(busy.values(), default=0.0)
+            if samples > 0:
+                ends = (taker.rank, share.rank) if reverse else (share.rank, taker.rank)
+                transfers.append((*ends, samples * nbytes_per_sample))
+    return busiest_s(cluster, transfers)
