@@ -107,11 +107,9 @@ class Engines(Protocol):
     @property
     def fidelity(self) -> Any:
         """Return 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down."""
-        ...
 
     def run(self, function: Callable[[Any, Any], Any], payloads: Any, *, on_event: Callable[[int, Any], None] | None = None) -> list[Any]:
         """Run function(context, payload) on every device."""
-        ...
 
 
 class Prepared(Protocol):
@@ -120,12 +118,10 @@ class Prepared(Protocol):
     @property
     def job(self) -> Job:
         """Return the job."""
-        ...
 
     @property
     def facts(self) -> Any:
         """Return the model's shape (ModelFacts)."""
-        ...
 
 
 T = TypeVar("T")
@@ -145,11 +141,9 @@ class Method(Protocol):
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Raise ConfigError for an unknown option, task, model or device, before anything is loaded."""
-        ...
 
     def prepare(self, job: Job, notify: Notify) -> Any:
         """Find the model and the data.  Raises ConfigError or MissingDataError."""
-        ...
 
     def profile(
         self, prepared: Any, cluster: Cluster, notify: Notify, *, emulated: bool, engines: Engines | None = None, refresh: bool = False
@@ -158,15 +152,12 @@ class Method(Protocol):
 
         refresh: repeat earlier measurements.
         """
-        ...
 
     def layer_costs(self, prepared: Any, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's FLOPs for a batch and its bytes, computed from sizes, to compare with a profile."""
-        ...
 
     def plan(self, prepared: Any, profile: Profile, cluster: Cluster) -> Plan:
         """Run the method's planner.  Raises PlanError if nothing fits."""
-        ...
 
     def check(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later, before anything starts.  folder: None if the run is only simulated.
@@ -174,21 +165,17 @@ class Method(Protocol):
         Raises ConfigError if the plan is for other layers, devices or batches, PlanError if a device has too little memory, CacheError if
         the disk has too little space.
         """
-        ...
 
     def predict(self, planned: Planned[Any]) -> Prediction:
         """Simulate every step of the job."""
-        ...
 
     def execute(
         self, planned: Planned[Any], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
     ) -> Outcome:
         """Run the job on the engines and evaluate the trained model.  prediction: the result of `predict`."""
-        ...
 
     def sweep_point(self, planned: Planned[Any], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate some steps, and measure them if engines are given.  name: the sweep's name for the plan, which it checks itself."""
-        ...
 
 
 SILENT_AFTER_STEPS = 10

@@ -67,7 +67,27 @@ class EventChannel(Channel):
 
     def listen(self, address: str, take: Callable[[Any], None]) -> Callable[[], None]:
         """Listen on the parent's command socket."""
-        return CommandListener(self._rank, self._generation, address, take).close
+        context, over = zmq.Context(), threading.Event()
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.setsockopt(zmq.IDENTITY, listener_name(self._rank, self._generation))
+        socket.connect(address)
+
+        def hear() -> None:
+            while not over.is_set():
+                if socket.poll(100):
+                    take(pickle.loads(socket.recv()))
+
+        thread = threading.Thread(target=hear, name="commands", daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            over.set()
+            thread.join()
+            socket.close()
+            context.term()
+
+        return stop
 
     def close(self) -> None:
         """Send the remaining events and close."""
@@ -79,33 +99,6 @@ class EventChannel(Channel):
 def listener_name(rank: int, generation: int) -> bytes:
     """Return the name under which a rank's job listens for commands."""
     return f"{rank}-{generation}".encode()
-
-
-class CommandListener:
-    """The job's end of the command socket.  It passes every command to `take`, in a separate thread."""
-
-    def __init__(self, rank: int, generation: int, address: str, take: Callable[[Any], None]) -> None:
-        self._take = take
-        self._zmq = zmq.Context()
-        self._socket = self._zmq.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.setsockopt(zmq.IDENTITY, listener_name(rank, generation))
-        self._socket.connect(address)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="commands", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._over.set()
-        self._thread.join()
-        self._socket.close()
-        self._zmq.term()
-
-    def _listen(self) -> None:
-        while not self._over.is_set():
-            if self._socket.poll(100):
-                self._take(pickle.loads(self._socket.recv()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,10 +42,6 @@ LEAST_SHARE = 0.05
 _TICK_S = 0.02
 
 
-def nowhere(rank: int, state: str) -> None:
-    """Ignore the state change (the default for `show`)."""
-
-
 @dataclass(kw_only=True)
 class Coordinator:
     """Coordinates one run; cannot be reused.  say: receives messages for the user.  show: receives lost, leaving and returning devices.
@@ -58,7 +54,7 @@ class Coordinator:
     fleet: Fleet
     policy: Policy
     say: Callable[[str], None]
-    show: Callable[[int, str], None] = nowhere
+    show: Callable[[int, str], None] = lambda rank, state: None
     adapts: bool = False
     turn: Callable[[], bool] | None = None
     injected: Callable[[Fault, bool], None] = lambda fault, begins: None

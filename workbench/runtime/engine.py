@@ -25,7 +25,7 @@ from typing import Any
 from setproctitle import setproctitle
 
 from workbench.core.serial import from_json, to_json
-from workbench.runtime.memory import take_small_stacks, tell_is_engine
+from workbench.runtime.memory import take_small_stacks
 from workbench.runtime.network import Endpoint
 from workbench.runtime.run_folder import ProcessId
 
@@ -61,7 +61,7 @@ def become_engine(folder: Path, rank: int) -> None:
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
-    tell_is_engine()
+    gc.freeze()  # the libraries' hundreds of thousands of objects live as long as the process: collections skip them
     _serve(rank, settings)
 
 

@@ -109,15 +109,6 @@ def take_small_stacks() -> None:
         set_default(attributes)
 
 
-_is_engine = False
-
-
-def tell_is_engine() -> None:
-    """Mark this process as a workbench engine.  Only in engines are the libraries' objects hidden from the garbage collector."""
-    global _is_engine
-    _is_engine = True
-
-
 class MemoryBudget:
     """A budget for memory that the process allocates from now on, above its footprint at entry.
 
@@ -142,9 +133,6 @@ class MemoryBudget:
     def __enter__(self) -> MemoryBudget:
         take_small_stacks()
         release_free_memory()
-        if _is_engine and gc.get_freeze_count() == 0:
-            # The libraries' hundreds of thousands of objects live as long as the process: later collections skip them.
-            gc.freeze()
         self.footprint_bytes = self._reading().data_bytes
         if sys.platform == "linux":
             self._former = resource.getrlimit(resource.RLIMIT_DATA)

@@ -34,7 +34,7 @@ from workbench.methods.training.succession import shares_of
 from workbench.models.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
 from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
 from workbench.planners.queries import plan_queries
-from workbench.planners.query_costs import RankCosts
+from workbench.planners.query_costs import whole
 from workbench.runtime.commands import Generation, Parts, StepDone
 from workbench.runtime.devices import Devices
 
@@ -62,11 +62,8 @@ def fitted_setting(
         try:
             return Price(plan_queries(profile, cluster, size).total_s)
         except PlanError:
-            missing = min(
-                RankCosts(profile=profile, cluster=cluster, size=size, rank=rank, start=0, stop=profile.num_layers).need_bytes(1)
-                - device.memory_bytes
-                for rank, device in enumerate(cluster.devices)
-            )
+            alone = zip(whole(profile, cluster, size), cluster.devices, strict=True)
+            missing = min(costs.need_bytes(1) - device.memory_bytes for costs, device in alone)
             return Price(math.inf, max(0, missing))
 
     return choose(candidates(asked, precisions=options.allowed), price, step_s=step_s if options.step_s is None else options.step_s)
@@ -217,17 +214,17 @@ class QueryPolicy(ToldPolicy):
         for part in parts.values():
             if job.first_step + len(part.records) == step:
                 known |= part.losses
-        whole = {part: loss for part, loss in known.items() if part ^ 1 in known}
+        complete = {part: loss for part, loss in known.items() if part ^ 1 in known}
         # If some of the others have not reached this step, more than the lost device's share would be missing.
         others = 1
         if len(generation.plan.stages) == 1:
             shares = generation.plan.stages[0].shares
             others = sum(share.queries for share in shares if generation.members[share.rank] not in lost)
-        if self._prepared.options.after_loss == "repeat" or len(whole) // 2 < max(1, others):
+        if self._prepared.options.after_loss == "repeat" or len(complete) // 2 < max(1, others):
             self.say(f"Step {step + 1} is repeated")
             return
-        self._history.add(record_of(job, step, whole))
-        self.say(f"Step {step + 1} is made from {len(whole) // 2} of {job.estimator.queries} queries")
+        self._history.add(record_of(job, step, complete))
+        self.say(f"Step {step + 1} is made from {len(complete) // 2} of {job.estimator.queries} queries")
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' speeds call for another setting or plan than a generation's."""
