@@ -12,11 +12,11 @@ from workbench.models.loading import load_stack
 from workbench.reproduce import find_item
 from workbench.reproduce.pac_plus import executed
 from workbench.reproduce.pac_plus.executed_build import run_all
-from workbench.reproduce.pac_plus.trainings import Training, answers, ensemble, paired_bootstrap, score, taped, with_taps
+from workbench.reproduce.pac_plus.trainings import Training, answers, ensemble, paired_bootstrap, score, taped, taps_of
 from workbench.reproduce.result import Result, Settings
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.task import Split, Task
-from workbench.tasks.tokenize import TokenizedSplit
+from workbench.tasks.tokenize import TokenizedSplit, collate
 
 SMALL = {"model": "tiny-bert-2", "epochs": 2, "batch_size": 8, "max_length": 16, "samples": (40, 20, 20)}
 
@@ -75,7 +75,8 @@ def test_taps_come_back_as_the_backbone_gave_them():
     stack = load_stack("tiny-bert-2")
     ids = tuple(tuple(range(5, 5 + length)) for length in (4, 9, 2, 7))
     split = TokenizedSplit(ids=ids, labels=(0, 1, 0, 1), sample_ids=(0, 1, 2, 3), pad_id=0)
-    batch, taps = with_taps(taped(stack, split, "float32"), split, [2, 1])
+    batch = collate(split, [2, 1])
+    taps = taps_of(taped(stack, split, "float32"), batch)
     expected = stack(batch.input_ids, batch.attention_mask)[1]
     real = batch.attention_mask.bool()
     for tap, whole in zip(taps, expected, strict=True):

@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from workbench.core.serial import read_toml
 from workbench.models.evaluation import set_statistics
@@ -25,10 +26,10 @@ from workbench.reproduce.items import Item
 from workbench.reproduce.pac_plus import trainings as runs
 from workbench.reproduce.pac_plus.executed_build import Inputs, backbone, run_all, task_of
 from workbench.reproduce.pac_plus.testbed import PAPER
-from workbench.reproduce.pac_plus.trainings import Difference, Outcome, Training, score_name, taped, with_taps
+from workbench.reproduce.pac_plus.trainings import Difference, Outcome, Training, score_name, taped, taps_of
 from workbench.reproduce.result import Number, Result, Settings, paper_folder, printed, spread
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.tokenize import collate
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
@@ -241,18 +242,17 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     cached = taped(stack, train)
     writing_s = time.perf_counter() - began
 
-    def through_backbone(indices: Sequence[int]) -> Any:
-        batch = collate(train, indices)
+    def through_backbone(batch: Batch) -> list[Tensor]:
         with torch.no_grad():
-            return batch, stack(batch.input_ids, batch.attention_mask)[1]
+            return stack(batch.input_ids, batch.attention_mask)[1]
 
     steps = []
-    for source in (through_backbone, partial(with_taps, cached, train)):
+    for source in (through_backbone, partial(taps_of, cached)):
         adapter = inputs.adapter(one).train()
         set_statistics(adapter, inputs.statistics)
         optimizer = make_optimizer(adapter, one.weight_decay)
         set_learning_rate(optimizer, one.learning_rate)
-        steps.append(partial(_step_s, adapter, optimizer, source))
+        steps.append(partial(_step_s, train, adapter, optimizer, source))
     batches = epoch_batches(train.lengths, one.batch_size, one.seed, 0)
     for indices, step in product(batches[:WARM_UP_STEPS], steps):
         step(indices)
@@ -292,11 +292,13 @@ def saving(epochs: int, without_s: float, cached_s: float) -> float:
     return 100 * (1 - (without_s + (epochs - 1) * cached_s) / (epochs * without_s))
 
 
-def _step_s(adapter: ParallelAdapter, optimizer: Any, source: Callable[[Sequence[int]], Any], indices: Sequence[int]) -> float:
-    """Train on some samples; return the seconds.  source: their batch and its taps."""
+def _step_s(
+    split: TokenizedSplit, adapter: ParallelAdapter, optimizer: Any, source: Callable[[Batch], list[Tensor]], indices: Sequence[int]
+) -> float:
+    """Train on some samples; return the seconds.  source: of a batch's taps."""
     began = time.perf_counter()
-    batch, taps = source(indices)
-    logits = adapter.predict(taps, batch.attention_mask, batch.sample_ids)
+    batch = collate(split, indices)
+    logits = adapter.predict(source(batch), batch.attention_mask, batch.sample_ids)
     task_loss(logits, batch.labels, adapter.config.kind).backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
 from workbench.core.errors import check_choice
 from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
@@ -19,13 +20,13 @@ from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
-from workbench.reproduce.pac_plus.trainings import Outcome, Trainee, Training, adapter_trainee, backbone_trainee, taped, train
+from workbench.reproduce.pac_plus.trainings import Outcome, Trainee, Training, taped, taps_of, train
 from workbench.reproduce.result import kept_or_made
 from workbench.reproduce.training import SPLITS, TokenizedTask, limited_task, technique_stage
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
-from workbench.tasks.tokenize import collate, text_batches
+from workbench.tasks.tokenize import Batch, collate, text_batches
 
 CALIBRATION_SAMPLES, CALIBRATED_AT_ONCE = 1024, 64
 DISTILLATION_SHARE = 4
@@ -104,7 +105,8 @@ def _trainee(training: Training, inputs: Inputs, folder: Path | None, progress: 
     check_choice("technique", training.technique, ("full", "lora", "adapters", "parallel_adapters"))
     if training.technique != "parallel_adapters":
         settings = {"technique": training.technique, "dropout": training.dropout, "seed": training.seed}
-        return backbone_trainee(technique_stage(load_stack(training.model), inputs.data.task, **settings), inputs.data)
+        stage = technique_stage(load_stack(training.model), inputs.data.task, **settings)
+        return Trainee(stage, lambda split, batch, epoch: stage.batch_logits(batch, epoch))
     how: Any = training.initialization
     check_choice("initialization", how, (*get_args(How), "torch_pruned", "distilled"))
     adapter = inputs.adapter(training)
@@ -118,7 +120,12 @@ def _trainee(training: Training, inputs: Inputs, folder: Path | None, progress: 
         else:
             load_distilled(adapter, _distilled(training, adapter.config, folder, progress))
     set_statistics(adapter, inputs.statistics)
-    return adapter_trainee(adapter, inputs.data, inputs.taps)
+
+    def logits(split: str, batch: Batch, epoch: int) -> Tensor:
+        """Return an adapter's logits with taps from the cache: the backbone does not run."""
+        return adapter.predict(taps_of(inputs.taps[split], batch), batch.attention_mask, batch.sample_ids, epoch)
+
+    return Trainee(adapter, logits)
 
 
 def _distilled(

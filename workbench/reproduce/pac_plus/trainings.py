@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 from workbench.core.serial import to_json
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
-from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueStage
 from workbench.reproduce.training import TokenizedTask
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.tasks.batching import epoch_batches
@@ -186,40 +184,19 @@ def taped(stack: LayerStack, split: TokenizedSplit, dtype: str = "bfloat16") -> 
     return cache
 
 
-def with_taps(cache: ActivationCache, split: TokenizedSplit, indices: Sequence[int]) -> tuple[Batch, list[Tensor]]:
-    """Return samples as a padded batch and their taps, (n, t, d) each, with zeros in the padding."""
-    batch = collate(split, indices)
-    return batch, cache.batch(batch.indices, batch.input_ids.shape[1])
+def taps_of(cache: ActivationCache, batch: Batch) -> list[Tensor]:
+    """Return a batch's taps, (n, t, d) each, with zeros in the padding."""
+    return cache.batch(batch.indices, batch.input_ids.shape[1])
 
 
 class Trainee(NamedTuple):
     """A technique to be trained and scored.
 
-    logits: (split, sample indices, epoch) -> logits (n, outputs) and labels (n,); the split is 'train', 'validation' or 'test'.
+    logits: (split, batch, epoch) -> logits (n, outputs); the split is 'train', 'validation' or 'test'.
     """
 
     module: nn.Module
-    logits: Callable[[str, Sequence[int], int], tuple[Tensor, Tensor]]
-
-
-def adapter_trainee(adapter: ParallelAdapter, data: TokenizedTask, taps_of: dict[str, ActivationCache]) -> Trainee:
-    """Return a parallel adapter with taps from the cache: the backbone does not run."""
-
-    def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
-        batch, taps = with_taps(taps_of[split], getattr(data, split), indices)
-        return adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch), batch.labels
-
-    return Trainee(adapter, logits)
-
-
-def backbone_trainee(stage: TechniqueStage, data: TokenizedTask) -> Trainee:
-    """Return a whole backbone with trainable parts inside it, and its head."""
-
-    def logits(split: str, indices: Sequence[int], epoch: int) -> tuple[Tensor, Tensor]:
-        batch = collate(getattr(data, split), indices)
-        return stage.batch_logits(batch, epoch), batch.labels
-
-    return Trainee(stage, logits)
+    logits: Callable[[str, Batch, int], Tensor]
 
 
 @torch.random.fork_rng(devices=[])
@@ -241,8 +218,8 @@ def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: C
         total = 0.0
         for indices in epoch_batches(lengths, training.batch_size, training.seed, epoch):
             module.train()
-            logits, labels = trainee.logits("train", indices, epoch)
-            loss = task_loss(data, logits, labels)
+            batch = collate(data.train, indices)
+            loss = task_loss(data, trainee.logits("train", batch, epoch), batch.labels)
             loss.backward()
             rate = learning_rate_at(step, training.epochs * per_epoch, training.learning_rate, training.warmup_fraction)
             set_learning_rate(optimizer, rate)
@@ -288,8 +265,7 @@ def _score(data: TokenizedTask, trainee: Trainee, name: str) -> tuple[float, tup
     trainee.module.eval()
     with torch.no_grad():
         for batch in evaluation_batches(split):
-            logits, _ = trainee.logits(name, batch.indices, 0)
-            for index, row in zip(batch.indices, logits.float().tolist(), strict=True):
+            for index, row in zip(batch.indices, trainee.logits(name, batch, 0).float().tolist(), strict=True):
                 rows[index] = tuple(row)
     return score(data.task, rows, split.labels), tuple(rows)
 
