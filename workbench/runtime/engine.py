@@ -100,7 +100,7 @@ LIBRARIES = ("torch.distributed", "ipyparallel.engine.app", "workbench.runtime.j
 """Modules that every engine imports."""
 IMPORT_ONLY = -1
 """Used instead of a rank: import the modules and answer 0."""
-_REAP_S = 0.2
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,17 +126,10 @@ def serve_template(owner: int) -> None:
     setproctitle("workbench engine template")
     with _watching(owner):
         _import(LIBRARIES)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children
     buffered = b""
-    ends: list[int] = []  # pidfds of children, readable when the child ends
     while os.getppid() == owner:
-        ready = select.select([0, *ends], [], [], _REAP_S)[0]
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        for end in (one for one in ready if one != 0):
-            ends.remove(end)
-            os.close(end)
-        if 0 not in ready:
+        if not select.select([0], [], [], _LOOK_S)[0]:
             continue
         received = os.read(0, 1 << 20)
         if not received:
@@ -151,8 +144,6 @@ def serve_template(owner: int) -> None:
                 child = os.fork()
                 if child == 0:
                     _run_engine(wanted)
-                with contextlib.suppress(OSError, AttributeError):  # without pidfds, children are polled
-                    ends.append(os.pidfd_open(child))
             os.write(1, b"%d\n" % child)
 
 
@@ -190,6 +181,7 @@ def _run_engine(wanted: EngineRequest) -> None:
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         setproctitle(f"{sys.executable} -m workbench.runtime.engine --folder {wanted.folder} --rank {wanted.rank}")
         nothing = os.open(os.devnull, os.O_RDONLY)
         output = os.open(wanted.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

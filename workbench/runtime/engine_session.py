@@ -262,7 +262,6 @@ class EngineSession:
         if self.starter is not None:
             for engine in self.engines:
                 engine.wait(1.0)
-            self.starter.forget(self.engines)
             self.starter.close()
         if self._network is not None:
             self._network.close()

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -97,12 +96,6 @@ class EngineStarter:
     def log(self, rank: int) -> Path:
         """Return the path of a rank's log file."""
         return self._logs / f"engine-{rank}.log"
-
-    def forget(self, ended: Sequence[ProcessId], timeout_s: float = 2.0) -> None:
-        """Wait until killed engines are fully gone.  Their parent, the template, must first reap them."""
-        deadline_s = time.monotonic() + timeout_s
-        while _CAN_FORK and any(os.path.exists(f"/proc/{one.pid}") for one in ended if not one.alive) and time.monotonic() < deadline_s:
-            time.sleep(0.005)
 
     def close(self) -> None:
         """End the engines that are children of this process.  The session ends forked engines."""

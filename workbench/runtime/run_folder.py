@@ -6,9 +6,9 @@ A janitor process (python -m workbench.runtime.run_folder FOLDER) waits for that
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
-import select
 import shutil
 import signal
 import subprocess
@@ -66,17 +66,12 @@ class ProcessId(NamedTuple):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the process has ended.  Returns False at the time-out."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        with _pidfd(self.pid) as descriptor:
-            while self.alive:
-                left_s = _POLL_S if deadline_s is None else deadline_s - time.monotonic()
-                if left_s <= 0:
-                    return False
-                if descriptor is None:
-                    time.sleep(min(left_s, _POLL_S))
-                else:
-                    # Check the identity again from time to time: the number may have been reused before the pidfd was opened.
-                    select.select([descriptor], [], [], min(left_s, 5.0) if deadline_s is not None else 5.0)
+        end_s, pause_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 1e-3
+        while self.alive:
+            if (left_s := end_s - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(left_s, pause_s))
+            pause_s = min(_POLL_S, 1.5 * pause_s)
         return True
 
     def kill(self) -> None:
@@ -115,19 +110,6 @@ def _started(pid: int) -> float:
         return -1.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.Error:
         return -1.0
-
-
-@contextlib.contextmanager
-def _pidfd(pid: int) -> Iterator[int | None]:
-    descriptor = None
-    if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 _PREFIX = "workbench-run-"
