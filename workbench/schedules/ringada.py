@@ -5,12 +5,12 @@ for the backward pass.  H computes loss and gradient of the micro-batch at the i
 LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E nor P.  With a side
 network each stage reads what its trained layers take from the model, and the initiator the last hidden state.
 STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a policy depends on
-the results of a round, then at its end NOTE sends a stage's results to the round's first device, TELL sums them and HEAR receives the sum.
+the results of a round, then at its end ALLREDUCE sums those of all stages and HEAR takes the sum.
 In a round of federated averaging each device is a separate ring; then ALLREDUCE sums all trained weights and MEAN makes them the average.
 Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of stage s; mid:s.m
 between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s = number of stages);
 gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i the head after
-iteration i; free:_.i lets a later mini-batch start; loss:_.m; note:s._ loss and squared gradients of a stage, told:_._ their sum;
+iteration i; free:_.i lets a later mini-batch start; loss:_.m; told:_._.r the sum of all stages' loss and squared gradients on rank r;
 mean:_._ the average of the devices' trained weights.
 
 With a side network (Parallel Adapters) the model itself is frozen.  P runs all its layers, and the side network's frozen ones; F, B and
@@ -40,8 +40,7 @@ from workbench.schedules.pieces import world_size_of
 from workbench.schedules.plan_costs import Crossing, resident_bytes
 
 EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P", "F", "H", "B", "HSTEP", "TAKE"
-NOTE, TELL, HEAR = "NOTE", "TELL", "HEAR"
-MEAN = "MEAN"
+HEAR, MEAN = "HEAR", "MEAN"
 LOWEST = "A"
 """In a profile, the backward pass of the lowest unfrozen layer: only of its adapter, because no layer below is trained."""
 
@@ -97,7 +96,7 @@ def ring_round(
         head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
         tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
     if is_noted:
-        tasks += _notes(plan, tasks, first, len(iterations) + 1)
+        tasks += _notes(plan, tasks, len(iterations) + 1)
     return insert_transfers(_in_order(tasks, size, seconds))
 
 
@@ -194,17 +193,15 @@ def _tasks(
     return tasks
 
 
-def _notes(plan: Plan, tasks: Sequence[_Task], first: int, at: int) -> list[_Task]:
-    """Return the operations that report a round's results to every device.  first: the device that sums them.  at: after all others."""
-    found, notes, told = list[_Task](), list[Value](), Value("told")
-    for s, stage in enumerate(plan.stages):
-        [rank] = stage.ranks
+def _notes(plan: Plan, tasks: Sequence[_Task], at: int) -> list[_Task]:
+    """Return the operations that report a round's results to every device.  at: after all others."""
+    found, ranks = list[_Task](), tuple(stage.ranks[0] for stage in plan.stages)
+    for rank in ranks:
         own = tuple(value for task in tasks if task.rank == rank for value in task.op.writes if value.name in ("loss", "weight"))
-        notes.append(Value("note", s))
-        found.append(_Task(rank, Op(NOTE, s, NONE, NONE, own, (notes[-1],)), (at, 0, 0)))
-        if rank != first:
-            found.append(_Task(rank, Op(HEAR, s, NONE, NONE, (told,)), (at, 2, 0)))
-    return [*found, _Task(first, Op(TELL, NONE, NONE, NONE, tuple(notes), (told,)), (at, 1, 0))]
+        told = Value("told", NONE, NONE, rank)
+        found.append(_Task(rank, Op(ALLREDUCE, NONE, NONE, NONE, own, (told,), ranks, "collective"), (at, 0, 0)))
+        found.append(_Task(rank, Op(HEAR, NONE, NONE, NONE, (told,)), (at, 1, 0)))
+    return found
 
 
 @paused_collector()
@@ -294,7 +291,7 @@ class RingCosts:
         layers = self.profile.layers[rank]
         if op.kind == ALLREDUCE:
             return ring_allreduce_s(self.cluster, op.ranks, self.spec(op.writes[0]).nbytes)
-        if op.kind in (NOTE, TELL, HEAR, MEAN):
+        if op.kind in (HEAR, MEAN):
             return 0.0  # two numbers, or a copy
         if op.kind in (HEAD_STEP, TAKE):
             return layers[-1].seconds(HEAD_STEP, 1, 1)
@@ -321,8 +318,8 @@ class RingCosts:
             return Spec((self.head_values,))
         if name == "mean":
             return Spec((self.head_values + 3 * sum(layer.trainable_bytes // 4 for layer in self.profile.layers[0]),))
-        if name in ("note", "told"):
-            return Spec((2 if name == "note" else 1,))
+        if name == "told":
+            return Spec((2,))
         if name == "free":
             return Spec((1,), "uint8")  # it crosses to the next initiator
         if name == "ctx":

@@ -61,10 +61,8 @@ class RingHandlers:
             STEP: self._update,
             ring.HEAD_STEP: self._update_head,
             ring.TAKE: self._take,
-            ALLREDUCE: lambda op, reads: (torch.cat(self.optimizer.state_vectors()) / len(op.ranks),),
+            ALLREDUCE: self._contribute,
             ring.MEAN: self._mean,
-            ring.NOTE: lambda op, reads: (self.noted,),
-            ring.TELL: self._tell,
             ring.HEAR: self._hear,
         }
 
@@ -163,15 +161,14 @@ class RingHandlers:
         self.optimizer.take_all(reads[0])
         return (None,)
 
-    def _tell(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        loss, squared = torch.stack(reads).sum(dim=0)
-        told = (loss if self.by_loss else squared.sqrt())[None]
-        self._hear(op, (told,))
-        return (told,)
+    def _contribute(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        is_told = op.writes[0].name == "told"
+        return (self.noted if is_told else torch.cat(self.optimizer.state_vectors()) / len(op.ranks),)
 
     def _hear(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         assert self.optimizer.history is not None
-        self.optimizer.history[self.number] = reads[0].item()
+        loss, squared = reads[0]
+        self.optimizer.history[self.number] = loss if self.by_loss else squared.sqrt()
         return ()
 
 
