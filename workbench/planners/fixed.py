@@ -168,8 +168,6 @@ def homogeneous(problem: Problem, *, cached: bool = True) -> Plan:
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
     made = plan(replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous")
     memory.check(profile, cluster, made, sequence_length=longest)
-    if made.cached is not None:
-        memory.check_cached(profile, cluster, made.cached, sequence_length=longest)
     count = problem.micro_batches
     cost = price(profile, cluster, made.stages, num_micro_batches=count, sequence_length=problem.sequence_length)
     return replace(made, predicted_s=cost.parts(), notes=())

@@ -160,7 +160,10 @@ def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dic
 def check(
     profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int, order: str = "1f1b", versions: VersionRule = "stashing"
 ) -> None:
-    """Raise PlanError, naming device, stage and bytes, if a rank needs more than its device's budget.  order: see in_flight."""
+    """Raise PlanError, naming device, stage and bytes, if a rank needs more than its device's budget, also in cached epochs.
+
+    order: see in_flight.
+    """
     needs = plan_needs(profile, plan, sequence_length=sequence_length, order=order, versions=versions)
     for index, stage in enumerate(plan.stages):
         over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
@@ -168,19 +171,15 @@ def check(
             worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
             why = _WHY.get(order, "")
             raise too_small(cluster, worst, index, stage, needs[worst], why=why)
+    for rank, need in cached_needs(profile, plan.cached, sequence_length=sequence_length).items() if plan.cached else ():
+        if need.total_bytes > cluster.devices[rank].memory_bytes:
+            raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
 
 
 _WHY = {
     "gpipe": " GPipe keeps the activations of all micro-batches.",
     ASYNCHRONOUS: " The stage keeps a version of its trained weights for each mini-batch in flight.",
 }
-
-
-def check_cached(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_length: int) -> None:
-    """Raise PlanError, naming device and bytes, if a rank of the cached epochs needs more than its device's budget."""
-    for rank, need in cached_needs(profile, stage, sequence_length=sequence_length).items():
-        if need.total_bytes > cluster.devices[rank].memory_bytes:
-            raise too_small(cluster, rank, 0, stage, need, why=" This is in the cached epochs.")
 
 
 def too_small(cluster: Cluster, rank: int, index: int, stage: Stage, need: Need, *, why: str = "") -> PlanError:

@@ -33,7 +33,6 @@ from workbench.models.saving import AdapterDescription, kept_name, save_adapter,
 from workbench.models.stack import LayerStack
 from workbench.planners import Problem, candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 from workbench.planners.memory import check as check_memory
-from workbench.planners.memory import check_cached
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.context import DEVICES, RankContext
@@ -166,9 +165,8 @@ class PacPlus(TrainingMethod[PreparedJob]):
             )
         if folder is None:
             return
-        longest, profile = prepared.longest, with_room(profile, prepared.job)
-        check_memory(profile, cluster, plan, sequence_length=longest, order=prepared.options.schedule)
+        profile = with_room(profile, prepared.job)
+        check_memory(profile, cluster, plan, sequence_length=prepared.longest, order=prepared.options.schedule)
         if plan.cached is not None:
-            check_cached(profile, cluster, plan.cached, sequence_length=longest)
             # Tapes and shards exist at the same time during redistribution; existing files are reused or replaced.
             require_disk(folder, 2 * prepared.record_layout.total_bytes(prepared.train.lengths) - disk_bytes(folder / DEVICES))
