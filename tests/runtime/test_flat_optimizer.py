@@ -57,7 +57,7 @@ def test_parameters_and_gradients_are_views_of_one_vector() -> None:
     assert flat.gradients.abs().sum() > 0
     flat.gradients.fill_(2.0)  # what an all-reduce does
     assert all((parameter.grad == 2).all() for parameter in trainable)
-    flat.zero_gradients()
+    flat.gradients.zero_()
     assert all((parameter.grad == 0).all() for parameter in trainable)
 
 

@@ -65,20 +65,18 @@ class HeadProfile:
         return max((row[count - 1] for row, count in zip(self.seconds, counts, strict=True) if count), default=0.0)
 
 
-def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None, sigma_s: float | None = None) -> tuple[int, ...] | None:
+def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None) -> tuple[int, ...] | None:
     """Return each processor's heads by Algorithm 1, which may be more than K together; None if it returns an empty S.
 
     epsilon_s: by default half the largest step of the profile, so that no processor is skipped between two of its times.
-    sigma_s: by default a millionth of the first upper bound, which ends the search after about 20 values.
-    Raises ConfigError for a negative epsilon or a sigma of 0 or less.
+    Sigma is a millionth of the first upper bound, which ends the search after about 20 values.  Raises ConfigError for a negative epsilon.
     """
     times, heads = np.array(profile.seconds), profile.num_heads
     low, high = 0.0, float(times[:, -1].min())
     epsilon = EPSILON_STEPS * profile.largest_step_s if epsilon_s is None else epsilon_s
-    sigma = SIGMA_SHARE * high if sigma_s is None else sigma_s
-    if epsilon < 0 or sigma <= 0:
-        asked = f"Algorithm 1 with epsilon = {epsilon} s and sigma = {sigma} s was asked for."
-        raise ConfigError(asked, "Epsilon must be 0 or more, and sigma above 0, or the search does not end.", "Leave them out.")
+    sigma = SIGMA_SHARE * high
+    if epsilon < 0:
+        raise ConfigError(f"Algorithm 1 with epsilon = {epsilon} s was asked for.", "Epsilon must be 0 or more.", "Leave it out.")
     found = None
     while low <= high:
         middle = (low + high) / 2

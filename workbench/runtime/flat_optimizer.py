@@ -95,12 +95,7 @@ class FlatAdamW:
         for leaf, part in zip(self._leaves, self._groups, strict=True):
             leaf.grad = self.gradients[part]
             self._optimizer.state[leaf] = {"step": torch.zeros(())} | {name: flat[part] for name, flat in self._moments.items()}
-        self._steps = 0
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of optimizer steps taken so far."""
-        return self._steps
+        self.num_steps = 0  # taken so far
 
     @property
     def state_bytes(self) -> int:
@@ -119,17 +114,13 @@ class FlatAdamW:
         for name, (at, shape) in self._slots.items():
             self._of_module[name].data = version[at : at + shape.numel()].view(shape)
 
-    def zero_gradients(self) -> None:
-        """Set every gradient to 0, in place."""
-        self.gradients.zero_()
-
     def step(self, learning_rate: float | None = None) -> None:
         """Update the parameters and clear the gradients.  learning_rate: None uses the schedule."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule(self._steps) if learning_rate is None else learning_rate
+            group["lr"] = self._schedule(self.num_steps) if learning_rate is None else learning_rate
         self._optimizer.step()
-        self._steps += 1
-        self.zero_gradients()
+        self.num_steps += 1
+        self.gradients.zero_()
 
     def state_vectors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the parameters and both moments, (total,) each: the complete state except num_steps."""
@@ -137,7 +128,7 @@ class FlatAdamW:
 
     def set_num_steps(self, num_steps: int) -> None:
         """Set the step count, to continue from a saved state."""
-        self._steps = num_steps
+        self.num_steps = num_steps
         for leaf in self._leaves:
             self._optimizer.state[leaf]["step"].fill_(num_steps)
 
