@@ -121,7 +121,6 @@ class MemoryBudget:
         self.device_name = device_name
         self.budget_bytes = budget_bytes
         self.footprint_bytes = 0
-        self.enforced = False
         self._reading = reading
         self._former: tuple[int, int] | None = None
 
@@ -139,23 +138,16 @@ class MemoryBudget:
             limit = self.footprint_bytes + self.budget_bytes
             hard = self._former[1]
             resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-            self.enforced = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         used_bytes = self.used_bytes if error is not None else 0
-        self.lift()
+        if self._former is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, self._former)
         if error is not None:
             refused = as_memory_error(error, self.device_name, self.budget_bytes, used_bytes)
             if refused is not None:
                 raise refused from error
-
-    def lift(self) -> None:
-        """Restore the former limit (leaving the context also does this)."""
-        if self._former is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, self._former)
-            self._former = None
-        self.enforced = False
 
 
 def lift_all_budgets() -> None:
