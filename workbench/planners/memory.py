@@ -171,9 +171,10 @@ def check(
             worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
             why = _WHY.get(order, "")
             raise too_small(cluster, worst, index, stage, needs[worst], why=why)
-    for rank, need in cached_needs(profile, plan.cached, sequence_length=sequence_length).items() if plan.cached else ():
-        if need.total_bytes > cluster.devices[rank].memory_bytes:
-            raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
+    if plan.cached is not None:
+        for rank, need in cached_needs(profile, plan.cached, sequence_length=sequence_length).items():
+            if need.total_bytes > cluster.devices[rank].memory_bytes:
+                raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
 
 
 _WHY = {
