@@ -113,7 +113,7 @@ def makers(size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("size", [SIZE, 100_000])
 def test_more_messages_than_are_posted_ahead_or_leave_at_once(size: int) -> None:
     count = 40
-    for done in run(swap(count), makers(size), size, window=4):
+    for done in run(swap(count), makers(size), size):
         assert done.outputs[value("total")].tolist() == [float(part) for part in reversed(range(count))]
         sent = [span for span in done.spans if span.op.kind == "SEND"]
         assert [span.op.part for span in sent] == list(range(count)) and all(span.nbytes == 4 * size for span in sent)

@@ -75,11 +75,10 @@ class Transport:
         paced_links: PacedLinks | None = None,
         links: PacedLinks | None = None,
         timeout_s: float = 30.0,
-        window: int = WINDOW,
         peers: Mapping[int, int] | None = None,
     ) -> None:
         self.subgroup, self.paced_links, self.timeout_s = subgroup, paced_links, timeout_s
-        self._group, self._rank, self._peers, self._window = group, rank, peers, window
+        self._group, self._rank, self._peers = group, rank, peers
         self._links, self.slow_links = links, dict[str, float]()
         self._channels: dict[int, _Channel] = {}
         self._egress = threading.Lock()
@@ -255,7 +254,7 @@ class Transport:
                     if batch is None:
                         return
                     coming.extend(batch)
-                while coming and (len(posted) < min(LEAST_WINDOW, self._window) or self._may_post(len(posted), posted_bytes)):
+                while coming and (len(posted) < LEAST_WINDOW or (len(posted) < WINDOW and posted_bytes < WINDOW_BYTES)):
                     op, spec, values, spans = coming.popleft()
                     buffer = empty(spec)
                     posted.append((op, buffer, self._group.recv([buffer], peer, number), values, spans))
@@ -273,9 +272,6 @@ class Transport:
                 waiting.fail(error)
             if values is not None:
                 self._fail(values, error)
-
-    def _may_post(self, num_posted: int, num_bytes: int) -> bool:
-        return num_posted < self._window and num_bytes < WINDOW_BYTES
 
 
 def empty(spec: Spec) -> torch.Tensor:
