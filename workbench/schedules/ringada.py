@@ -95,9 +95,8 @@ def ring_round(
     if first != last:
         head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
         tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
-    if is_noted:
-        tasks += _notes(plan, tasks, len(iterations) + 1)
-    return insert_transfers(_in_order(tasks, size, seconds))
+    ordered = _in_order(tasks, size, seconds)
+    return insert_transfers(_with_notes(plan, ordered) if is_noted else ordered)
 
 
 def federated_round(
@@ -193,15 +192,14 @@ def _tasks(
     return tasks
 
 
-def _notes(plan: Plan, tasks: Sequence[_Task], at: int) -> list[_Task]:
-    """Return the operations that report a round's results to every device.  at: after all others."""
-    found, ranks = list[_Task](), tuple(stage.ranks[0] for stage in plan.stages)
+def _with_notes(plan: Plan, schedule: Schedule) -> Schedule:
+    """Return a round after which every device gets its results."""
+    ops, ranks = list(schedule.ops), tuple(stage.ranks[0] for stage in plan.stages)
     for rank in ranks:
-        own = tuple(value for task in tasks if task.rank == rank for value in task.op.writes if value.name in ("loss", "weight"))
-        told = Value("told", NONE, NONE, rank)
-        found.append(_Task(rank, Op(ALLREDUCE, NONE, NONE, NONE, own, (told,), ranks, "collective"), (at, 0, 0)))
-        found.append(_Task(rank, Op(HEAR, NONE, NONE, NONE, (told,)), (at, 1, 0)))
-    return found
+        own = tuple(value for op in ops[rank] for value in op.writes if value.name in ("loss", "weight"))
+        told = (Value("told", NONE, NONE, rank),)
+        ops[rank] += (Op(ALLREDUCE, NONE, NONE, NONE, own, told, ranks), Op(HEAR, NONE, NONE, NONE, told))
+    return replace(schedule, ops=tuple(ops))
 
 
 @paused_collector()
