@@ -55,11 +55,11 @@ class Costs(Protocol):
 class TableCosts:
     """Costs by operation kind and value name, for closed formulas, lessons and tests.
 
-    seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, or the value's spec.
+    seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, spec, or a function of the value.
     """
 
     seconds_by_kind: Mapping[str, float | Callable[[int, Op], float]]
-    bytes_by_name: Mapping[str, int | Spec] = field(default_factory=dict)
+    bytes_by_name: Mapping[str, int | Spec | Callable[[Value], Spec]] = field(default_factory=dict)
     resident_by_rank: Mapping[int, int] = field(default_factory=dict)
 
     def seconds(self, rank: int, op: Op) -> float:
@@ -70,6 +70,8 @@ class TableCosts:
     def spec(self, value: Value) -> Spec:
         """Return the table's bytes or spec for the name, 0 bytes if it is missing."""
         entry = self.bytes_by_name.get(value.name, TOKEN)
+        if callable(entry):
+            return entry(value)
         return entry if isinstance(entry, Spec) else opaque(entry)
 
     def resident_bytes(self, rank: int) -> int:

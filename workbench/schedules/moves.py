@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec
+from workbench.core.costs import Spec, TableCosts
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Homes, require_holders
 from workbench.core.program import Program
@@ -82,26 +82,6 @@ class _Chunk(NamedTuple):
         return sum(piece.stop - piece.start for piece in self.pieces)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveCosts:
-    """Costs of a round, by the links of the cluster: a core.costs.Costs.  chunk_bytes[i]: of the value state:_.i."""
-
-    cluster: Cluster
-    chunk_bytes: tuple[int, ...]
-
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of a transfer (see Costs)."""
-        return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) if op.kind == SEND else 0.0
-
-    def spec(self, value: Value) -> Spec:
-        """Return a chunk's bytes (see Costs)."""
-        return Spec((self.chunk_bytes[value.microbatch],), "uint8") if value.name == "state" else TOKEN
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return 0: memory in use throughout is not counted here."""
-        return 0
-
-
 def _cut(names: Sequence[str], specs: Mapping[str, Spec], chunk_bytes: int) -> Iterator[tuple[Piece, ...]]:
     """Pack tensors into chunks of at most chunk_bytes."""
     pieces: list[Piece] = []
@@ -147,7 +127,11 @@ def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
         if source in chunks[number].holders:
             inputs[source][value] = None
     schedule = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
-    costs = MoveCosts(cluster=cluster, chunk_bytes=tuple(chunk.nbytes for chunk in chunks))
+    sizes = [chunk.nbytes for chunk in chunks]
+    costs = TableCosts(
+        seconds_by_kind={SEND: lambda rank, op: cluster.link(*op.ranks).transfer_s(sizes[op.microbatch])},
+        bytes_by_name={"state": lambda value: Spec((sizes[value.microbatch],), "uint8")},
+    )
     return Move(program=Program.on(cluster, schedule, costs), chunks=tuple(chunk.pieces for chunk in chunks))
 
 
