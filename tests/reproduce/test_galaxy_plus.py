@@ -17,7 +17,7 @@ from workbench.profiler.inference import analytic_inference
 from workbench.reproduce import Item, Result, Settings, find_item, items_of
 from workbench.reproduce.galaxy_plus import counted, environments, scaling, speedups, straggler
 from workbench.reproduce.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
-from workbench.reproduce.galaxy_plus.testbed import GB, TABLE_V, cluster, load_constants, profile
+from workbench.reproduce.galaxy_plus.testbed import GB, TABLE_V, cluster, described, load_constants, profile
 from workbench.reproduce.result import paper_folder, paper_values, printed
 
 CONSTANTS = load_constants()
@@ -201,7 +201,7 @@ def test_fig_16_the_excluded_device_is_the_loaded_one(result):
 
 
 def test_fig_16_executed_is_told_from_its_reports():
-    item, on = find_item("galaxy_plus", "fig16-executed"), straggler.devices()
+    item, on = find_item("galaxy_plus", "fig16-executed"), described("Fig. 16")
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
     fast = replace(on, devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices))
     spike = Fault(kind="slow", rank=1, start=5.0, factor=4.0)

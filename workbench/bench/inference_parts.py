@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench.bench.frame import Progress, line_of
-from workbench.bench.inference_sides import Side, SidesJob, SidesResult, run_sides
+from workbench.bench.inference_sides import Side, SidesJob, SidesResult, block_ends, run_sides
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
@@ -218,11 +218,7 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
 
 
 def _layer_s(results: Sequence[SidesResult], name: str) -> float:
-    """Return the mean seconds between the ends of layers, of the last round."""
-    ends: dict[int, float] = {}
-    for result in results:
-        for span in result.spans[name]:
-            if span.op.kind == "CONN" and span.op.stage % 2:  # two blocks to a layer
-                ends[span.op.stage] = max(ends.get(span.op.stage, 0.0), span.end_s)
-    numbers = sorted(ends)
-    return median(ends[b] - ends[a] for a, b in pairwise(numbers))
+    """Return the median seconds between the ends of layers, on the last device, of the last round."""
+    ends = [block_ends(result.spans[name]) for result in results]
+    numbers = sorted({number for one in ends for number in one if number % 2})  # two blocks to a layer
+    return median(b - a for a, b in pairwise(max(one.get(number, 0.0) for one in ends) for number in numbers))

@@ -156,7 +156,7 @@ def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor) -> dict
             session.barrier()
             spans = run()
             if number:
-                found[what].append(_busy(spans) if what == "computation" else _ends(spans))
+                found[what].append(_busy(spans) if what == "computation" else block_ends(spans))
     return found
 
 
@@ -207,7 +207,7 @@ def _busy(spans: tuple[Span, ...]) -> dict[int, float]:
     return seconds
 
 
-def _ends(spans: tuple[Span, ...]) -> dict[int, float]:
+def block_ends(spans: tuple[Span, ...]) -> dict[int, float]:
     """Return the end times of this rank's last connection in each block."""
     ends: dict[int, float] = {}
     for span in spans:

@@ -62,7 +62,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     """Return the operations to time in a stack: those of its first layer, on a device with so many of its units or columns."""
     part, hidden_size = layout.parts[stack], layout.hidden_size
     layer = layout.blocks[part.first_block].layer
-    numbers = {block.kind: block.number for block in layout.layer_blocks(layer)}
+    numbers = {block.kind: block.number for block in layout.blocks if block.layer == layer}
     attention, cross, feed_forward = numbers["attention"], numbers.get("cross_attention", -1), numbers["feed_forward"]
 
     @cache

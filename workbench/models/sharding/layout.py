@@ -195,10 +195,6 @@ class ModelLayout:
         """Return the number of a stack's last layer, counted through all stacks."""
         return sum(shape.num_layers for shape in self.stacks[: stack + 1]) - 1
 
-    def layer_blocks(self, layer: int) -> tuple[Block, ...]:
-        """Return the blocks of a layer in order."""
-        return tuple(block for block in self.blocks if block.layer == layer)
-
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open, non-empty, non-overlapping ranges [start, stop), in memory order."""

@@ -106,11 +106,6 @@ def layer_s(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[
     return whole + con_s(profile, rank, stack, n)
 
 
-def layers_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
-    """Return the seconds of all layers on one device."""
-    return sum(shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks))
-
-
 def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
     """Return the seconds of embedding and head on the device at position 0."""
     pairs = zip(profile.costs[rank], lengths, strict=True)
@@ -119,8 +114,8 @@ def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> floa
 
 def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
     """Return V_d of Eq. 10, layers per second: the inverse of one layer's time, of the mean layer's with two stacks."""
-    seconds = layers_s(profile, rank, lengths) / profile.num_layers
-    return 1.0 / max(seconds, 1e-12)
+    seconds = sum(shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks))
+    return 1.0 / max(seconds / profile.num_layers, 1e-12)
 
 
 def slowest_s(lines: Sequence[Line], counts: Sequence[int]) -> float:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.base import ignore
@@ -15,7 +13,7 @@ from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_ti
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench.models.loading import model_facts
 from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1, stack_lengths
-from workbench.reproduce.galaxy_plus.testbed import CLUSTERS, FIG_16, PAPER, Constants, cluster, load_constants, profile
+from workbench.reproduce.galaxy_plus.testbed import FIG_16, PAPER, Constants, cluster, described, load_constants, profile
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, printed
 from workbench.runtime.engines import EngineCluster
@@ -125,15 +123,9 @@ def _series(reports: dict[str, ServingReport], begins_s: float, step_s: float, p
     return series
 
 
-def devices() -> Cluster:
-    """Return two emulated RPi-L and one RPi-M, slowed in proportion."""
-    chosen = tuple(device for device in load_cluster(CLUSTERS["Env. B"]).devices if device.name != "rpi-s")
-    return Cluster(name=FIG_16, devices=chosen)
-
-
 def fig16_executed(item: Item, settings: Settings) -> Result:
     """Serve the stream on emulated devices with and without re-scheduling, and by the best plan without the loaded device."""
-    on, spike = devices(), Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR)
+    on, spike = described(FIG_16), Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR)
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
     # A tiny model would finish at once on this host: an imaginary slow core gives it a large model's time.
     asked = HostQuestion(model=model, facts=model_facts(model), longest=length)

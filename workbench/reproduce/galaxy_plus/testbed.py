@@ -93,7 +93,7 @@ def cluster(
     library's collectives, not by a custom ring.
     """
     efficiency = constants.collective_efficiency if collectives else constants.ring_efficiency
-    made = _described(environment)
+    made = described(environment)
     devices = tuple(_device(constants, device, mbit_per_s, efficiency) for device in made.devices)
     if count is not None:
         devices = tuple(replace(devices[0], name=f"{devices[0].model.removeprefix('rpi-4b-')}-{number}") for number in range(count))
@@ -101,7 +101,7 @@ def cluster(
 
 
 @lru_cache(maxsize=8)
-def _described(environment: str) -> Cluster:
+def described(environment: str) -> Cluster:
     """Return an environment from the catalogue; cached, because sensitivities request it often."""
     if environment == FIG_16:
         known = {device.name: device for device in load_cluster(CLUSTERS["Env. B"]).devices}
