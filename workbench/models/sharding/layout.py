@@ -260,11 +260,13 @@ def shard_spec(
     much of them as possible.  All positions must get the same `held`.  A position without tokens has only its own columns, even under
     scheme 2.
     """
-    if plan.paradigm == "pipeline":
-        return _pipeline_spec(plan, position, stacks)
-    if plan.paradigm == "sequence":
-        whole = tuple(_whole(stack) for stack in stacks for _ in range(stack.num_layers))
-        return ShardSpec(layers=whole, has_ends=position == 0)
+    if plan.paradigm in ("pipeline", "sequence"):
+        is_pipeline, every = plan.paradigm == "pipeline", [stack for stack in stacks for _ in range(stack.num_layers)]
+        start = sum(plan.layers[:position])
+        mine = range(start, start + plan.layers[position]) if is_pipeline else range(len(every))
+        whole = [LayerSlices(units=((0, one.num_units),), columns=((0, one.columns),), own_columns=one.columns) for one in every]
+        held_layers = tuple(one if index in mine else LayerSlices() for index, one in enumerate(whole))
+        return ShardSpec(layers=held_layers, has_ends=position == 0, connects_all=not is_pipeline)
     layers: list[LayerSlices] = []
     known: dict[object, LayerSlices] = {}
     for stack in stacks:
@@ -310,15 +312,3 @@ def _slices(
         columns=_ranges_of(own) + _ranges_of(rest),
         own_columns=len(own),
     )
-
-
-def _pipeline_spec(plan: InferencePlan, position: int, stacks: Sequence[StackShape]) -> ShardSpec:
-    start = sum(plan.layers[:position])
-    mine = range(start, start + plan.layers[position])
-    every = [stack for stack in stacks for _ in range(stack.num_layers)]
-    layers = tuple(_whole(stack) if index in mine else LayerSlices() for index, stack in enumerate(every))
-    return ShardSpec(layers=layers, has_ends=position == 0, connects_all=False)
-
-
-def _whole(stack: StackShape) -> LayerSlices:
-    return LayerSlices(units=((0, stack.num_units),), columns=((0, stack.columns),), own_columns=stack.columns)

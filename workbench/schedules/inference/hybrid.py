@@ -207,30 +207,24 @@ class _Hybrid(Builder):
         return value_of("sum", block.number, tile, 0) if is_first else value_of("prod", block.number, tile)
 
     def _connect_all(self, block: Block, position: int) -> None:
+        """Append the connections of a position's own tiles, each followed by scheme 2's feed-forward block."""
         own = self._own[block.stack][position]
         following = self.layout.blocks[block.number + 1] if block.number + 1 < self.layout.end else block
         is_own_next = following.kind == "feed_forward" and not following.is_split
         groups = [(tile,) for tile in own] if self.layout.plan.overlap else [own] if own else []
         for group in groups:
             for tile in group:
-                self._connect_own(block, position, tile)
+                chain = self._chain(block, tile)
+                terms = [value_of("prod", block.number, tile)] if position in chain else []
+                if chain != (position,):
+                    terms.append(value_of("sum", block.number, tile, len(chain) - 1 - (position in chain)))
+                self._connect(block, position, tile, terms)
             if is_own_next:
-                self._feed_forward(following, position, group)
-
-    def _connect_own(self, block: Block, position: int, tile: Tile) -> None:
-        chain = self._chain(block, tile)
-        terms = [value_of("sum", block.number, tile, len(chain) - 1 - (position in chain))] if chain != (position,) else []
-        if position in chain:
-            terms.insert(0, value_of("prod", block.number, tile))
-        self._connect(block, position, tile, terms)
-
-    def _feed_forward(self, block: Block, position: int, group: Group) -> None:
-        """Append the whole feed-forward block of scheme 2 on some of a position's own tiles."""
-        products = [value_of("prod", block.number, tile) for tile in group]
-        self.multiply(block, position, group)
-        self.add(position, "DOWN", block.number, group[0].number, [value_of("act", block.number, group[0])], products)
-        for tile, product in zip(group, products, strict=True):
-            self._connect(block, position, tile, [product])
+                products = [value_of("prod", following.number, tile) for tile in group]
+                self.multiply(following, position, group)
+                self.leave(following, position, group, [], products)
+                for tile, product in zip(group, products, strict=True):
+                    self._connect(following, position, tile, [product])
 
     def _connect(self, block: Block, position: int, tile: Tile, terms: Sequence[Value]) -> None:
         """Append the connection of an own tile after a block, and send the tile to the next position."""

@@ -54,9 +54,8 @@ def planner_of(
 
     price = InferencePrices(profile, cluster, lengths) if is_priced else None
     problem = SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length)
-    if first is not None:
-        chosen = first
-    else:
+    chosen = first
+    if chosen is None:
         chosen = plan(problem) if price is None else tune(problem, plans(problem), price, tries=40, both_ways=False, tile_tokens=0)
 
     def planner(ranks: tuple[int, ...]) -> InferencePlan:
