@@ -91,9 +91,8 @@ def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: S
     from workbench.methods.galaxy_plus.profiles import HostQuestion, of_devices
     from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
     from workbench.methods.galaxy_plus.serving.serve import serve_emulated
-    from workbench.models.loading import model_facts
 
-    asked = HostQuestion(model=model, facts=model_facts(model), longest=stream.length)
+    asked = HostQuestion(model=model, longest=stream.length)
     settings |= {"stream": stream, "on_event": lambda event: say(event_line(event, cluster))}
     if cluster.is_real:
         from workbench.methods.galaxy_plus.method import measure_rank

@@ -62,7 +62,7 @@ class Case:
             if self.layout.family.reads_images:
                 pixels = self.ids[:, 1:].reshape(-1, 4, 4, 1, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(-1, 1, 8, 8)
                 return base(pixels / 127.5 - 1).last_hidden_state
-            types = {} if self.layout.family_name != "bert" else {"token_type_ids": self.token_types()}
+            types = {} if self.layout.config.model_type != "bert" else {"token_type_ids": self.token_types()}
             decoder = {} if self.decoder_ids is None else {"decoder_input_ids": self.decoder_ids}
             found = base(input_ids=self.ids, attention_mask=torch.ones_like(self.ids), output_hidden_states=True, **types, **decoder)
             # T5 with a head is its own base model, which names the states of its last layer in another way.

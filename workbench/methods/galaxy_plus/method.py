@@ -92,7 +92,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
             timelines=measured_timelines(results, cluster, prediction, engines.fidelity),
             metrics=metrics,
             phases_s={
-                "loading": max(result.load_s for result in results),
+                "loading": max(result.spent_s["loading"] for result in results),
                 "answering": served.requests[-1].end_s - served.requests[0].start_s,
             },
             bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()}
@@ -207,9 +207,7 @@ def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, floa
     metrics = {
         "requests": float(len(latencies)),
         "latency mean s": statistics.fmean(latencies),
-        "latency p50 s": float(np.percentile(latencies, 50)),
-        "latency p95 s": float(np.percentile(latencies, 95)),
-        "latency p99 s": float(np.percentile(latencies, 99)),
+        **{f"latency p{share} s": float(np.percentile(latencies, share)) for share in (50, 95, 99)},
         "requests per s": len(latencies) / (traces[-1].end_s - traces[0].start_s),
     }
     further = [seconds for trace in traces for seconds in trace.token_s]

@@ -143,7 +143,7 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
 
     Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is fixed.
     """
-    asked = f"Requests of {length} tokens to '{layout.family_name}' were asked for."
+    asked = f"Requests of {length} tokens to '{layout.config.model_type}' were asked for."
     if layout.family.reads_images:
         raise ConfigError(asked, "It reads pictures.", "Serve a text model.")
     if not 1 <= length <= layout.max_length:

@@ -14,7 +14,7 @@ from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
 from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, shape_of_picture
-from workbench.models.loading import ModelFacts
+from workbench.models.loading import model_facts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (
     LayerSlices,
@@ -142,7 +142,6 @@ class HostQuestion:
     """The parameters of a host profile.  longest: tokens of a request.  what: the head's output."""
 
     model: str
-    facts: ModelFacts
     longest: int
     what: What = "hidden"
 
@@ -150,7 +149,7 @@ class HostQuestion:
     def of(cls, prepared: PreparedJob) -> HostQuestion:
         """Return the parameters for a job."""
         what: What = "last" if prepared.options.generate else "hidden"
-        return cls(model=prepared.job.model, facts=prepared.facts, longest=prepared.longest, what=what)
+        return cls(model=prepared.job.model, longest=prepared.longest, what=what)
 
 
 def of_devices(rows: Sequence[InferenceProfile]) -> InferenceProfile:
@@ -161,7 +160,7 @@ def of_devices(rows: Sequence[InferenceProfile]) -> InferenceProfile:
 def host_profile(asked: HostQuestion, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
     """Return the cost of each operation on one unslowed core of this host, measured now or stored earlier."""
     # The name alone may be a folder that contains another model by now.
-    key = {"model": asked.model, "shape": asdict(asked.facts), "longest": asked.longest, "head": asked.what}
+    key = {"model": asked.model, "shape": asdict(model_facts(asked.model)), "longest": asked.longest, "head": asked.what}
 
     def measure() -> InferenceProfile:
         notify(Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile"))

@@ -60,7 +60,6 @@ class RankServed(RankResult):
 
     requests: list[RequestTrace] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
-    load_s: float = 0.0
 
 
 def serve_rank(context: RankContext, rank_job: RankJob) -> RankServed:
@@ -94,7 +93,7 @@ class _Run:
         self._reporter.phase(LOADING)
         begin = self._context.now_s()
         holding = session.load(job.plan)
-        result.load_s = self._context.now_s() - begin
+        result.spent_s["loading"] = self._context.now_s() - begin
         release_free_memory()
         result.nbytes["weights"] = 0 if holding.shard is None else holding.shard.held_bytes
         result.nbytes["private memory with the model"] = read_memory().anonymous_bytes

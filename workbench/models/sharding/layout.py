@@ -122,11 +122,6 @@ class ModelLayout:
         return tuple(part.shape for part in self.parts)
 
     @property
-    def family_name(self) -> str:
-        """Return the Hugging Face model type."""
-        return self.config.model_type
-
-    @property
     def num_layers(self) -> int:
         """Return the number of layers in all stacks."""
         return sum(shape.num_layers for shape in self.stacks)

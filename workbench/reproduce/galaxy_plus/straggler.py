@@ -11,7 +11,6 @@ from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, m
 from workbench.methods.galaxy_plus.serving.experiments import LoadSpikeResult, load_spike_executed
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
-from workbench.models.loading import model_facts
 from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1, stack_lengths
 from workbench.reproduce.galaxy_plus.testbed import FIG_16, PAPER, Constants, cluster, described, load_constants, profile
 from workbench.reproduce.items import Item
@@ -128,8 +127,7 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     on, spike = described(FIG_16), Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR)
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
     # A tiny model would finish at once on this host: an imaginary slow core gives it a large model's time.
-    asked = HostQuestion(model=model, facts=model_facts(model), longest=length)
-    host = made_up_host(model, 1e8) if settings.quick else host_profile(asked, ignore)
+    host = made_up_host(model, 1e8) if settings.quick else host_profile(HostQuestion(model=model, longest=length), ignore)
     engines = EngineCluster.start(on)
     try:
         until_s = UNTIL_S[settings.quick]

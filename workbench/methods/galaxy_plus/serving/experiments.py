@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.core.inference import InferenceProfile
-from workbench.core.serving import Reaction, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import end_template
@@ -75,11 +75,9 @@ def soak(
     faults: Sequence[Fault] | FaultSchedule | None = None,
     fidelity: Literal["auto", "kernel", "paced"] = "auto",
     rescheduling: ReschedulingSettings = SETTINGS,
-    on_event: Callable[[ServingEvent], None] | None = None,
-    on_request: Callable[[ServedRequest], None] = lambda request: None,
-    is_over: Callable[[float], bool] = lambda now_s: False,
+    **settings: Any,
 ) -> SoakResult:
-    """Serve a tiny model with random faults (or the given ones), and check what is left behind at the end.  See `serve`."""
+    """Serve a tiny model with random faults (or the given ones), and check what is left behind at the end.  settings: see `serve`."""
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
@@ -93,9 +91,7 @@ def soak(
             stream=StreamSettings(num_requests=num_requests, rate_per_s=rate_per_s, seed=seed, length=SOAK_LENGTH),
             rescheduling=rescheduling,
             faults=faults,
-            on_event=on_event,
-            on_request=on_request,
-            is_over=is_over,
+            **settings,
         )
     end_template()
     return SoakResult(report=report, left_behind=tuple(sorted(_traces() - before)))
