@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from workbench.core.spread import Spread
 from workbench.plots import style
@@ -79,39 +78,22 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
     """
     ordered = sorted(points)
     unit = style.time_unit(max(point.seconds for point in (*ordered, mine)))
-    figure = make_subplots(specs=[[{"secondary_y": True}]])
-    across = [point.layers for point in ordered]
-    fits = [point.fullness <= 1 for point in ordered]
-    series = (
-        ("latency", [(point.seconds * unit.factor) for point in (*ordered, mine)], style.BLUE, "circle", unit.name),
-        ("memory of the fullest device", [100 * point.fullness for point in (*ordered, mine)], style.VERMILLION, "square", "%"),
-    )
-    yours = {"size": 17, "symbol": "circle-open", "color": style.BLACK, "line": {"width": 2.5}}
-    for is_second, (name, values, colour, symbol, of) in enumerate(series):
-        symbols = [symbol if fit else f"{symbol}-open" for fit in fits]
-        look: dict[str, Any] = {"secondary_y": bool(is_second), "name": name, "mode": "lines+markers"}
-        look |= {"line": {"color": colour, "width": 2, "dash": "dash" if is_second else "solid"}, "marker": {"size": 8, "symbol": symbols}}
-        said = f"{name}: %{{y:.4g}} {of} with %{{x}} layers in scheme 2<extra></extra>"
-        figure.add_scatter(x=across, y=values[:-1], hovertemplate=said, **look)
-        own: dict[str, Any] = {"name": "yours", "legendgroup": "yours", "showlegend": not is_second, "secondary_y": bool(is_second)}
-        said = f"yours: %{{y:.4g}} {of}<extra></extra>"
-        figure.add_scatter(mode="markers", x=[mine.layers], y=values[-1:], marker=yours, hovertemplate=said, **own)
-    most = 108 * max(1.0, mine.fullness, *(point.fullness for point in ordered))
-    figure.add_hline(y=100, line={"color": style.VERMILLION, "width": 1.5, "dash": "dot"}, secondary_y=True)
-    figure.update_xaxes(title="layers in scheme 2", zeroline=False)
-    figure.update_yaxes(title=f"one sequence ({unit.name})", rangemode="tozero", zeroline=False, secondary_y=False)
-    figure.update_yaxes(
-        title="of its budget (%)", range=[0, most], zeroline=False, showgrid=False, tickmode="auto", nticks=6, secondary_y=True
-    )
-    said = "; ".join(filter(None, [subtitle, "dotted: the budget; hollow: out of memory"]))
-    return style.finish(
-        figure,
-        title="Scheme 2 trades memory for communication",
-        label="simulated",
-        subtitle=said,
-        height=430,
-        margin={"r": 70},
-    )
+    words = {"title": "Scheme 2 trades memory for communication", "label": "simulated", "x_title": "layers in scheme 2"}
+    words["subtitle"] = "; ".join(filter(None, [subtitle, "dotted: the budget; hollow: out of memory"]))
+    latency = [(point.layers, point.seconds * unit.factor) for point in (*ordered, mine)]
+    memory = [(point.layers, 100 * point.fullness) for point in (*ordered, mine)]
+    series = {"latency": latency[:-1], "memory of the fullest device": memory[:-1]}
+    figure = lines(series, y_title=f"one sequence ({unit.name})", **words)
+    figure.data[1].line.dash = "dash"
+    for trace, (x, y) in zip(figure.data, (latency[-1], memory[-1]), strict=True):
+        trace.marker.symbol = [f"{trace.marker.symbol}{'-open' * (point.fullness > 1)}" for point in ordered]
+        marker = {"size": 17, "symbol": "circle-open", "color": style.BLACK, "line": {"width": 2.5}}
+        is_first = trace is figure.data[0]
+        figure.add_scatter(x=[x], y=[y], mode="markers", name="yours", legendgroup="yours", showlegend=is_first, marker=marker)
+    most = 108 * max(1.0, *(point.fullness for point in (*ordered, mine)))
+    style.on_second_axis(figure, [1, 3], title="of its budget (%)", range=[0, most])
+    line = {"color": style.VERMILLION, "width": 1.5, "dash": "dot"}
+    return figure.add_shape(type="line", xref="paper", x0=0, x1=1, yref="y2", y0=100, y1=100, line=line)
 
 
 Found = Mapping[str, Mapping[float, Spread]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -216,6 +216,14 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
         safe = _with_only_our_tags(had)
         part.update({key: value for key, value in safe.items() if value is not had[key]}, overwrite=True)
     return figure
+
+
+def on_second_axis(figure: go.Figure, numbers: Iterable[int], *, title: str, **axis: Any) -> None:
+    """Move some traces of a finished figure, by their numbers, to a second vertical axis, on the right."""
+    for number in numbers:
+        figure.data[number].yaxis = "y2"
+    look = {"overlaying": "y", "side": "right", "showgrid": False, "zeroline": False, "nticks": 6}
+    figure.update_layout(yaxis2={"title": {"text": only_our_tags(title)}, **look, **axis}, margin_r=70)
 
 
 def not_kept(title: str, note: str) -> go.Figure:

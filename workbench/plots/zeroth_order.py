@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from workbench.plots import style
 from workbench.plots.breakdown import stacked_bars
@@ -176,36 +175,25 @@ def learning(
     losses, scores: (step, value).  baselines: scores to compare with, by name.  engine: losses of the steps of the same training
     that an inference engine continues.
     """
-    figure, lost, found, beyond = make_subplots(specs=[[{"secondary_y": True}]]), dict(losses), dict(scores), dict(engine)
-    for name, points, colour, width in (
-        ("loss of a step", lost, style.SKY_BLUE, 1.0),
-        ("its mean", dict(zip(lost, running_mean([*lost.values()]), strict=True)), style.BLUE, 2.5),
-        ("loss in the engine", beyond, style.VERMILLION, 2.5),
+    values = [loss for _, loss in losses]
+    means = [(step, mean) for (step, _), mean in zip(losses, running_mean(values), strict=True)]
+    last = max([1, *(step for step, _ in (*losses, *engine))])
+    lost = {"loss of a step": losses, "its mean": means} | ({"loss in the engine": engine} if engine else {})
+    scored = {f"validation {metric}": scores}
+    scored |= {f"{name} {value:.2f}": [(0, value), (last, value)] for name, value in (baselines or {}).items()}
+    words = {"title": "Learning by forward passes", "label": label, "subtitle": subtitle}
+    figure = lines(lost | scored, x_title="steps", y_title="loss", **words)
+    for name, look in (
+        ("loss of a step", {"color": style.SKY_BLUE, "width": 1}),
+        ("its mean", {"color": style.BLUE, "width": 2.5}),
+        ("loss in the engine", {"color": style.VERMILLION, "width": 2.5}),
     ):
-        if points or points is not beyond:
-            figure.add_scatter(x=[*points], y=[*points.values()], name=name, mode="lines", line={"color": colour, "width": width})
-    marker = {"symbol": "square", "size": 9, "color": style.GREEN}
-    figure.add_scatter(
-        x=[*found],
-        y=[*found.values()],
-        name=f"validation {metric}",
-        mode="lines+markers",
-        line={"color": style.GREEN},
-        marker=marker,
-        secondary_y=True,
-    )
-    for index, (name, value) in enumerate((baselines or {}).items()):
-        line = {"color": style.DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]}
-        last = max([1, *lost, *beyond])
-        figure.add_scatter(
-            x=[0, last], y=[value, value], mode="lines", name=f"{name} {value:.2f}", line=line, hoverinfo="skip", secondary_y=True
-        )
-    figure.update_xaxes(title="steps", rangemode="tozero", zeroline=False)
-    figure.update_yaxes(
-        title="loss", range=[0, 1.08 * max([*lost.values(), *beyond.values()], default=1.0)], zeroline=False, secondary_y=False
-    )
-    figure.update_yaxes(title=metric, range=[0, 1], showgrid=False, zeroline=False, tickmode="auto", nticks=6, secondary_y=True)
-    return style.finish(figure, title="Learning by forward passes", label=label, subtitle=subtitle, height=450, margin={"r": 70})
+        figure.update_traces(mode="lines", line=look, selector={"name": name})
+    figure.data[len(lost)].line.color = style.GREEN
+    for index, line in enumerate(figure.data[len(lost) + 1 :]):
+        line.update(mode="lines", hoverinfo="skip", line={"color": style.DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]})
+    style.on_second_axis(figure, range(len(lost), len(figure.data)), title=metric, range=[0, 1])
+    return figure.update_xaxes(rangemode="tozero")
 
 
 def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
