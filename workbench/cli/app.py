@@ -128,8 +128,7 @@ def run(
 
 
 def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, **settings: Any) -> None:
-    if path is not None:
-        require_writable(path)
+    require_writable(path)
     described = load_cluster(cluster)
     from workbench.experiment import run as run_job
     from workbench.methods import INFERRING

@@ -47,9 +47,7 @@ def export(
     from workbench.models.inference_engine import EngineConfig, export_program, require_executorch
 
     require_executorch()
-    for path in (out, prompts):
-        if path is not None:
-            require_writable(path)
+    require_writable(out, prompts)
     config: Any = EngineConfig(
         queries=queries,
         batch_size=batch_size,
@@ -104,9 +102,7 @@ def train(
     from workbench.models.inference_engine import EngineTrainer
     from workbench.models.inference_engine.config import EnginePrompts
 
-    for path in (log, out):
-        if path is not None:
-            require_writable(path)
+    require_writable(log, out)
     rows = EnginePrompts.read(prompts)
     trainer = EngineTrainer(program, seed=seed, threads=threads)
     losses = _train(trainer, rows, steps, learning_rate, seed, log)

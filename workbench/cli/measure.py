@@ -27,8 +27,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
     """
     if not as_json:
         say(f"Measuring {cluster.size_words}")
-    if cluster.is_real:
-        require_writable(file)
+    require_writable(file if cluster.is_real else None)
     host, devices = survey_devices(cluster)
     if cluster.is_real:
         rates = {
@@ -81,8 +80,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     """
     if not as_json:
         say(f"Measuring {cluster.world_size * (cluster.world_size - 1)} links of {cluster.size_words}")
-    if cluster.is_real:
-        require_writable(file)
+    require_writable(file if cluster.is_real else None)
     used, links = survey_links(cluster, fidelity=fidelity)
     label = f"real, {cluster.data}" if used == "real" else f"emulated, {used} links"
     if cluster.is_real:

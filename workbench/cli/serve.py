@@ -50,9 +50,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices."""
-    for path in (report, out / "serving.html" if out is not None else None):
-        if path is not None:
-            require_writable(path)
+    require_writable(report, out and out / "serving.html")
     if soak:
         _soak(soak, seed, fidelity, report, out, as_json=as_json)
         return

@@ -120,8 +120,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare reports: a row for runs with the same settings, with mean and standard deviation over seeds and repeats."""
-    if out is not None:
-        require_writable(out)
+    require_writable(out)
     from workbench.comparison import reports_frame, sides, write_page
 
     frame = reports_frame(reports)

@@ -50,10 +50,11 @@ def whole_file(path: Path | str) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def require_writable(path: Path | str) -> None:
-    """Raise WriteError if whole_file would refuse the path.  Call it before the work whose result goes there."""
-    with contextlib.suppress(_OnlyTried), whole_file(path):
-        raise _OnlyTried
+def require_writable(*paths: Path | str | None) -> None:
+    """Raise WriteError if whole_file would refuse one of the paths.  Call it before the work whose result goes there."""
+    for path in (path for path in paths if path is not None):
+        with contextlib.suppress(_OnlyTried), whole_file(path):
+            raise _OnlyTried
 
 
 def make_folder(folder: Path | str) -> Path:
