@@ -89,7 +89,7 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
     with pytest.raises(RuntimeSetupError, match="is no program"):
         connection.ask("start", python="/nowhere/python", module="sleeper", environment={})
     with pytest.raises(RuntimeSetupError, match="another digest"):
-        bad = connection.post("file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
+        bad = connection.post("begin_file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
         bad.result(20)
     assert connection.ask("facts")["cores"] >= 1
 
@@ -100,7 +100,7 @@ def test_a_broken_transfer_goes_on(agent: Agent, tmp_path: Path, monkeypatch: py
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     agent.connection.open()
     first = [ssh._frame(ssh.DATA, file.read_bytes()[:400_000])]
-    agent.connection.post("file", first, path="kit/cache/weights", size=1_000_000, sha256=digest)
+    agent.connection.post("begin_file", first, path="kit/cache/weights", size=1_000_000, sha256=digest)
     agent.connection.ask("facts")
     os.kill(agent.connection._process.pid, signal.SIGTERM)
     agent.wait_for("lost")
@@ -129,7 +129,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
 
     last = c.Pong(charge=0.5)
     engines.tell(0, "event", encode_told(last))
-    sent = agent.connection.post("file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest())
+    sent = agent.connection.post("begin_file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest())
     assert [one.content for one in service.news(0)] == [last]
     assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
     arrives.set()

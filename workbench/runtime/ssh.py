@@ -188,7 +188,7 @@ class Connection:
             self._number += 1
             number = self._number
             self._answers[number] = future
-            if operation == "file":
+            if operation == "begin_file":
                 self._files.add(future)
                 future.add_done_callback(self._files.discard)
         if self.lost is not None:
@@ -213,7 +213,7 @@ class Connection:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
         file.seek(0)
-        return self.post("file", _frames_of(file, size), path=place, size=size, sha256=digest)
+        return self.post("begin_file", _frames_of(file, size), path=place, size=size, sha256=digest)
 
     def lacks(self, path: Path, place: str, span: Span | None = None) -> int | None:
         """Return None if the device has a file, else how many of its bytes.  span: the bytes of it that are meant, all by default."""
@@ -233,7 +233,7 @@ class Connection:
             begun = answer.result(600.0)
             if begun is not None:
                 frames, digest = _frames_from(path, begin + begun, end), digest_of(path, (begin, end))
-                sent.append(self.post("file", frames, path=place, size=end - begin, sha256=digest, offset=begun))
+                sent.append(self.post("begin_file", frames, path=place, size=end - begin, sha256=digest, offset=begun))
         for future in sent:
             future.result()
         return len(sent)

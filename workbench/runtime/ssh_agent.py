@@ -41,6 +41,11 @@ CERTIFICATE = "run/tls.pem"
 LOWEST = "127.0.0.0"
 """An address of the loopback below 127.0.0.1, where gloo listens: of two addresses it is the lower that is connected to."""
 OLDEST_PYTHON = (3, 11)
+OPERATIONS = (
+    *("hello", "facts", "has", "begin_file", "start", "signal_engine", "ask_to_stop"),
+    *("expose", "reach", "holds", "unpack", "empty", "clean"),
+)
+"""The methods that the laptop may call."""
 _LOG_TAIL = 2000
 
 
@@ -64,21 +69,6 @@ class Agent:
         self.begun: dict[str, Any] = {}
         self.to_engine: Any = queue.SimpleQueue()
         self.writing, self.ending = threading.Lock(), threading.Lock()
-        self.operations: dict[str, Any] = {
-            "hello": self.hello,
-            "facts": self.facts,
-            "has": self.has,
-            "file": self.begin_file,
-            "start": self.start,
-            "signal": self.signal_engine,
-            "ask to stop": self.ask_to_stop,
-            "expose": self.expose,
-            "reach": self.reach,
-            "holds": self.holds,
-            "unpack": self.unpack,
-            "empty": self.empty,
-            "clean": self.clean,
-        }
 
     # The connection.
 
@@ -130,10 +120,10 @@ class Agent:
         """Do one operation of the table and answer."""
         number, name = asked.pop("id"), asked.pop("op")
         try:
-            if name not in self.operations:
+            if name not in OPERATIONS:
                 raise Refused(f"It knows no '{name}'.")
-            found = self.operations[name](**asked)
-            if name != "file":  # answered once it is whole
+            found = getattr(self, name)(**asked)
+            if name != "begin_file":  # answered once it is whole
                 self.say(id=number, found=found)
             else:
                 self.file["id"] = number

@@ -254,7 +254,7 @@ class SshService:
             generation=seat.number,
             clock_offset_s=seat.link.clock_offset_s,
         )
-        seat.link.post("ask to stop", wanted=False)
+        seat.link.post("ask_to_stop", wanted=False)
         seat.bring(paths)
         seat.send("call", encode(CallMessage(function=seat.call.name, context=context, payload=encoded)), seat.number)
 
@@ -309,11 +309,11 @@ class SshService:
         seat = self._engines.seats[rank]
         if seat.connection is not None:
             seat.killed_s = seat.killed_s or time.monotonic()
-            seat.connection.post("signal", name="kill")
+            seat.connection.post("signal_engine", name="kill")
 
     def freeze(self, rank: int) -> None:
         """Stop a device's engine without ending it."""
-        self._engines.seats[rank].link.post("signal", name="stop")
+        self._engines.seats[rank].link.post("signal_engine", name="stop")
 
     def restart(self, rank: int) -> None:
         """Start a device's engine again in the background, over a new connection if need be; `news` tells when it is there.
@@ -357,7 +357,7 @@ class SshService:
         for rank in self.running:
             connection = self._engines.seats[rank].connection
             if connection is not None:
-                connection.post("ask to stop", wanted=True)
+                connection.post("ask_to_stop", wanted=True)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Wait a while for the jobs, which were told to end; those that do not are killed."""
