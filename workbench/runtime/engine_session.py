@@ -211,7 +211,8 @@ class EngineSession:
 
     def _require_alive(self, deadline_s: float) -> None:
         """Raise RuntimeSetupError if a process died during startup, or if startup takes too long."""
-        for name, process in [("The controller", self._controller), *self._named_engines()]:
+        named = [(f"The engine of device '{device.name}'", one) for device, one in zip(self.cluster.devices, self.engines, strict=False)]
+        for name, process in [("The controller", self._controller), *named]:
             if process is not None and not process.alive:
                 raise RuntimeSetupError(
                     f"Engines for cluster '{self.cluster.name}' were being started.",
@@ -227,11 +228,6 @@ class EngineSession:
             f"They were not up after {self._timeout_s:.0f} s: {self._log_tail()}",
             "Close other programs and try again.",
         )
-
-    def _named_engines(self) -> list[tuple[str, ProcessId | None]]:
-        return [
-            (f"The engine of device '{device.name}'", engine) for device, engine in zip(self.cluster.devices, self.engines, strict=False)
-        ]
 
     def _log_tail(self) -> str:
         logs = sorted(self.folder.glob("profile/log/*.log"), key=lambda path: path.stat().st_mtime)
