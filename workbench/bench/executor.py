@@ -18,7 +18,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import TOKEN, Spec, TableCosts, ring_allreduce_s
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, unrolled
-from workbench.core.schedule import ALLREDUCE, COMMUNICATION, NONE, SEND, Op, Schedule, Value
+from workbench.core.schedule import ALLREDUCE, NONE, SEND, Op, Schedule, Value
+from workbench.methods.pac_plus.rank_job import backbone_part
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.executor import Executor, Handler
@@ -79,7 +80,7 @@ def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
         "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
         "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
         "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
-        "forward-only chain": _forward_only(insert_transfers(gpipe(plan, one))),
+        "forward-only chain": backbone_part(insert_transfers(gpipe(plan, one))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
     costs = costs_on(cluster)
@@ -229,14 +230,3 @@ def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
 
     fields = ("ops", "inputs", "outputs")
     return Schedule(**{name: joined(getattr(schedule, name) for schedule in schedules) for name in fields})
-
-
-def _forward_only(schedule: Schedule) -> Schedule:
-    """Return the forward operations of a pipeline and the transfers of their outputs."""
-    kept = tuple(
-        tuple(op for op in ops if op.kind == "F" or (op.kind in COMMUNICATION and (*op.reads, *op.writes)[0].name == "act"))
-        for ops in schedule.ops
-    )
-    written = [{value for op in ops for value in op.writes} for ops in kept]
-    outputs = tuple(tuple(value for value in own if value in written[rank]) for rank, own in enumerate(schedule.outputs))
-    return Schedule(ops=kept, inputs=schedule.inputs, outputs=outputs)

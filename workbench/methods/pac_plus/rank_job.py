@@ -102,7 +102,7 @@ class Programs:
         key = (shape.sizes, backbone_only)
         if key not in self._schedules:
             whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order))
-            self._schedules[key] = _backbone_part(whole) if backbone_only else whole
+            self._schedules[key] = backbone_part(whole) if backbone_only else whole
         costs = PlanCosts(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
         return Program.on(self._cluster, self._schedules[key], costs)
 
@@ -149,7 +149,7 @@ class CachedCosts:
         return resident_bytes(self.profile, layers) - sum(layer.frozen_bytes for layer in layers)
 
 
-def _backbone_part(schedule: Schedule) -> Schedule:
+def backbone_part(schedule: Schedule) -> Schedule:
     """Return the schedule with only backbone forward passes and the transfers between them."""
 
     def belongs(op: Op) -> bool:
