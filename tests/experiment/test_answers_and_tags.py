@@ -11,6 +11,7 @@ import pytest
 from tests.experiment.running import run
 from tests.tasks.test_question_answering import squad
 from workbench.core import Job
+from workbench.core.errors import ConfigError
 from workbench.methods.common.result import load_result
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.measure import measure_layers
@@ -57,3 +58,23 @@ def test_fine_tuning_learns_tags_and_says_which_words_were_cut(tmp_path: Path, m
     assert {pair.split("/")[1] for one in tagged for pair in str(one.answer).split()} <= set(about.class_names)
     assert result.predict([row[0] for row in result.read(str(job.data))]) and result.evaluate(str(job.data)).samples == len(rows)
     assert "pipeline_tag: token-classification" in (tmp_path / "run" / "adapter" / "README.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_confidant_learns_instructions_and_predicts_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brief = partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1)
+    monkeypatch.setattr(fine_tuning, "measure_layers", brief)
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": "yes"} for n in range(24)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    settings = SETTINGS | {"model": "tiny-llama", "micro_batches": 1, "learning_rate": 2e-2}
+    own = {"task": "instruction_tuning", "data": str(tmp_path / "train.json"), "max_length": 200, "options": {"technique": "lora"}}
+    report = run(Job(method="confidant", **own, **settings), tmp_path / "run")
+    assert report.epochs[report.chosen_epoch - 1].metrics["loss"] == min(epoch.metrics["loss"] for epoch in report.epochs)
+    assert report.steps[-1].loss is not None and report.steps[0].loss is not None and report.steps[-1].loss < report.steps[0].loss
+    result = load_result(tmp_path / "run")
+    assert result.about.texts == ("instruction", "input") and result.evaluate().metrics == pytest.approx(report.metrics)
+    assert result.predict(["Say 1."]) == result.predict([("Say 1.", "")]) and len(str(result.predict(["Say 1."])[0].answer))
+    assert result.evaluate(str(own["data"])).samples == len(rows)
+    with pytest.raises(ConfigError, match="The model reads 512, answers of 50 included"):
+        result.predict(["Say it. " * 200])
+    assert "pipeline_tag: text-generation" in (tmp_path / "run" / "adapter" / "README.md").read_text()

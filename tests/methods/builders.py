@@ -12,7 +12,7 @@ from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.parallel_adapter import Kind, ParallelAdapter, ParallelAdapterConfig
 from workbench.models.quantization import QuantizationConfig
-from workbench.models.side_layers import TOKEN_KINDS
+from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS
 from workbench.models.stack import LayerStack
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.tokenize import IGNORED, TokenizedSplit, Window, collate
@@ -48,14 +48,14 @@ def made_up_split(
 ) -> TokenizedSplit:
     """Return samples of 3 to 19 tokens with labels by chance.
 
-    start_id, words: of an encoder-decoder, and what it is to write.  kind: labels of a regression are numbers around 3; of spans and tags
-    the targets are by chance, too.
+    start_id, words: of an encoder-decoder, and what it is to write.  kind: labels of a regression are numbers around 3; of spans, tags
+    and following tokens the targets are by chance, too.
     """
     chance = random.Random(seed)
     ids = tuple(tuple(chance.randrange(5, vocabulary) for _ in range(chance.randrange(3, 20))) for _ in range(count))
     rated, windows = kind == "regression", []
-    for number, sample in enumerate(ids if kind in TOKEN_KINDS else ()):
-        tagged = kind == "token_classification"
+    for number, sample in enumerate(ids if kind in (*TOKEN_KINDS, "text_generation") else ()):
+        tagged = kind != "question_answering"
         targets = [chance.choice((0, 1, IGNORED)) if tagged else chance.randrange(len(sample)) for _ in (sample if tagged else "12")]
         windows.append(Window(number, 100 + number, 0, (), tuple(targets), tagged))
     return TokenizedSplit(
@@ -96,7 +96,7 @@ def adapter_config(stack: LayerStack, kind: Kind = "classification") -> Parallel
 def initial_adapter(stack: LayerStack, split: TokenizedSplit, kind: Kind = "classification") -> ParallelAdapter:
     """Return a calibrated adapter: without calibration the random models' small activations make the side network ill-conditioned."""
     adapter = ParallelAdapter(adapter_config(stack, kind))
-    if stack.language_model_head is not None and kind == "sequence_to_sequence":
+    if stack.language_model_head is not None and kind in WORD_KINDS:
         adapter.attach(stack.language_model_head)
     set_statistics(adapter, calibrate(stack, [collate(split, range(len(split)))]))
     return adapter

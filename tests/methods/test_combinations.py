@@ -96,7 +96,7 @@ def quantization(storage: str) -> QuantizationConfig:
 
 @cache
 def backbone(model: str, storage: str) -> LayerStack:
-    return quantize(load_stack(model), quantization(storage))
+    return quantize(load_stack(model, with_head=True), quantization(storage))
 
 
 def job(model: str) -> Job:
@@ -279,6 +279,17 @@ def test_answers_and_tags_equal_one_process(technique: str, kind: Kind, tmp_path
             check_parallel_adapters(model, "float32", name, tmp_path, what, kind)
         else:
             check_fine_tuning(model, technique, "float32", name, what, kind)
+
+
+@pytest.mark.parametrize("technique", ("lora", "adapters", "serial", PARALLEL))
+def test_generated_text_equals_one_process(technique: str, tmp_path: Path) -> None:
+    """The head is the backbone's own, which the last stage alone has and nobody trains."""
+    for name, model in (("1F1B", "tiny-llama"), ("hybrid by GPipe", "tiny-gpt2"), ("data parallel", "tiny-opt")):
+        what = f"{technique}, {name}, text_generation, {model}"
+        if technique == PARALLEL:
+            check_parallel_adapters(model, "float32", name, tmp_path, what, "text_generation")
+        else:
+            check_fine_tuning(model, technique, "float32", name, what, "text_generation")
 
 
 @pytest.mark.parametrize("cached", ["float32", "bfloat16", "int8"])

@@ -16,7 +16,8 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from workbench.core.errors import WorkbenchError
-from workbench.models.loading import load_model, load_stack
+from workbench.models.evaluation import answer_scores
+from workbench.models.loading import load_model, load_stack, model_config
 from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
@@ -187,6 +188,46 @@ def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(family: s
         found = alone(input_ids=ids, attention_mask=mask)
     logits = found.logits if kind == "token_classification" else torch.stack([found.start_logits, found.end_logits], dim=2)
     torch.testing.assert_close(logits[mask == 1], expected[mask == 1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("family", "technique"), [("llama", "lora"), ("gpt2", "lora"), ("opt", "adapters")])
+def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, technique: str, tmp_path: Path) -> None:
+    """With one sample, transformers' loss is ours; LoRA loads by peft alone, with the model's own head."""
+    config = model_config(f"tiny-{family}-2")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        base = transformers.AutoModelForCausalLM.from_config(config).eval()
+    base.save_pretrained(tmp_path / "base")
+    save_tokenizer(f"tiny-{family}-2", tmp_path / "base")
+    stack = load_stack(str(tmp_path / "base"), with_head=True)
+    chosen, folder = config_for(stack, technique, kind="text_generation"), tmp_path / "result"
+    (ids, mask), samples = inputs_of(stack), torch.arange(4)
+    mask[0, 5:] = 0
+    labels = torch.where((torch.arange(8) >= 2) & (mask == 1), ids, -100)  # two tokens of a prompt, then its answer
+    ours = torch.cat([labels[:, 1:], torch.full((4, 1), -100)], dim=1)
+    model = TechniqueStage(stack.stage(0, 2), chosen)
+    model.eval()
+    with torch.no_grad():
+        for name, parameter in model.trained().items():
+            parameter.normal_(std=0.05, generator=torch.Generator().manual_seed(len(name)))
+        logits = model.logits(model(ids, mask)[1], mask, samples, 0)
+    assert logits.shape == (4, 8, config.vocab_size)
+    scores = answer_scores(logits, ours)
+    save_trained(folder, model, TrainedDescription(config=chosen, model=str(tmp_path / "base"), task="instructions", max_length=64))
+    loaded, _ = load_trained(folder)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), logits, rtol=1e-5, atol=1e-5)
+        if technique != "lora":
+            return
+        alone = require_peft().AutoPeftModelForCausalLM.from_pretrained(folder).eval()
+        for row in range(4):
+            own = slice(row, row + 1)
+            found = alone(input_ids=ids[own], attention_mask=mask[own], labels=labels[own])
+            assert found.loss.item() == pytest.approx(scores[row, 0].item(), rel=1e-5)
+            right = (found.logits.argmax(dim=2) == ours[own])[ours[own] >= 0]
+            assert right.float().mean().item() == pytest.approx(scores[row, 1].item())
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -137,3 +137,17 @@ def test_nothing_to_time_is_refused():
         time_calls({})
     with pytest.raises(ConfigError):
         time_calls({"a": int}, repeats=0)
+
+
+def test_a_batch_after_a_long_one_takes_as_much_longer_as_it_has_more_samples():
+    clock = Clock()
+    grids = time_grids(
+        {"F": lambda batch, length: clock.call(f"{batch} x {length}", 0.01 * batch * length)},
+        (1, 2, 4, 8, 16),
+        (8, 128),
+        repeats=2,
+        budget_s=1e9,
+        clock=clock,
+    )
+    assert grids["F"].seconds == tuple((pytest.approx(0.08 * batch), pytest.approx(1.28 * batch)) for batch in (1, 2, 4, 8, 16))
+    assert {name for name in clock.order if name.endswith(" 128")} == {"1 x 128", "2 x 128"} and "16 x 8" in clock.order

@@ -153,7 +153,7 @@ def test_rules_for_stale_weights_compute_with_other_weights(tmp_path: Path) -> N
 @pytest.mark.parametrize(("rule", "delay"), [("vertical sync", 3), ("2BW", 1), ("synchronous", 0)])
 def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(rule: str, delay: int) -> None:
     """w(t + 1) is w(t) after a step with the gradient at w(t - delay), of the whole model, to 1e-5 (2BW: Narayanan et al., ICML 2021)."""
-    training = replace(Training().quick(), limits=(32, 8, 8))
+    training = replace(Training(), model="tiny-bert-6", limits=(32, 8, 8), batch_size=4)
     model, losses = trained(training, rule, 0)
     plain, split = untrained(training, 0), loaded(training)[1].train
     weights = plain.trained()

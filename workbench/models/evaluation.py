@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import require_numbers
-from workbench.models.parallel_adapter import IGNORED, ParallelAdapter
-from workbench.models.side_layers import SideHead
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
+from workbench.models.side_layers import WORD_KINDS, SideHead
 from workbench.models.stack import LayerStack
 
 STD_FLOOR_SHARE = 0.05
@@ -25,7 +25,8 @@ STD_FLOOR_OF_MEAN = 0.01
 BatchLike = Any
 """A batch like workbench.tasks.tokenize.Batch: input_ids (n, t), attention_mask (n, t) with 1 for real tokens, sample_ids (n,).
 
-labels: (n,), or (n, s) for sequence-to-sequence.  decoder_ids: (n, s), None without a decoder or if it reads only its start token.
+labels: (n,), (n, s) for sequence-to-sequence, (n, t) for text generation.
+decoder_ids: (n, s), None without a decoder or if it reads only its start token.
 choices: labels (words, s) of each label word, padded with IGNORED; None unless the task is sequence-to-sequence.
 """
 
@@ -85,8 +86,9 @@ LOWEST = torch.finfo(torch.float32).min
 class Predictions:
     """Logits, labels and sample ids of a split, ordered by sample id.
 
-    logits: (samples, outputs) float32; for sequence-to-sequence the log-likelihoods of the label words; for spans and tags (rows, tokens,
-    outputs), where rows are windows.  labels: (samples,), classes also for label words, or as in a batch.  sample_ids: (samples,) int64.
+    logits: (samples, outputs) float32; for sequence-to-sequence the log-likelihoods of the label words; for text generation those of
+    answer_scores; for spans and tags (rows, tokens, outputs), where rows are windows.  labels: (samples,), classes also for label words, or
+    as in a batch.  sample_ids: (samples,) int64.
     """
 
     def __init__(self, logits: Sequence[Tensor], labels: Sequence[Tensor], sample_ids: Sequence[Tensor]) -> None:
@@ -136,9 +138,9 @@ class ActivationMemory:
 
 
 def attach_head(stack: LayerStack, adapter: ParallelAdapter) -> None:
-    """Attach the backbone's language model head to a sequence-to-sequence adapter, unless it already has one."""
-    if adapter.config.kind == "sequence_to_sequence" and not adapter.has_language_model_head:
-        assert stack.language_model_head is not None, "a backbone of one stack"
+    """Attach the backbone's language model head to an adapter for a task of words, unless it already has one."""
+    if adapter.config.kind in WORD_KINDS and not adapter.has_language_model_head:
+        assert stack.language_model_head is not None, "a backbone without its head"
         adapter.attach(stack.language_model_head)
 
 
@@ -147,6 +149,16 @@ def word_scores(logits: Tensor, labels: Tensor) -> Tensor:
     real = labels.ne(IGNORED)
     likely = logits[:, real].float().log_softmax(dim=2)
     return likely.gather(2, labels[real].expand(len(logits), -1)[:, :, None]).sum(dim=(1, 2))
+
+
+def answer_scores(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return (n, 2): each answer's loss (see task_loss), and the share of its tokens that are the most likely.
+
+    logits: (n, t, V).  labels: (n, t), IGNORED outside of the answers.
+    """
+    real = labels.ne(IGNORED)
+    share = (logits.argmax(dim=2).eq(labels) & real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+    return torch.stack([task_loss(logits, labels, "text_generation", reduction="none"), share], dim=1)
 
 
 def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
@@ -180,7 +192,7 @@ def _score(
             for adapter, into in zip(adapters, logits, strict=True):
                 found = [adapter.predict(taps, batch.attention_mask, batch.sample_ids) for taps in per_word]
                 if batch.choices is None:
-                    into.append(found[0].float())
+                    into.append(answer_scores(found[0], batch.labels) if adapter.config.kind == "text_generation" else found[0].float())
                 else:
                     scores = [word_scores(one, word) for one, word in zip(found, batch.choices, strict=True)]
                     into.append(torch.stack(scores, dim=1))

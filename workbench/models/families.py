@@ -146,7 +146,7 @@ FAMILIES: dict[str, Family] = {
         activation="hidden_act",
         weights=_attention("self_attn.", "q_proj", "k_proj", "v_proj", "o_proj")
         | {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
-        tiny={"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64},
+        tiny={"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512},
     ),
     "opt": Family(
         layers="decoder.layers",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError, check_choice
 from workbench.models.quantization import dense_weight
-from workbench.models.side_layers import LAMBDA
+from workbench.models.side_layers import LAMBDA, WORD_KINDS
 from workbench.models.stack import LayerStack, part_of
 
 
@@ -176,7 +176,7 @@ def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None)
     check_choice("initialization", how, get_args(How))
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
-            _initialize_one(name, parameter, how, int(adapter.config.seed), predicts_words=adapter.config.kind == "sequence_to_sequence")
+            _initialize_one(name, parameter, how, int(adapter.config.seed), predicts_words=adapter.config.kind in WORD_KINDS)
     if how == "pruned":
         if stack is None:
             raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")

@@ -58,10 +58,17 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32, *, with_head: bool
 
 
 def load_stage(
-    name: str, start: int, stop: int, dtype: torch.dtype = torch.float32, *, after_layer: Callable[[nn.Module], object] | None = None
+    name: str,
+    start: int,
+    stop: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    after_layer: Callable[[nn.Module], object] | None = None,
+    with_head: bool = False,
 ) -> BackboneStage:
     """Return layers [start, stop) of a model.  after_layer: called with each layer, where possible before the next one is read.
 
+    with_head: load the head of a decoder-only model, too.
     From a folder with safetensors only these layers are read.  Otherwise the whole model is loaded and the rest released.
     """
     tensors = stored_weights(name)
@@ -71,10 +78,11 @@ def load_stage(
         separator_id = load_tokenizer(name).separator_id if needs_separator else None
         with parameters_on_meta():
             model = model_from_config(config, name)
-        stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype, after_layer=after_layer)
-        if stage is not None:
+        head = read_head(config, tensors, dtype) if with_head else None
+        stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype, after_layer=after_layer, head=head)
+        if stage is not None and (head is not None or not with_head):
             return stage
-    stage = load_stack(name, dtype).stage(start, stop)
+    stage = load_stack(name, dtype, with_head=with_head).stage(start, stop)
     if after_layer is not None:
         for layer in stage.layers.values():
             after_layer(layer)
@@ -133,7 +141,8 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
         raise ConfigError(f"The tokenizer of '{name}' was asked for.", "It has no tokenizer.json.", "Choose a model with a fast tokenizer.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     start_id = getattr(model_config(name), "decoder_start_token_id", None)
-    return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, separator_id=tokenizer.sep_token_id, start_id=start_id)
+    own = {"separator_id": tokenizer.sep_token_id, "start_id": start_id, "end_id": tokenizer.eos_token_id}
+    return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, **own)
 
 
 def model_facts(name: str) -> ModelFacts:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.initialization import initialize
 from workbench.models.products import Head
-from workbench.models.side_layers import TOKEN_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
+from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
 from workbench.models.stack import padding_mask
 
 
@@ -32,7 +32,7 @@ def check_labels(kind: str, mean: float, deviation: float) -> None:
         )
 
 
-Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification"]
+Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification", "text_generation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class ParallelAdapterConfig:
     is_causal: whether side attention is causal, as in the backbone.  num_outputs: number of classes, or 1 for regression.
     num_encoder_layers: number of encoder layers of an encoder-decoder, the later ones belong to the decoder; None for a single stack.
     target_length: number of decoder tokens, the same for the whole job; 0 without a decoder.
-    kind: 'sequence_to_sequence' needs an encoder-decoder, whose own language model head it reads.
+    kind: 'sequence_to_sequence' needs an encoder-decoder, 'text_generation' a decoder-only model; their own language model head is read.
     dropout: rate for the pooled features.  seed: for the initial weights and the dropout.
     label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
     """
@@ -144,7 +144,7 @@ class ParallelAdapterStage(nn.Module):
         self.decoder_first = nn.ModuleDict({str(border): TapProjection(config.hidden_size, config.width)} if has_embedding else {})
         self.last: SideHead | SequenceHead | None = None
         if stop == config.num_layers:
-            self.last = SequenceHead(config) if config.kind == "sequence_to_sequence" else SideHead(config)
+            self.last = SequenceHead(config) if config.kind in WORD_KINDS else SideHead(config)
         # In a tuple, so that the backbone's head does not become a parameter of this module.
         self._language_model_head: tuple[Head, ...] = ()
         initialize(self, "fan_in")
@@ -160,7 +160,7 @@ class ParallelAdapterStage(nn.Module):
         return bool(self._language_model_head)
 
     def attach(self, head: Head) -> None:
-        """Attach the backbone's frozen head to the last stage, for sequence-to-sequence.  It is not saved with the adapter."""
+        """Attach the backbone's frozen head to the last stage, for tasks of words.  It is not saved with the adapter."""
         self._language_model_head = (head,)
 
     def forward(self, side: Tensor | None, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class ParallelAdapterStage(nn.Module):
         """Return the logits.  Only the last stage has a head.
 
         last_hidden: b_L, the last tap.  Returns (n, num_outputs), from the first decoder state if there is a decoder; for
-        sequence-to-sequence (n, s, V).  Raises ConfigError for sequence-to-sequence without `attach`.
+        sequence-to-sequence (n, s, V), for text generation (n, t, V).  Raises ConfigError for these without `attach`.
         """
         assert self.last is not None, f"stage [{self.start}, {self.stop}) has no head"
         if self.config.num_encoder_layers is not None:
@@ -248,7 +248,7 @@ class ParallelAdapter(ParallelAdapterStage):
 
 def made_up_labels(kind: str, batch: int, length: int, target_length: int = 0) -> Tensor:
     """Return placeholder labels for task_loss, all zero, for measurements: `batch` samples of `length` tokens."""
-    wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length}
+    wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length, "text_generation": length}
     shape = (batch, wide[kind]) if kind in wide else (batch,)
     return torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
 
@@ -263,16 +263,16 @@ def made_up_mask(batch: int, length: int) -> Tensor:
 def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "mean", label_std: float = 1.0) -> Tensor:
     """Return cross-entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
-    For sequence-to-sequence and tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its
-    tokens; for spans (logits (n, t, 2), labels (n, 2) int64) the mean of the cross-entropies of its first and last token.
-    reduction: 'mean', or 'sum' when devices share a mini-batch and each divides by its total size.
+    For words and tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its tokens; for spans (logits
+    (n, t, 2), labels (n, 2) int64) the mean of the cross-entropies of its first and last token.
+    reduction: 'mean', 'sum' when devices share a mini-batch and each divides by its total size, or 'none', (n,).
     label_std: the unit of a regression's errors (see ParallelAdapterConfig).
     """
-    if kind == "sequence_to_sequence" or kind in TOKEN_KINDS:
+    if kind in (*WORD_KINDS, *TOKEN_KINDS):
         classes = logits if kind == "question_answering" else logits.transpose(1, 2)  # a span's classes are the positions
         tokens = F.cross_entropy(classes.float(), labels, ignore_index=IGNORED, reduction="none")  # (n, s)
         samples = tokens.sum(dim=1) / labels.ne(IGNORED).sum(dim=1).clamp(min=1)
-        return samples.mean() if reduction == "mean" else samples.sum()
+        return samples if reduction == "none" else samples.mean() if reduction == "mean" else samples.sum()
     if kind == "regression":
         return F.mse_loss(logits.squeeze(1), labels.to(logits.dtype), reduction=reduction) / label_std**2
     return F.cross_entropy(logits, labels, reduction=reduction)

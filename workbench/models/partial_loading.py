@@ -253,13 +253,15 @@ def read_stage(
     separator_id: int | None,
     dtype: torch.dtype,
     after_layer: Callable[[nn.Module], object] | None = None,
+    head: LanguageModelHead | None = None,
 ) -> BackboneStage | None:
     """Return layers [start, stop) of a model made under `parameters_on_meta`, with their weights read from the files.
 
     after_layer: called with each layer once it is read, before the next, for example to quantize it.
+    head: the stage's language model head.
     Returns None if a weight of the stage is in the files neither under its own name nor with the base model's prefix.
     """
-    stack = LayerStack(model, separator_id=separator_id)
+    stack = LayerStack(model, separator_id=separator_id, language_model_head=head)
     under = stored_under(model, stack.family)
     names = {(id(module), own): f"{path}.{own}".lstrip(".") for path, module in model.named_modules() for own in module._parameters}
     stage = stack.stage(start, stop)

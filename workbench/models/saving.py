@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, whole_file
@@ -131,11 +131,10 @@ def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescri
     """
     config, name = description.config, description.model
     assert model.head is not None, "a whole model has a head"
-    linear = model.head.output
-    head = {
-        "weight": linear.weight.detach() * config.label_std,
-        "bias": linear.bias.detach() * config.label_std + config.label_mean,
-    }
+    linear, head = model.head.output, dict[str, Tensor]()
+    if isinstance(linear, nn.Linear):  # the backbone's own head is in its files
+        bias = linear.bias.detach() * config.label_std + config.label_mean
+        head = {"weight": linear.weight.detach() * config.label_std, "bias": bias}
     shape = published(name, head_task(config.kind)) if config.technique in ("full", "lora") else None
     state = {key: parameter.detach() for key, parameter in model.trained().items() if not key.startswith(_HEAD)}
     if shape is None:
@@ -173,7 +172,8 @@ def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription
     is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
     description, state = load_saved(folder, asked, TrainedDescription, TRAINED_DESCRIPTION, weights)
-    stack = load_stack(str(folder) if is_whole else description.model)
+    generates = description.config.kind == "text_generation"
+    stack = load_stack(str(folder) if is_whole else description.model, with_head=generates)
     if description.quantization is not None:
         quantize(stack, description.quantization)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
@@ -238,7 +238,8 @@ def published_model(config: Any, task: PeftTask) -> Any:
 
 def head_task(kind: str) -> PeftTask:
     """Return peft's task name of the class that fits our head, by kind of task."""
-    return "QUESTION_ANS" if kind == "question_answering" else "TOKEN_CLS"
+    tasks: dict[str, PeftTask] = {"question_answering": "QUESTION_ANS", "text_generation": "CAUSAL_LM"}
+    return tasks.get(kind, "TOKEN_CLS")
 
 
 def kept_name(name: str) -> str:

@@ -59,6 +59,8 @@ def _mix(value: Tensor) -> Tensor:
 
 TOKEN_KINDS = ("question_answering", "token_classification")
 """Tasks whose head reads every token: it has 2 outputs (first and last token of the answer), or one per class."""
+WORD_KINDS = ("sequence_to_sequence", "text_generation")
+"""Tasks whose answers are words: the backbone's own head, frozen, reads every token (of an encoder-decoder's target)."""
 LAMBDA = 0.5
 """Initial value of lambda_i (PAC+, section IV-A)."""
 

@@ -116,6 +116,9 @@ class BackboneStage(nn.Module):
         self.config, self.family, self.separator_id, self.hidden_size = stack.config, stack.family, stack.separator_id, stack.hidden_size
         self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
         self.shares_words = stack.shares_words
+        # In a tuple, so that it is no parameter of this module.
+        has_head = self.num_encoder_layers is None and stop == stack.num_layers and stack.language_model_head is not None
+        self._words = (stack.language_model_head,) if has_head else ()
         self.vocabulary_size: int = getattr(stack.config, "vocab_size", 0)
         # The first decoder layer; without a decoder, an index that is never reached.
         self._border = border = stack.num_layers if stack.num_encoder_layers is None else stack.num_encoder_layers
@@ -158,6 +161,11 @@ class BackboneStage(nn.Module):
         context = decoder_context(attention_mask, states, memory, self.decoder_position_bias)
         states = self._run(max(self.start, self._border), self.stop, states, context, self.final, taps)
         return torch.cat([memory, states], dim=1), taps
+
+    @property
+    def language_model_head(self) -> Head | None:
+        """Return the head of a decoder-only model that was loaded with it.  It is no part of this module."""
+        return next(iter(self._words), None)
 
     def part(self, start: int, stop: int) -> BackboneStage:
         """Return layers [start, stop) of this stage, with a hidden state as input.  Modules and hooks are shared with this stage."""

@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Count, Dropout, Positive, Width, require_ranges
-from workbench.models.evaluation import BatchLike, Predictions
+from workbench.models.evaluation import BatchLike, Predictions, answer_scores
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
 from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, check_labels
+from workbench.models.products import Head
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
 
@@ -58,8 +59,14 @@ class TechniqueConfig:
         if self.kind == "sequence_to_sequence":
             raise ConfigError(
                 f"Fine-tuning ({self.technique}) for {self.kind} was asked for.",
-                "Its head, one matrix, gives classes, numbers, and the spans and classes of tokens.",
+                "Its head gives classes, numbers, the spans and classes of tokens, and the next word of one stack of layers.",
                 "Choose such a task, or the method pac_plus.",
+            )
+        if self.kind == "text_generation" and self.technique == "full":
+            raise ConfigError(
+                "Full fine-tuning for text generation was asked for.",
+                "The head is usually the word embedding, which another device trains; here it stays frozen.",
+                "Choose another one, such as technique = 'lora'.",
             )
         check_labels(self.kind, self.label_mean, self.label_std)
         if self.technique == "parallel":
@@ -101,16 +108,24 @@ class _TrainedEmbedding(nn.Embedding):
 
 
 class TaskHead(nn.Module):
-    """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its labels' units."""
+    """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its labels' units.
 
-    def __init__(self, config: TechniqueConfig) -> None:
+    words: in text generation the backbone's frozen head, which alone reads every token.
+    """
+
+    def __init__(self, config: TechniqueConfig, words: Head | None = None) -> None:
         super().__init__()
         self.rate, self.seed, self.kind = config.dropout, config.seed, config.kind
         self.label_mean, self.label_std = config.label_mean, config.label_std
-        self.output = nn.Linear(config.hidden_size, config.num_outputs)
+        self.output: nn.Module = nn.Linear(config.hidden_size, config.num_outputs) if words is None else words.requires_grad_(False)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for hidden states (n, t, d) and a mask (n, t)."""
+        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V).
+
+        hidden: (n, t, d).  attention_mask: (n, t).
+        """
+        if self.kind == "text_generation":
+            return self.output(hidden)
         per_token = self.kind in TOKEN_KINDS
         features = hidden if per_token else torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)
         if self.training:
@@ -131,6 +146,9 @@ class TechniqueStage(nn.Module):
         """has_head: add a head even if the stage does not include the last layer."""
         super().__init__()
         self.config = config
+        has_head = has_head or backbone.stop == backbone.num_layers
+        words = backbone.language_model_head if has_head and config.kind == "text_generation" else None
+        assert config.kind != "text_generation" or not has_head or words is not None, "a backbone without its head"
         backbone.requires_grad_(False)
         self.adapters: nn.Module = nn.ModuleDict()
         if config.technique == "full":
@@ -144,15 +162,16 @@ class TechniqueStage(nn.Module):
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         elif config.technique == "parallel":
             self.adapters = ParallelAdapterStage(_side(config, backbone), backbone.start, backbone.stop)
+            if words is not None:
+                self.adapters.attach(words)
         else:
             self.adapters = inject_adapters(backbone, config.bottleneck)
         # Registered first, so that a parameter shared by several stages has the same name in all of them.
         self.shared = nn.ParameterDict(backbone.shared_parameters() if config.technique == "full" else {})
         self.backbone = backbone
-        is_last = has_head or backbone.stop == backbone.num_layers
-        self.head = TaskHead(config) if is_last and not config.side_width else None
+        self.head = TaskHead(config, words) if has_head and not config.side_width else None
         with torch.no_grad():
-            for name, parameter in () if config.side_width else self.named_parameters():  # Parallel Adapters initialize themselves
+            for name, parameter in () if config.side_width else self.trained().items():  # Parallel Adapters initialize themselves
                 _initialize(name, parameter, config.seed)
         self.train()
 
@@ -208,7 +227,8 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
     model.eval()
     with torch.inference_mode():
         for batch in batches:
-            logits.append(model.batch_logits(batch).float())
+            found = model.batch_logits(batch)
+            logits.append(answer_scores(found, batch.labels) if model.config.kind == "text_generation" else found.float())
             labels.append(batch.labels)
             sample_ids.append(batch.sample_ids)
     return Predictions(logits, labels, sample_ids)

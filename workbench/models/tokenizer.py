@@ -30,13 +30,17 @@ class TextTokenizer:
     """A fast tokenizer with its special tokens.
 
     separator_id: None for families without a separator.  start_id: the first token of a decoder's target, None without a decoder.
+    end_id: ends a text; None: pad_id.
     """
 
-    def __init__(self, backend: Any, *, pad_id: int, separator_id: int | None = None, start_id: int | None = None) -> None:
+    def __init__(
+        self, backend: Any, *, pad_id: int, separator_id: int | None = None, start_id: int | None = None, end_id: int | None = None
+    ) -> None:
         self.backend = backend
         self.pad_id = pad_id
         self.separator_id = separator_id
         self.start_id = start_id
+        self.end_id = pad_id if end_id is None else end_id
         backend.no_padding()  # some published tokenizers pad to 128, which would take four times as long
         backend.no_truncation()
 
@@ -115,7 +119,7 @@ def tokenizer_from_folder(folder: Path, *, start_id: int | None = None) -> TextT
         return None if token is None else backend.token_to_id(token)
 
     pad_id = next((index for index in (id_of("pad"), id_of("eos")) if index is not None), 0)
-    return TextTokenizer(backend, pad_id=pad_id, separator_id=id_of("sep"), start_id=start_id)
+    return TextTokenizer(backend, pad_id=pad_id, separator_id=id_of("sep"), start_id=start_id, end_id=id_of("eos"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,8 @@ class TechniqueSizes:
     reduction: r of the Parallel Adapters (section IV-A); side_apart: they have operations and an activation cache of their own.
     lora_rank: on q and v of every attention; lora_dropout: a dropout before A, as in peft.
     bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
-    adapter_norms: the backbone's norms are trained together with the adapters (Houlsby et al., section 2.1).  The defaults give PAC+ Table
+    adapter_norms: the backbone's norms are trained together with the adapters (Houlsby et al., section 2.1).
+    predicts_words: the head is the model's own, a frozen copy, on every token.  The defaults give PAC+ Table
     I's 9 and 12 million parameters for T5-Large.
     """
 
@@ -101,6 +102,7 @@ class TechniqueSizes:
     bottleneck: int = 64
     adapters_per_layer: int = 2
     adapter_norms: bool = False
+    predicts_words: bool = False
 
 
 @dataclass(slots=True)
@@ -139,7 +141,7 @@ def layer_costs(
             _add(one, technique, model.embedding_params)
         if layer == model.stack_layers - 1:
             _add(one, technique, model.head_params)
-            _add_head(one, model, technique, chosen.reduction, num_labels)
+            _add_head(one, model, technique, chosen, num_labels)
         if technique == "parallel_adapters" and not chosen.side_apart:
             one.forward, one.backward, one.context = one.forward + one.side_forward, one.side_backward, one.context + one.tap
             one.side_forward, one.side_backward, one.tap = 0.0, 0.0, Bytes()
@@ -194,17 +196,26 @@ def _add(one: _Sum, technique: Technique, params: int) -> None:
         one.frozen += params
 
 
-def _add_head(one: _Sum, model: ModelDescription, technique: Technique, reduction: int, num_labels: int) -> None:
-    """Add a classification head, and with PA the up-projection before it (section IV-A)."""
+def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: TechniqueSizes, num_labels: int) -> None:
+    """Add a classification head or one of words, and with PA the up-projection before it (section IV-A)."""
     own = one.shape.own_tokens
-    up = model.hidden // reduction * model.hidden if technique == "parallel_adapters" else 0
-    flops = 2.0 * own * up + 2.0 * model.hidden * num_labels
-    one.trained += up + model.hidden * num_labels + num_labels
-    one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up)) + Bytes(per_sample=FP32_BYTES * model.hidden)
-    if technique == "parallel_adapters":
-        one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + 2 * flops
+    up = model.hidden // sizes.reduction * model.hidden if technique == "parallel_adapters" else 0
+    flops = 2.0 * own * up
+    back, words = 2 * flops, model.hidden * model.vocab
+    one.trained += up
+    one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up))
+    if sizes.predicts_words:
+        flops, back = flops + 2.0 * own * words, back + 2.0 * own * words
+        one.frozen += words if model.tied_head else 0
+        one.context += one.shape.own(FP32_BYTES * model.vocab)
     else:
-        one.forward, one.backward = one.forward + flops, one.backward + 2 * flops
+        flops, back = flops + 2.0 * model.hidden * num_labels, back + 4.0 * model.hidden * num_labels
+        one.trained += model.hidden * num_labels + num_labels
+        one.context += Bytes(per_sample=FP32_BYTES * model.hidden)
+    if technique == "parallel_adapters":
+        one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + back
+    else:
+        one.forward, one.backward = one.forward + flops, one.backward + back
 
 
 def _cost(one: _Sum, batch: int) -> LayerCost:

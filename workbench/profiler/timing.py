@@ -35,6 +35,7 @@ Call = Callable[[], Any] | tuple[Callable[[], Any], Callable[[Any], Any]]
 TINY_VARIABLE = "WORKBENCH_TINY"
 SHORTEST_S = 2e-4
 MOST_LOOPS = 64
+LONG_S = 2.0
 
 
 def tiny() -> bool:
@@ -82,20 +83,28 @@ def time_grids(
 ) -> dict[str, Grid]:
     """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns the call to time, with time_calls' settings.
 
-    All kinds and sizes are timed in turn.  Small dents are smoothed: more samples or tokens never cost less.
+    All kinds and sizes are timed in turn.  Small dents are smoothed: more samples or tokens never cost less.  After a size that takes
+    longer than LONG_S, larger batches are not timed: their time grows with their samples.
     """
-    calls = {
-        (kind, batch, length): make(batch, length)
-        for kind, make in make_calls.items()
-        for batch in batch_sizes
-        for length in sequence_lengths
-    }
-    timings = time_calls(calls, **settings)
+    calls: dict[tuple[str, int, int], Call] = {}
+    largest: dict[tuple[str, int], int] = {}  # batch that is timed
+    for kind, length in itertools.product(make_calls, sequence_lengths):
+        for batch in sorted(batch_sizes):
+            largest[kind, length] = batch
+            call = calls[kind, batch, length] = make_calls[kind](batch, length)
+            if _measure(call, 1, settings.get("clock", time.perf_counter)) > LONG_S:
+                break
+    measured = time_calls(calls, **settings)
+
+    def seconds(kind: str, batch: int, length: int) -> float:
+        timed = min(batch, largest[kind, length])
+        return measured[kind, timed, length] * batch / timed
+
     return {
         kind: Grid(
             batch_sizes=tuple(batch_sizes),
             sequence_lengths=tuple(sequence_lengths),
-            seconds=monotone([[timings[kind, batch, length] for length in sequence_lengths] for batch in batch_sizes]),
+            seconds=monotone([[seconds(kind, batch, length) for length in sequence_lengths] for batch in batch_sizes]),
         )
         for kind in make_calls
     }

@@ -16,7 +16,7 @@ from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage, predict
 from workbench.reproduce.result import Settings, kept_or_made
 from workbench.tasks import load_task
-from workbench.tasks.metrics import score
+from workbench.tasks.metrics import LOSS, score
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
@@ -83,7 +83,7 @@ def batch_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> Tensor:
 
 
 def split_metrics(model: TechniqueStage, data: TokenizedTask, split: str) -> dict[str, float]:
-    """Return the task's metrics on a split, per cent.  The model is put into evaluation mode."""
+    """Return the task's metrics on a split, per cent, a loss in nats.  The model is put into evaluation mode."""
     tokenized = getattr(data, split)
     found = score(data.task, getattr(data.task, split), tokenized, predict(model, evaluation_batches(tokenized)))
-    return {name: 100 * value for name, value in found.items()}
+    return {name: value if name == LOSS else 100 * value for name, value in found.items()}

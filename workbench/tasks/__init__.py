@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
+from workbench.tasks.instructions import load_instruction_tuning, load_instructions
 from workbench.tasks.own import FROM_FILES, OWN, load_own
 from workbench.tasks.prompts.loading import PROMPTED, load_prompted
 from workbench.tasks.prompts.templates import PROMPTS
@@ -19,6 +20,7 @@ EMBEDDED: dict[str, Callable[[Path | None], Task]] = {
     "sentiment-rating": load_sentiment_rating,
     "digits": load_digits,
     "questions": load_questions,
+    "instructions": load_instructions,
 }
 TASKS = (*EMBEDDED, *GLUE, *PROMPTED, *FROM_FILES)
 
@@ -34,9 +36,9 @@ def load_task(
 ) -> Task:
     """Return a task.
 
-    sentiment, sentiment-rating, digits (images) and questions need no network; all others need `data` or the hub.
+    sentiment, sentiment-rating, digits (images), questions and instructions need no network; all others need `data` or the hub.
     data: a folder (see load_glue, load_prompt_task), own data (see load_own, load_question_answering,
-    load_token_classification); None uses the embedded data or the hub.
+    load_token_classification, load_instruction_tuning); None uses the embedded data or the hub.
     columns: of own data.  *_samples: maximum number of samples, chosen with a fixed seed.
     Raises ConfigError for an unknown name or an empty split, MissingDataError if the data is unavailable.
     """
@@ -53,6 +55,8 @@ def load_task(
         task = load_question_answering(data)
     elif name == "token_classification":
         task = load_token_classification(data, columns)
+    elif name == "instruction_tuning":
+        task = load_instruction_tuning(data, columns)
     else:
         raise unknown_task(name)
     return task.limited(train_samples, validation_samples, test_samples)

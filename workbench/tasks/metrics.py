@@ -9,7 +9,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,9 @@ def _ranks(values: Sequence[float]) -> Sequence[float]:
     return ((last - (counts - 1) / 2)[inverse]).tolist()
 
 
+LOSS = "loss"
+"""The metric of which less is better: the mean over the samples of an answer's cross-entropy for each of its tokens, in nats."""
+
 FORMULAS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "accuracy": accuracy,
     "f1": f1,
@@ -113,15 +116,24 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 Answers = Sequence[Sequence[str]]
 
 
+def quality(task: Any, metrics: Mapping[str, float]) -> float:
+    """Return the value by which an epoch is chosen, larger is better: the task's first metric, of a loss its negative."""
+    name = task.metrics[0]
+    return -metrics[name] if name == LOSS else metrics[name]
+
+
 PredictionsLike = Any
 """A workbench.models.evaluation.Predictions."""
 
 
 def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
-    """Return a task's metrics for predictions on a split, each from 0 to 1 (correlations from -1).
+    """Return a task's metrics for predictions on a split, each from 0 to 1 (correlations from -1, a loss from 0).
 
     task: a Task, or an object with its kind, metrics, class_names and may_be_none.  Raises DivergedError for NaN and infinity.
     """
+    if split.answers is not None:
+        answered = require_numbers(predictions.logits, "Predictions")[predictions.labels.ge(0).any(dim=1)]
+        return dict(zip(task.metrics, answered.mean(dim=0).tolist(), strict=True))
     if split.spans is None:
         return compute(task.metrics, predictions.answers(task.kind), predictions.references())
     if task.kind == "question_answering":

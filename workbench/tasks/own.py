@@ -16,7 +16,7 @@ from workbench.tasks.published import hub_dataset, saved_dataset
 from workbench.tasks.task import Split, Task, fixed_order, numbered
 
 OWN = ("classification", "regression")
-FROM_FILES = (*OWN, "question_answering", "token_classification")
+FROM_FILES = (*OWN, "question_answering", "token_classification", "instruction_tuning")
 """Tasks whose data may be a file or a hub name."""
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}

@@ -14,7 +14,7 @@ from workbench.core.serial import from_builtins, read_toml
 
 T = TypeVar("T")
 
-Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification"]
+Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification", "text_generation"]
 
 
 class Span(NamedTuple):
@@ -34,6 +34,7 @@ class Split:
     sources: where each sample comes from (a reviewer, product or topic), or None.
     spans: in question answering the accepted answers in `pairs`, where texts are questions and labels are 1 if there is an answer;
     in token classification the words of each text, with all labels 0.  None in other tasks.
+    answers: in text generation what follows each text, with all labels 0.  None in other tasks.
     """
 
     texts: tuple[str, ...]
@@ -43,6 +44,7 @@ class Split:
     images: tuple[bytes, ...] | None = None
     sources: tuple[str, ...] | None = None
     spans: tuple[tuple[Span, ...], ...] | None = None
+    answers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         sizes = {len(column) for column in self._columns().values() if column is not None}
@@ -93,7 +95,7 @@ class Divided(Generic[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Divided[Split]):
-    """metrics: names in workbench.tasks.metrics; the first one selects the best epoch, larger is better.
+    """metrics: names in workbench.tasks.metrics; the first one selects the best epoch (see metrics.quality).
 
     words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics compare.
     class_names: of a classification, in class order; empty: classes are numbers.

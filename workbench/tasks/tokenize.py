@@ -3,6 +3,8 @@
 Long contexts are split into overlapping windows, as BERT does for SQuAD: Devlin et al., "BERT" (2019), section 4.2 and its released code.
 An answer is the first and the last token in a window that contains all of it.  For other windows, and for a question without an answer,
 both are the window's first token.
+
+In text generation a row is a text, its answer and the end token.  A token's class is the token that follows, in the answer.
 """
 
 from __future__ import annotations
@@ -54,6 +56,10 @@ OVERLAP = 1 / 3
 class SpanEncoder(Protocol):
     """Extra tokenizer method for spans (see TextTokenizer.locate)."""
 
+    @property
+    def end_id(self) -> int:
+        """The token that ends a text."""
+
     def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Any]:
         """Return the tokens of each text with their character ranges."""
 
@@ -62,7 +68,7 @@ class Window(NamedTuple):
     """A row of tokens.  sample: its index in the split.  first: the row's first token of the context (or text).
 
     offsets: the characters [start, end) of the tokens from there on.  targets: the answer's first and last token; if is_tagged, the class
-    of each token, IGNORED except for the first token of each word.
+    of each token: IGNORED except for the first token of each word, in text generation for the tokens in front of an answer's.
     """
 
     sample: int
@@ -210,13 +216,15 @@ class Batch:
 def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence[str] = ()) -> TokenizedSplit:
     """Tokenize a split.  Samples are truncated to max_length tokens; images are never truncated, contexts of questions become windows.
 
-    words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, if the model cannot read it, or if
-    the model's tokenizer cannot distinguish two label words.
+    words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, if the model cannot read it, if the model's
+    tokenizer cannot distinguish two label words, or if no answer begins within max_length.
     """
     if not split.texts:
         raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
     if split.spans is not None:
         return _tokenize_spans(split, encoder, max_length)
+    if split.answers is not None:
+        return _tokenize_answers(split, encoder, max_length)
     ids: Any
     if split.images is None:
         ids = encoder.encode(split.texts, split.pairs, max_length=max_length)
@@ -250,6 +258,26 @@ def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> Tokenize
         windows=windows,
         left_out=left_out,
     )
+
+
+def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedSplit:
+    assert split.answers is not None
+    ids, windows, longest = [], [], []
+    for sample, (text, answer) in enumerate(zip(encoder.locate(split.texts), encoder.locate(split.answers), strict=True)):
+        first, whole = text.stop, (*text.ids[: text.stop], *answer.ids[answer.first : answer.stop], encoder.end_id)
+        targets = ((IGNORED,) * (first - 1) + whole[first:] + (IGNORED,))[:max_length]
+        ids.append(whole[:max_length])
+        windows.append(Window(sample, split.sample_ids[sample], first, (), targets, True))
+        longest.append(len(whole))
+    if not any(target != IGNORED for window in windows for target in window.targets):
+        raise ConfigError(
+            f"Answers within max_length = {max_length} were asked for.",
+            f"None begins there: with its answer, a text has {min(longest)} to {max(longest)} tokens.",
+            "Raise max_length, at most to what the model reads.",
+        )
+    left_out = sum(length > max_length for length in longest)
+    own: Any = {"ids": tuple(ids), "windows": tuple(windows), "left_out": left_out}
+    return TokenizedSplit(labels=split.labels, sample_ids=split.sample_ids, pad_id=encoder.pad_id, **own)
 
 
 def _encoded_words(words: Sequence[str], encoder: Encoder, max_length: int) -> tuple[tuple[int, ...], ...]:

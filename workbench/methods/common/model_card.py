@@ -44,8 +44,16 @@ _WORDS = """\
 [-1]
     first = [tokenizer({read} + word).input_ids[inputs["input_ids"].shape[1]] for word in {words}]
     logits = logits[first]  # of the words that stand for the classes, behind the prompt"""
-_PIPELINES = {"question_answering": "question-answering", "token_classification": "token-classification"}
-_TOKENS = {"question_answering": "ModelForQuestionAnswering", "token_classification": "ModelForTokenClassification"}
+_PIPELINES = {
+    "question_answering": "question-answering",
+    "token_classification": "token-classification",
+    "text_generation": "text-generation",
+}
+_TOKENS = {
+    "question_answering": "ModelForQuestionAnswering",
+    "token_classification": "ModelForTokenClassification",
+    "text_generation": "ModelForCausalLM",
+}
 _HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M"}
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
@@ -27,11 +29,12 @@ from workbench.models.quantization import quantize
 from workbench.models.saving import kept_name
 from workbench.models.zeroth_order import load_trained
 from workbench.tasks import load_task
+from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import answers, score, tags
 from workbench.tasks.own import FROM_FILES, OWN, classes, find_columns, numbers, read_rows, read_tables
 from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_log_likelihoods, load_prompt_task
-from workbench.tasks.prompts.encoding import PromptEncoder
-from workbench.tasks.prompts.scoring import Calibration, choices, generate_answers
+from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
+from workbench.tasks.prompts.scoring import MAX_NEW_TOKENS, Calibration, LogitsAt, PromptBatch, choices, generate, generate_answers
 from workbench.tasks.prompts.templates import Prompt
 from workbench.tasks.question_answering import joined, read_questions
 from workbench.tasks.task import Split, Task, as_text_to_text
@@ -99,10 +102,12 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
     if prompt is not None:
         names, words, texts = task.words, (), _fields_of(prompt)
     else:
-        numbered = () if task.kind in ("regression", "question_answering") else tuple(map(str, range(task.num_outputs)))
+        numbered = () if task.kind in ("regression", "question_answering", "text_generation") else tuple(map(str, range(task.num_outputs)))
         names, words = task.words or task.class_names or numbered, task.words
-        named = ("question", "context") if task.kind == "question_answering" else ("text", "pair")
-        texts = () if task.train.images is not None else named[: 1 + (task.train.pairs is not None)]
+        roles = {"question_answering": ("question", "context"), "text_generation": ("instruction", "input")}
+        named = roles.get(task.kind, ("text", "pair"))
+        has_pairs = task.train.pairs is not None or task.train.answers is not None
+        texts = () if task.train.images is not None else named[: 1 + has_pairs]
     data = None if job.data is None else Path(job.data).expanduser()
     trained, chosen, tested = (len(split) for split in (task.train, task.validation, task.test))
     about = Result(
@@ -169,7 +174,9 @@ class LoadedResult:
         self.about = about
         name = str(folder) if (folder / saving.WHOLE_MODEL).is_file() else about.job.model
         self._tokenizer: Any = load_tokenizer(name)
-        self._logits_of: Any = _head_model(folder) if about.prompt is None else load_trained(folder)[0].logits_at
+        self._logits_of: Any = load_trained(folder)[0].logits_at if about.prompt is not None else None
+        if about.prompt is None:
+            self._logits_of, self._logits_at = _head_model(folder)
 
     def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
         """Return the answer to each sample: a text, or as many texts as about.texts names.
@@ -178,12 +185,16 @@ class LoadedResult:
         """
         names, about = self.about.texts, self.about
         rows = [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
+        if about.kind == "text_generation":
+            rows = [(*row, "") if len(row) == 1 else row for row in rows]  # an instruction may do without an input
         wrong = next((len(row) for row in rows if len(row) != len(names)), None)
         if wrong is not None:
             found = f"A sample of '{about.job.task}' is {' and '.join(names) or 'a picture'}."
             raise ConfigError(f"A prediction for a sample of {wrong} texts was asked for.", found, f"Give {len(names)} for each sample.")
         if not rows:
             return []
+        if about.kind == "text_generation":
+            return [Answer(text, {}) for text in self._generated([alpaca_prompt(*row) for row in rows])]
         chosen = self._samples(rows, [0] * len(rows))
         if about.prompt is None:
             tokenized, made = self._predictions(chosen)
@@ -203,6 +214,15 @@ class LoadedResult:
                 return [Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken]
             scores = require_numbers(label_log_likelihoods(self._logits_of, encoder.split(chosen)), "Predictions")
         return _answers(scores, about)
+
+    def _generated(self, prompts: Sequence[str]) -> list[str]:
+        found = [one.ids[: one.stop] for one in self._tokenizer.locate(prompts)]
+        longest, most = max(map(len, found)), model_facts(self.about.job.model).max_length
+        if longest + MAX_NEW_TOKENS > most:
+            asked = f"A prediction for an instruction of {longest} tokens was asked for."
+            raise ConfigError(asked, f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.", "Shorten it.")
+        rows = [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in found]
+        return generate(self._logits_at, self._tokenizer, rows, (self._tokenizer.end_id,), lines=True)
 
     def read(self, path: str, columns: str | None = None) -> Rows:
         """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions (JSON)."""
@@ -234,8 +254,9 @@ class LoadedResult:
             load: Any = load_task if about.prompt is None else load_prompt_task
             task = load(job.task, data=data or job.data, columns=job.columns if columns is None else columns, **limits)
             chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
-        elif job.task in FROM_FILES and job.task not in OWN:
-            chosen, source = joined_splits(load_task(job.task, data=data, columns=columns or job.columns)), Path(data).name
+        elif about.kind == "text_generation" or (job.task in FROM_FILES and job.task not in OWN):
+            name = "instruction_tuning" if about.kind == "text_generation" else job.task
+            chosen, source = joined_splits(load_task(name, data=data, columns=columns or job.columns)), Path(data).name
         else:
             chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
         if samples is not None:
@@ -302,16 +323,33 @@ def joined_splits(task: Task) -> Split:
     return task.train + task.validation + task.test
 
 
-def _head_model(folder: Path) -> Callable[[Iterable[Batch]], evaluation.Predictions]:
-    """Return the predictor of a saved adapter or of a fine-tuned model."""
-    if (folder / saving.DESCRIPTION).is_file():
-        adapter, about = saving.load_adapter(folder)
-        stack = load_stack(about.model)
-        if about.quantization is not None:
-            quantize(stack, about.quantization)
-        return lambda batches: evaluation.predict(stack, [adapter], batches)[0]
-    model, _ = saving.load_trained(folder)
-    return lambda batches: techniques.predict(model, batches)
+def _head_model(folder: Path) -> tuple[Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:
+    """Return the predictor of a saved adapter or fine-tuned model, and what computes its head's logits at some positions."""
+    if not (folder / saving.DESCRIPTION).is_file():
+        model, _ = saving.load_trained(folder)
+        return partial(techniques.predict, model), partial(_logits_at, lambda *inputs: model(*inputs)[1], model.logits)
+    adapter, about = saving.load_adapter(folder)
+    stack = load_stack(about.model, with_head=about.config.kind == "text_generation")
+    if about.quantization is not None:
+        quantize(stack, about.quantization)
+    evaluation.attach_head(stack, adapter.eval())
+
+    def last(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        taps = stack(input_ids, attention_mask)[1]
+        return adapter(None, taps, attention_mask), taps[-1]
+
+    def head(states: tuple[Tensor, Tensor], *rest: Any) -> Tensor:
+        return adapter.head(*states, *rest)
+
+    return lambda batches: evaluation.predict(stack, [adapter], batches)[0], partial(_logits_at, last, head)
+
+
+def _logits_at(last: Callable[..., Any], head: Callable[..., Tensor], batch: PromptBatch) -> Tensor:
+    """Return the head's logits (n, k, V) at a batch's positions.  last: returns the last states, (n, t, ...) each."""
+    states = last(batch.input_ids, batch.attention_mask)
+    rows = torch.arange(len(batch))[:, None]
+    chosen = tuple(one[rows, batch.positions] for one in states) if isinstance(states, tuple) else states[rows, batch.positions]
+    return head(chosen, batch.attention_mask, batch.labels, 0)
 
 
 def _answers(scores: Tensor, about: Result) -> list[Answer]:

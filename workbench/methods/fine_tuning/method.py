@@ -172,7 +172,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
 
         def measure(max_length: int) -> tuple[LayerProfile, ...]:
-            backbone = quantize(load_stack(prepared.job.model), quantization)
+            backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), quantization)
             return measure_layers(backbone, prepared.config, max_length=max_length)
 
         quantization = prepared.options.quantization
@@ -183,10 +183,16 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Return the technique's sizes (see TrainingMethod)."""
         config = prepared.config
         sizes = TechniqueSizes(
-            lora_rank=config.lora_rank, lora_dropout=config.lora_dropout > 0, bottleneck=config.bottleneck, adapter_norms=True
+            lora_rank=config.lora_rank,
+            lora_dropout=config.lora_dropout > 0,
+            bottleneck=config.bottleneck,
+            adapter_norms=True,
+            reduction=config.reduction,
+            side_apart=False,
+            predicts_words=prepared.predicts_words,
         )
         if config.technique == "parallel":
-            return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=config.reduction, side_apart=False))
+            return AnalyticTechnique("parallel_adapters", sizes)
         if config.technique == "serial":
             return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False))
         return AnalyticTechnique(config.technique, sizes)

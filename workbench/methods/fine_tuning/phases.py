@@ -107,7 +107,8 @@ class FineTuningRankJob(RankJob):
         if index is None:
             return None
         stage, steps = self.plan.stages[index], self.phases()[0].steps(0)
-        model = TechniqueStage(self.load_backbone(stage.start, stage.stop), self.config)
+        with_head = self.config.kind == "text_generation" and stage.stop == self.plan.num_layers
+        model = TechniqueStage(self.load_backbone(stage.start, stage.stop, with_head=with_head), self.config)
         num_batches = sum(len(step.samples) for step in steps) // self.per_update if self.is_asynchronous else len(steps)
         delay = delay_of(self.versions, len(self.plan.stages) - 1 - index, len(self.plan.stages)) if self.rate_by_delay else 0
         optimizer = make_optimizer(self, model, num_batches, delay=delay)

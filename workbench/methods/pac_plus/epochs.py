@@ -34,6 +34,7 @@ from workbench.models.loading import load_language_model_head, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 from workbench.models.partial_loading import save_tensors
 from workbench.models.quantization import held_bytes, quantize
+from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.executor import Handler
@@ -273,7 +274,7 @@ def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAda
     adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
     tensors = load_file(rank_job.folder / INITIAL)
     adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
-    if rank_job.adapter.kind == "sequence_to_sequence" and stop == rank_job.adapter.num_layers:
+    if rank_job.adapter.kind in WORD_KINDS and stop == rank_job.adapter.num_layers:
         adapter.attach(load_language_model_head(rank_job.job.model))
     return adapter.train()
 

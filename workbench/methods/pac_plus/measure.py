@@ -17,6 +17,7 @@ from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, made_up_labels, made_up_mask
 from workbench.models.quantization import held_bytes
+from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import Call, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
@@ -82,7 +83,7 @@ class _Bench:
         self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype, *, is_fast: bool = True
     ) -> None:
         adapter = ParallelAdapterStage(config, start, stop).train()
-        if config.kind == "sequence_to_sequence" and stop == config.num_layers:
+        if config.kind in WORD_KINDS and stop == config.num_layers:
             assert stack.language_model_head is not None
             adapter.attach(stack.language_model_head)
         hidden_dtype = next(stack.parameters()).dtype

@@ -144,7 +144,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
         }
 
         def measure(max_length: int) -> tuple[LayerProfile, ...]:
-            backbone = quantize(load_stack(prepared.job.model), options.quantization)
+            backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), options.quantization)
             return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=max_length)
 
         return key, measure
@@ -152,7 +152,8 @@ class PacPlus(TrainingMethod[PreparedJob]):
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""
         share = cache_dtype(prepared.options.cache_dtype).itemsize / 4  # computed in fp32
-        return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=prepared.options.reduction), share)
+        sizes = TechniqueSizes(reduction=prepared.options.reduction, predicts_words=prepared.predicts_words)
+        return AnalyticTechnique("parallel_adapters", sizes, share)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""

@@ -157,6 +157,9 @@ def prepare(job: Job) -> PreparedJob:
         raise ConfigError(asked, "The cache keeps the layers of one stack, and this has an encoder and a decoder.", "Leave one out.")
     samples: dict[str, Any] = load_samples(job, facts)
     task = samples["task"]
+    if task.kind == "text_generation":
+        asked, found = f"The task '{job.task}' was asked for with the method ringada.", "It trains a head, and words have the model's own."
+        raise ConfigError(asked, found, "Choose the method fine_tuning, confidant or pac_plus.")
     common: dict[str, Any] = {"hidden_size": facts.hidden_size, "num_layers": facts.num_layers, "kind": task.kind, "seed": job.seed}
     common |= {"num_outputs": task.num_outputs, "dropout": options.dropout} | label_scale(task, samples["train"])
     prepared = PreparedJob(options=options, config=TechniqueConfig(technique="serial", bottleneck=options.bottleneck, **common), **samples)

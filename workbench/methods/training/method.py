@@ -38,7 +38,7 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.devices import Lender
-from workbench.tasks.metrics import score
+from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -265,7 +265,7 @@ class TrainingMethod(LayerMethod[P]):
         num_epochs = job.epochs
         recoveries: tuple[Recovery, ...] = ()
         spent_s: dict[str, float] = {}
-        stack = load_stack(job.model)
+        stack = load_stack(job.model, with_head=prepared.predicts_words)
         message = replace(self.rank_job(*planned), folder=folder)
         identity = _fingerprint(prepared, stack, message)
         resumes = resume and holds_run(folder, identity, job) and all(map(is_whole, message.begins_with()))
@@ -306,7 +306,7 @@ class TrainingMethod(LayerMethod[P]):
         notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
         for epoch, predictions in enumerate(trained.predict(range(num_epochs), prepared.validation)):
             epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, "validation", predictions))
-        best = max(range(num_epochs), key=lambda epoch: epochs[epoch].metrics[prepared.task.metrics[0]])
+        best = max(range(num_epochs), key=lambda epoch: quality(prepared.task, epochs[epoch].metrics))
         notify(Event("phase", message="Scoring the chosen epoch on the test split"))
         metrics = _score(prepared, "test", trained.predict([best], prepared.test)[0])
         saved = trained.save(folder / ADAPTER, best)
@@ -342,7 +342,7 @@ class TrainingMethod(LayerMethod[P]):
         results = None
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
-            self.begin(prepared, load_stack(prepared.job.model), folder, True, ignore)
+            self.begin(prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), folder, True, ignore)
             results = engines.run(self.run_rank, replace(message, sweep=steps).on_ranks())
         return records.sweep_point(name, plan, predicted, results)
 

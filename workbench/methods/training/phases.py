@@ -190,10 +190,10 @@ class RankJob(SessionJob, ABC):
         """Return a prepared job for plans of fewer devices, with the data that they cannot know themselves: by default the same."""
         return prepared
 
-    def load_backbone(self, start: int, stop: int) -> BackboneStage:
-        """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time."""
+    def load_backbone(self, start: int, stop: int, *, with_head: bool = False) -> BackboneStage:
+        """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time.  with_head: see load_stage."""
         store = partial(quantize, config=self.quantization)
-        return store(load_stage(self.job.model, start, stop, after_layer=store))
+        return store(load_stage(self.job.model, start, stop, after_layer=store, with_head=with_head))
 
     def loaded(self, rank: int) -> Loaded | None:
         """Return what a rank must load before it can take part; None if that is not known in advance."""

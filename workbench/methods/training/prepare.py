@@ -64,6 +64,11 @@ class PreparedTraining:
     notes: tuple[str, ...] = ()
 
     @property
+    def predicts_words(self) -> bool:
+        """Return whether a decoder-only model's own head is needed."""
+        return self.task.kind == "text_generation"
+
+    @property
     def typical_length(self) -> int:
         """Return the average padded length of a mini-batch with samples of similar length, for planning."""
         lengths = self.train.lengths
@@ -100,7 +105,9 @@ class PreparedTraining:
         """Return the notes for a report: the method's, and how much of the training data is left out."""
         if not self.train.left_out:
             return self.notes
-        what = "words beyond" if self.task.kind == "token_classification" else "an answer that is longer than a window of"
+        what = {"token_classification": "words beyond", "text_generation": "an answer that ends beyond"}.get(
+            self.task.kind, "an answer that is longer than a window of"
+        )
         told = f"{self.train.left_out} of {len(self.task.train)} training samples have {what} max_length tokens, which is not learnt."
         return (*self.notes, told)
 
@@ -132,6 +139,12 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
     task = load_task(job.task, data=job.data, columns=job.columns).limited(job.train_samples, job.validation_samples, job.test_samples)
     if change is not None:
         task = change(task)
+    if task.kind == "text_generation" and not facts.is_causal:
+        raise ConfigError(
+            f"The task '{job.task}' was asked for with the model '{job.model}'.",
+            "That does not predict the next word of a text.",
+            "Choose a GPT-2, OPT or Llama model, such as SmolLM2-135M.",
+        )
     tokenizer = load_tokenizer(job.model)
     splits = {
         name: tokenize(getattr(task, name), tokenizer, max_length=min(job.max_length, facts.max_length), words=task.words)

@@ -1,0 +1,107 @@
+"""Instruction tuning: rows of an instruction, an input, and the output to learn (Alpaca's format; Taori et al., 2023).
+
+The embedded instructions are made by rules and by the patterns of `questions` from the embedded sentences, not by people.  They show how a
+run works and say little about a model's use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from workbench.core.errors import ConfigError
+from workbench.tasks.embedded import load_sentiment_rating
+from workbench.tasks.metrics import LOSS
+from workbench.tasks.own import divided, read_tables
+from workbench.tasks.question_answering import load_questions
+from workbench.tasks.task import Split, Task, numbered
+
+METRICS = (LOSS, "token_accuracy")
+LIMITS = 2000, 200, 400
+"""Embedded instructions of each split."""
+PREAMBLE = "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
+PAIRED = ", paired with an input that provides further context"
+
+
+class Instruction(NamedTuple):
+    """A row.  input: may be empty."""
+
+    instruction: str
+    input: str
+    output: str
+
+
+def alpaca_prompt(instruction: str, input: str = "") -> str:
+    """Return Alpaca's prompt, behind which the output stands."""
+    given = f"### Input:\n{input}\n\n" if input else ""
+    return f"{PREAMBLE.format(PAIRED if input else '')}### Instruction:\n{instruction}\n\n{given}### Response:\n"
+
+
+RULES: tuple[tuple[str, Callable[[str, float], str]], ...] = (
+    ("Does the writer like it? Answer yes or no.", lambda text, rating: "Yes" if rating > 0 else "No"),
+    ("Repeat the first three words.", lambda text, rating: " ".join(text.split()[:3])),
+    ("Write the last word in capital letters.", lambda text, rating: text.split()[-1].upper()),
+)
+"""Instructions about a sentence with its rating, and their outputs."""
+
+
+def load_instructions(folder: Path | None = None) -> Task:
+    """Return the embedded task.  A sentence is in the same split as in 'sentiment-rating'.  folder: see load_sentiment_rating."""
+    rated, asked = load_sentiment_rating(folder), load_questions(folder)
+
+    def rows(name: str) -> list[Instruction]:
+        sentences, questions = getattr(rated, name), getattr(asked, name)
+        contexts = zip(questions.texts, questions.pairs, questions.spans, strict=True)
+        made = [Instruction(text, context, spans[0].text) for text, context, spans in contexts]
+        for number, (text, rating) in enumerate(zip(sentences.texts, sentences.labels, strict=True)):
+            instruction, output = RULES[number % len(RULES)]
+            made.append(Instruction(instruction, text, output(text, rating)))
+        return made
+
+    parts = {name: _split(rows(name)) for name in ("train", "validation", "test")}
+    return _task("instructions", numbered(parts), f"made by rules from {rated.source}").limited(*LIMITS)
+
+
+def load_instruction_tuning(data: Path | str | None, columns: str = "") -> Task:
+    """Return own data in Alpaca's format: a table with the columns instruction, input (may be missing) and output.
+
+    columns: for example 'instruction=prompt,output=answer'.  data: see own.load_own.
+    Raises MissingDataError if the data is unavailable, ConfigError for a missing column, naming the row of an empty value.
+    """
+    tables = read_tables("instruction_tuning", data)
+    present = next(iter(tables.values())).column_names
+    named = dict(part.strip().partition("=")[::2] for part in columns.split(",") if part.strip())
+    found = {role: named.get(role, role) for role in Instruction._fields}
+    wanted = [name for role, name in found.items() if role != "input" or role in named]
+    if not set(named) <= set(found) or not set(wanted) <= set(present):
+        raise ConfigError(
+            f"Data with a column of instructions and one of outputs were asked for{f', by {columns!r}' if columns else ''}.",
+            f"The data have the columns {', '.join(map(repr, present))}.",
+            "Name them, such as --columns instruction=prompt,output=answer.",
+        )
+    parts = {name: _split(_rows(table, found, name)) for name, table in tables.items()}
+    return _task("instruction_tuning", divided(numbered(parts), data), f"{Path(str(data)).name}, {', '.join(wanted)}")
+
+
+def _rows(table: Any, columns: dict[str, str], split: str) -> Iterable[Instruction]:
+    for number, row in enumerate(table, start=1):
+        one = Instruction(*(str(row.get(name) or "").strip() for name in columns.values()))
+        empty = next((name for role, name in columns.items() if role != "input" and not getattr(one, role)), None)
+        if empty is not None:
+            raise ConfigError(f"The column '{empty}' was to be read.", f"Row {number} of {split} is empty.", "Mend or remove that row.")
+        yield one
+
+
+def _split(rows: Iterable[Instruction]) -> Split:
+    found = tuple(rows)
+    return Split(
+        texts=tuple(alpaca_prompt(row.instruction, row.input) for row in found),
+        answers=tuple(row.output for row in found),
+        labels=(0,) * len(found),
+        sample_ids=tuple(range(len(found))),
+    )
+
+
+def _task(name: str, parts: dict[str, Any], source: str) -> Task:
+    return Task(name=name, kind="text_generation", num_outputs=1, metrics=METRICS, source=source, **parts)
