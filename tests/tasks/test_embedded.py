@@ -67,11 +67,11 @@ def test_the_real_data():
 
 
 def test_unknown_tasks_list_the_known_ones():
-    with pytest.raises(ConfigError, match="sentiment, sentiment-rating, digits, questions, mrpc, stsb, sst2, qnli"):
+    with pytest.raises(ConfigError, match="sentiment, sentiment-rating, digits, questions, instructions, mrpc, stsb, sst2, qnli"):
         load_task("sqaud")
     with pytest.raises(ConfigError, match=r"question answering by the words that follow a prompt.*p_rge, or the task question_answering"):
         load_task("squad")
-    assert len(TASKS) == len(set(TASKS)) == 19
+    assert len(TASKS) == len(set(TASKS)) == 21
 
 
 def test_data_that_was_not_fetched_or_is_damaged(tmp_path, monkeypatch):
