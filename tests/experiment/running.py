@@ -62,11 +62,11 @@ def stop_in(job: Job, folder: Path, epoch: int) -> bool:
     return not checkpoints
 
 
-def predicted(context: RankContext, payload: tuple[Path, str]) -> dict[str, float]:
-    """Return the test metrics of a saved adapter."""
-    folder, data = payload
+def predicted(context: RankContext, payload: tuple[Path, str, str, int]) -> dict[str, float]:
+    """Return the test metrics of a saved adapter on a task's data, with so many tokens a sample."""
+    folder, task_name, data, max_length = payload
     adapter, about = load_adapter(folder)
-    task = load_task(about.task, data=data)
-    samples = tokenize(task.test, load_tokenizer(about.model), max_length=about.max_length)
+    task = load_task(task_name, data=data)
+    samples = tokenize(task.test, load_tokenizer(about.model), max_length=max_length)
     [found] = predict(load_stack(about.model), [adapter], evaluation_batches(samples))
     return compute(task.metrics, found.answers(task.kind), found.references())

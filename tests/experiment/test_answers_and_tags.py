@@ -49,13 +49,13 @@ def test_fine_tuning_learns_tags_and_says_which_words_were_cut(tmp_path: Path, m
     report = run(job, tmp_path / "run")
     assert {"entity_f1", "accuracy"} <= set(report.metrics)
     assert any("of 17 training samples have words beyond max_length tokens" in note for note in report.notes)
-    model, about = load_trained(report.artifacts["adapter"])
-    assert about.class_names == ("O", "B-LOC", "B-PER") and model.config.kind == "token_classification"
+    model, _ = load_trained(report.artifacts["adapter"])
     result = load_result(tmp_path / "run")
+    assert result.about.class_names == ("O", "B-LOC", "B-PER") and model.config.kind == "token_classification"
     assert result.evaluate().metrics == pytest.approx(report.metrics)
     tagged = result.predict(["Emma left Rouen", "Emma"])
     assert [[pair.split("/")[0] for pair in str(one.answer).split()] for one in tagged] == [["Emma", "left", "Rouen"], ["Emma"]]
-    assert {pair.split("/")[1] for one in tagged for pair in str(one.answer).split()} <= set(about.class_names)
+    assert {pair.split("/")[1] for one in tagged for pair in str(one.answer).split()} <= set(result.about.class_names)
     assert result.predict([row[0] for row in result.read(str(job.data))]) and result.evaluate(str(job.data)).samples == len(rows)
     assert "pipeline_tag: token-classification" in (tmp_path / "run" / "adapter" / "README.md").read_text()
 

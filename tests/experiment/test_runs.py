@@ -28,7 +28,8 @@ def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[R
 
 def test_the_saved_adapter_predicts_the_same_in_a_fresh_process(whole: tuple[Report, Path], job: Job) -> None:
     report, folder = whole
-    [found] = default_pool().acquire(two_devices().part([0]), "paced").run(predicted, [(folder / "adapter", job.data)])
+    payload = folder / "adapter", job.task, job.data, job.max_length
+    [found] = default_pool().acquire(two_devices().part([0]), "paced").run(predicted, [payload])
     assert found == report.metrics
 
 

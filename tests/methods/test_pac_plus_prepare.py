@@ -11,7 +11,7 @@ from workbench.methods.pac_plus.prepare import prepare
 from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.saving import AdapterDescription, load_adapter, save_adapter
+from workbench.models.saving import TrainedDescription, load_adapter, save_adapter
 from workbench.tasks.tokenize import evaluation_batches
 
 
@@ -23,7 +23,7 @@ def test_ratings_are_standardised_by_the_training_samples_alone(tmp_path: Path) 
     mean, deviation = fmean(prepared.train.labels), pstdev(prepared.train.labels)
     assert (prepared.adapter.label_mean, prepared.adapter.label_std) == pytest.approx((mean, deviation))
     assert deviation > 0.5 and mean != pytest.approx(fmean(prepared.test.labels), abs=1e-6)
-    description = AdapterDescription(config=prepared.adapter, model=job.model, task=job.task, max_length=16)
+    description = TrainedDescription(config=prepared.adapter, model=job.model)
     save_adapter(tmp_path / "adapter", ParallelAdapter(prepared.adapter).state_dict(), description)
     adapter, _ = load_adapter(tmp_path / "adapter")
     adapter.last.output.weight.data.zero_()

@@ -19,9 +19,8 @@ from workbench.methods.p_rge import worker as p_rge_worker
 from workbench.methods.pac_plus import prepare as pac_plus_prepare
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.saving import AdapterDescription, TrainedDescription, save_adapter, save_trained
+from workbench.models.saving import TrainedDescription, save_adapter, save_trained
 from workbench.models.techniques import TechniqueStage
-from workbench.models.zeroth_order import TrainedDescription as PromptedDescription
 from workbench.models.zeroth_order.loading import save_trained as save_prompted
 
 METRICS = {"classification": "accuracy", "regression": "pearson", "sequence_to_sequence": "accuracy"}
@@ -29,20 +28,20 @@ METRICS = {"classification": "accuracy", "regression": "pearson", "sequence_to_s
 
 def saved(folder: Path, job: Job) -> LoadedResult:
     """Return the result of a job whose training changed nothing."""
-    about: dict[str, Any] = {"model": job.model, "task": job.task, "max_length": job.max_length}
     prepared: Any
     if job.method == "pac_plus":
         prepared = pac_plus_prepare.prepare(job)
-        save_adapter(folder, ParallelAdapter(prepared.adapter).state_dict(), AdapterDescription(config=prepared.adapter, **about))
+        save_adapter(folder, ParallelAdapter(prepared.adapter).state_dict(), TrainedDescription(config=prepared.adapter, model=job.model))
     elif job.method == "fine_tuning":
         prepared = fine_tuning_prepare.prepare(job)
         stack = load_stack(job.model)
         model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
-        save_trained(folder, model, TrainedDescription(config=prepared.config, quantization=prepared.options.quantization, **about))
+        quantization = prepared.options.quantization
+        save_trained(folder, model, TrainedDescription(config=prepared.config, model=job.model, quantization=quantization))
     else:
         prepared = p_rge_prepare.prepare(job)
         values = p_rge_worker.load_model(prepared).trainables.state()
-        save_prompted(folder / "trained.safetensors", values, PromptedDescription(model=job.model, trainable=prepared.trainable))
+        save_prompted(folder / "trained.safetensors", values, TrainedDescription(config=prepared.trainable, model=job.model))
     metrics = {METRICS.get(prepared.task.kind, "accuracy"): 0.5}
     made = replace(report(), job=job, artifacts={"adapter": str(folder)}, metrics=metrics, chosen_epoch=2)
     write_result(made, prepared, "lora")

@@ -7,7 +7,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.evaluation import calibrate, predict, set_statistics
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.saving import DESCRIPTION, WEIGHTS, AdapterDescription, load_adapter, save_adapter
+from workbench.models.saving import DESCRIPTION, WEIGHTS, TrainedDescription, load_adapter, save_adapter
 
 from .helpers import small_batch, small_config
 
@@ -20,7 +20,7 @@ def saved(tmp_path):
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
-    description = AdapterDescription(config=adapter.config, model="tiny-gpt2", task="sentiment", max_length=64)
+    description = TrainedDescription(config=adapter.config, model="tiny-gpt2")
     save_adapter(tmp_path / "adapter", adapter.state_dict(), description)
     return tmp_path / "adapter", stack, adapter, batch, description
 

@@ -130,10 +130,10 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
         for number, parameter in enumerate(model.trained().values()):
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
     names = () if family == "gpt2" else ("bad", "fine", "good")
-    about = TrainedDescription(config=config, model=str(base), task="classification", max_length=64, class_names=names)
+    about = TrainedDescription(config=config, model=str(base))
     before = os.umask(0o027)
     try:
-        save_trained(folder, model, about)
+        save_trained(folder, model, about, class_names=names)
     finally:
         os.umask(before)
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o640}
@@ -171,7 +171,7 @@ def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(family: s
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     mask[0, 5:] = 0
     model = TechniqueStage(stack.stage(0, 2), config)
-    save_trained(folder, model, TrainedDescription(config=config, model=str(tmp_path / "base"), task=kind, max_length=64))
+    save_trained(folder, model, TrainedDescription(config=config, model=str(tmp_path / "base")))
     loaded, _ = load_trained(folder)
     model.eval()
     with torch.no_grad():
@@ -215,7 +215,7 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
         logits = model.logits(model(ids, mask)[1], mask, samples, 0)
     assert logits.shape == (4, 8, config.vocab_size)
     scores = answer_scores(logits, ours)
-    save_trained(folder, model, TrainedDescription(config=chosen, model=str(tmp_path / "base"), task="instructions", max_length=64))
+    save_trained(folder, model, TrainedDescription(config=chosen, model=str(tmp_path / "base")))
     loaded, _ = load_trained(folder)
     with torch.no_grad():
         torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), logits, rtol=1e-5, atol=1e-5)
@@ -238,7 +238,7 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
     save_tokenizer("tiny-bert-1", base)
     stack = load_stack(str(base))
     config = config_for(stack, "lora")
-    about = TrainedDescription(config=config, model=str(base), task="sentiment", max_length=64)
+    about = TrainedDescription(config=config, model=str(base))
     save_trained(folder, TechniqueStage(stack.stage(0, 1), config), about)
     weights = folder / "adapter_model.safetensors"
     whole = weights.read_bytes()

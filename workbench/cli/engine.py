@@ -109,11 +109,12 @@ def train(
     if out is not None:
         from safetensors.numpy import save_file
 
-        from workbench.models.zeroth_order import TrainedDescription
+        from workbench.models.saving import TrainedDescription
+        from workbench.models.zeroth_order import metadata_of
 
-        description = TrainedDescription(model=trainer.description.model, trainable=trainer.description.trainable)
+        description = TrainedDescription(config=trainer.description.trainable, model=trainer.description.model)
         with whole_file(out) as part:
-            save_file(trainer.named(), part, metadata=description.metadata)
+            save_file(trainer.named(), part, metadata=metadata_of(description))
     if as_json:
         print_json({"steps": trainer.step_number, "losses": losses})
     elif losses:

@@ -24,7 +24,7 @@ from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, ParallelAdapterConfig, task_loss
 from workbench.models.products import head_of
 from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
-from workbench.models.saving import AdapterDescription, load_adapter, save_adapter
+from workbench.models.saving import TrainedDescription, load_adapter, save_adapter
 from workbench.models.side_layers import ids_of_texts
 from workbench.models.stack import LayerStack
 
@@ -106,13 +106,7 @@ class ParallelAdapterModel(nn.Module):
 
     def save_pretrained(self, folder: Path | str) -> Path:
         """Write only the adapter, as safetensors and JSON, and return the folder."""
-        description = AdapterDescription(
-            config=self.adapter.config,
-            model=self.name,
-            task="",
-            max_length=int(getattr(self.backbone.config, "max_position_embeddings", 0)),
-            quantization=self.quantization,
-        )
+        description = TrainedDescription(config=self.adapter.config, model=self.name, quantization=self.quantization)
         return save_adapter(folder, self.adapter.state_dict(), description)
 
     def forward(

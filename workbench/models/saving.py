@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -30,29 +30,32 @@ from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, peft_names, save_lora
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
-from workbench.models.quantization import QuantizationConfig, quantize
+from workbench.models.quantization import FloatType, QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.tokenizer import TextTokenizer
 
 T = TypeVar("T")
+Config = TypeVar("Config")
 
 WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterDescription:
-    """Describes a saved adapter.  model: the backbone's name.  quantization: of the backbone."""
+class TrainedDescription(Generic[Config]):
+    """Describes trained parameters.  config: how they are added to the backbone.  model: the backbone's name.
 
-    config: ParallelAdapterConfig
+    quantization: of the backbone.  dtype: of P-RGE's weights and activations without quantization.
+    """
+
+    config: Config
     model: str
-    task: str
-    max_length: int
     quantization: QuantizationConfig | None = None
-    schema_version: int = 1
+    dtype: FloatType = "float32"
+    schema_version: int = 3
 
 
-def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: AdapterDescription) -> Path:
+def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: TrainedDescription[ParallelAdapterConfig]) -> Path:
     """Write a whole adapter's state_dict (or the union of its stages') and return the folder.
 
     Raises ConfigError if the state is incomplete.  Weights are written first: a folder with a description is complete.
@@ -65,17 +68,15 @@ def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: A
     return folder
 
 
-def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, AdapterDescription]:
+def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, TrainedDescription[ParallelAdapterConfig]]:
     """Return a saved adapter, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
-    description, state = load_saved(Path(folder), f"The adapter '{folder}' was asked for.", AdapterDescription, DESCRIPTION, WEIGHTS)
+    asked = f"The adapter '{folder}' was asked for."
+    description, state = _load(Path(folder), asked, TrainedDescription[ParallelAdapterConfig], DESCRIPTION, WEIGHTS)
     return _build(description.config, state, f"The adapter '{folder}'").eval(), description
 
 
-def load_saved(folder: Path, asked: str, kind: type[T], description: str, weights: str | None) -> tuple[T, dict[str, Tensor]]:
-    """Read a description and the trained tensors from the files with these names.  weights: None reads no tensors.
-
-    asked: sentence for the error.  Raises ConfigError if a file is missing or damaged.
-    """
+def _load(folder: Path, asked: str, kind: type[T], description: str, weights: str | None) -> tuple[T, dict[str, Tensor]]:
+    """Read a description and the trained tensors from the files with these names.  asked: sentence for the error."""
     try:
         found = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
         return found, {} if weights is None else load_file(folder / weights)
@@ -101,19 +102,6 @@ WHOLE_MODEL = "config.json"
 _BACKBONE, _HEAD = "backbone.", "head.output."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedDescription:
-    """Describes a trained model.  model: the backbone's name.  class_names: in class order.  quantization: of the backbone."""
-
-    config: TechniqueConfig
-    model: str
-    task: str
-    max_length: int
-    class_names: tuple[str, ...] = ()
-    quantization: QuantizationConfig | None = None
-    schema_version: int = 2
-
-
 def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
     """Set a model's trained parameters by name.  Raises ConfigError for a name or shape that does not fit."""
     with torch.no_grad():
@@ -124,10 +112,12 @@ def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescription) -> Path:
+def save_trained(
+    folder: Path, model: TechniqueStage, description: TrainedDescription[TechniqueConfig], *, class_names: Sequence[str] = ()
+) -> Path:
     """Write a whole model's trained parameters and then their description; return the folder.
 
-    A regression's head is saved so that it predicts in the labels' original units.
+    class_names: in class order, for transformers.  A regression's head is saved so that it predicts in the labels' original units.
     """
     config, name = description.config, description.model
     assert model.head is not None, "a whole model has a head"
@@ -140,7 +130,8 @@ def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescri
     if shape is None:
         save_tensors(folder / TRAINED, state | {f"{_HEAD}{key}": tensor for key, tensor in head.items()})
     elif config.technique == "full":
-        _save_whole(folder, model, head, description, shape)
+        names = class_names or [f"LABEL_{number}" for number in range(config.num_outputs)]
+        _save_whole(folder, model, head, name, names, shape)
     else:
         matrices = {key.removeprefix(_BACKBONE): tensor for key, tensor in state.items()}
         settings = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
@@ -151,9 +142,8 @@ def save_trained(folder: Path, model: TechniqueStage, description: TrainedDescri
     return folder
 
 
-def _save_whole(folder: Path, model: TechniqueStage, head: Mapping[str, Tensor], about: TrainedDescription, shape: Published) -> None:
-    config = model_config(about.model)
-    names = about.class_names or tuple(f"LABEL_{number}" for number in range(about.config.num_outputs))
+def _save_whole(folder: Path, model: TechniqueStage, head: Mapping[str, Tensor], base: str, names: Sequence[str], shape: Published) -> None:
+    config = model_config(base)
     config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
     with parameters_on_meta():
         whole = published_model(config, shape.task)
@@ -166,12 +156,12 @@ def _save_whole(folder: Path, model: TechniqueStage, head: Mapping[str, Tensor],
     write_text(folder / WHOLE_MODEL, config.to_json_string())
 
 
-def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription]:
+def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription[TechniqueConfig]]:
     """Return the whole trained model, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
     folder, asked = Path(folder), f"The fine-tuned model '{folder}' was asked for."
     is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
-    description, state = load_saved(folder, asked, TrainedDescription, TRAINED_DESCRIPTION, weights)
+    description, state = _load(folder, asked, TrainedDescription[TechniqueConfig], TRAINED_DESCRIPTION, weights)
     generates = description.config.kind == "text_generation"
     stack = load_stack(str(folder) if is_whole else description.model, with_head=generates)
     if description.quantization is not None:

@@ -33,7 +33,7 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
     metric = "f1" if task == "squad" else "accuracy"
     assert outcome.metrics.keys() == {metric}
     loaded, description = load_trained(outcome.artifacts["adapter"])
-    assert (description.model, description.trainable) == ("tiny-llama-2", prepared.trainable)
+    assert (description.model, description.config) == ("tiny-llama-2", prepared.trainable)
     encoder = model_encoder(prepared.task.prompt, "tiny-llama-2", prepared.job.max_length)
     score = evaluate(loaded.logits_at, prepared.task, prepared.task.test, encoder)
     assert score.value == outcome.metrics[metric]

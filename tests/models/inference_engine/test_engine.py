@@ -19,7 +19,8 @@ from workbench.core.errors import ConfigError, DivergedError
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise, replayed, require_executorch
 from workbench.models.inference_engine.config import EnginePrompts
 from workbench.models.inference_engine.modules import TrainStep, engine_attention, exportable
-from workbench.models.zeroth_order import TrainableConfig, TrainedDescription, load_causal_model, load_trained, read_log
+from workbench.models.saving import TrainedDescription
+from workbench.models.zeroth_order import TrainableConfig, load_causal_model, load_trained, read_log
 
 from ..memory_growth import least_growth
 
@@ -242,14 +243,14 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
     assert trained["steps"] == len(trained["losses"]) == 5
     assert max(trained["losses"]) < 2  # of two words; over all tokens it is above 5
     loaded, description = load_trained(out)
-    assert description == TrainedDescription(model="tiny-opt-1", trainable=TrainableConfig(rank=2, alpha=6, seed=7))
-    again = load_causal_model("tiny-opt-1", description.trainable)
+    assert description == TrainedDescription(config=TrainableConfig(rank=2, alpha=6, seed=7), model="tiny-opt-1")
+    again = load_causal_model("tiny-opt-1", description.config)
     _, steps = read_log(tmp_path / "log.jsonl")
     replayed_values = replayed(np.zeros(again.trainables.num_values), steps)
     again.trainables.flat.copy_(torch.from_numpy(replayed_values))
     given = SimpleNamespace(**vars(batch(1, length=40)))
     torch.testing.assert_close(loaded.logits_at(given), again.logits_at(given), rtol=1e-4, atol=1e-4)
-    assert (loaded.logits_at(given) - load_causal_model("tiny-opt-1", description.trainable).logits_at(given)).abs().max() > 2e-3
+    assert (loaded.logits_at(given) - load_causal_model("tiny-opt-1", description.config).logits_at(given)).abs().max() > 2e-3
     score = invoke("evaluate", out, "--samples", "12", "--max-length", "64")
     assert (score["model"], score["samples"]) == (str(out), 12)
     refused = CliRunner().invoke(app, ["export", program, "--model", "tiny-opt-1", "--max-length", "200"])

@@ -30,7 +30,6 @@ from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.quantization import quantize
 from workbench.models.saving import (
-    AdapterDescription,
     TrainedDescription,
     kept_name,
     save_adapter,
@@ -140,13 +139,13 @@ class Trained:
         """Write the trained parameters after an epoch."""
         set_trained(self._model, self._weights(epoch))
         job, task, adapters = self._prepared.job, self._prepared.task, self._model.adapters
-        about: dict[str, Any] = {"task": job.task, "max_length": job.max_length, "quantization": self._quantization}
+        quantization = self._quantization
         if isinstance(adapters, ParallelAdapterStage):  # as PAC+ saves them
             save_tokenizer(job.model, folder)
-            adapter = AdapterDescription(config=adapters.config, model=kept_name(job.model), **about)
+            adapter = TrainedDescription(config=adapters.config, model=kept_name(job.model), quantization=quantization)
             return save_adapter(folder, adapters.state_dict(), adapter)
-        described = TrainedDescription(config=self._prepared.config, model=job.model, class_names=task.class_names, **about)
-        return save_trained(folder, self._model, described)
+        described = TrainedDescription(config=self._prepared.config, model=job.model, quantization=quantization)
+        return save_trained(folder, self._model, described, class_names=task.class_names)
 
 
 class FineTuning(TrainingMethod[PreparedJob]):

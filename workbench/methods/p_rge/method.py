@@ -28,9 +28,9 @@ from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.policy import served
-from workbench.models.saving import kept_name, save_tokenizer
+from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
 from workbench.models.zeroth_order import CausalModel, replay
-from workbench.models.zeroth_order.loading import TRAINED, TrainedDescription, save_for_peft, save_trained
+from workbench.models.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.queries import chosen_passings, plan_queries
 from workbench.planners.query_costs import METHOD
@@ -246,6 +246,6 @@ def _save(run: Run, model: CausalModel, precision: Precision) -> Path:
     save_tokenizer(name, folder)
     save_for_peft(folder, model, name=name)
     quantization = stored_as(precision, compute)
-    about = TrainedDescription(model=kept_name(name), trainable=model.config, quantization=quantization, dtype=compute)
+    about = TrainedDescription(model=kept_name(name), config=model.config, quantization=quantization, dtype=compute)
     save_trained(folder / TRAINED, model.trainables.state(), about)
     return folder

@@ -29,7 +29,7 @@ from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import quantize
-from workbench.models.saving import AdapterDescription, kept_name, save_adapter, save_tokenizer
+from workbench.models.saving import TrainedDescription, kept_name, save_adapter, save_tokenizer
 from workbench.models.stack import LayerStack
 from workbench.planners import Problem, candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 from workbench.planners.memory import check as check_memory
@@ -102,13 +102,7 @@ class Trained:
     def save(self, folder: Path, epoch: int) -> Path:
         """Write the adapter as it was after an epoch."""
         job = self._prepared.job
-        about = AdapterDescription(
-            config=self._prepared.adapter,
-            model=kept_name(job.model),
-            task=job.task,
-            max_length=job.max_length,
-            quantization=self._job.quantization,
-        )
+        about = TrainedDescription(config=self._prepared.adapter, model=kept_name(job.model), quantization=self._job.quantization)
         save_tokenizer(job.model, folder)
         return save_adapter(folder, self._adapter(epoch).state_dict(), about)
 

@@ -10,7 +10,6 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from workbench.models.loading import load_language_model_head, load_stack, load_
 from workbench.models.lora import save_lora
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import quantize
-from workbench.models.quantization.config import FloatType, QuantizationConfig
-from workbench.models.saving import PeftTask, Published, base_of, published
+from workbench.models.quantization.config import QuantizationConfig
+from workbench.models.saving import PeftTask, Published, TrainedDescription, base_of, published
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
 from workbench.models.zeroth_order.causal_model import CausalModel
@@ -75,27 +74,14 @@ TRAINED = "trained.safetensors"
 _METADATA = "workbench"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedDescription:
-    """Describes trained values: the model's name, and how they were added.  A frozen A is drawn again from its seed.
-
-    quantization: of the frozen weights.  dtype: of weights and activations without quantization.
-    """
-
-    model: str
-    trainable: TrainableConfig
-    quantization: QuantizationConfig | None = None
-    dtype: FloatType = "float32"
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """Return the description as metadata of a safetensors file."""
-        return {_METADATA: to_json(self, indent=-1)}
+def metadata_of(description: TrainedDescription[TrainableConfig]) -> dict[str, str]:
+    """Return a description of trained values as metadata of a safetensors file.  A frozen A is drawn again from its seed."""
+    return {_METADATA: to_json(description, indent=-1)}
 
 
-def save_trained(path: Path, state: Mapping[str, Tensor], description: TrainedDescription) -> None:
+def save_trained(path: Path, state: Mapping[str, Tensor], description: TrainedDescription[TrainableConfig]) -> None:
     """Write trained values, trainables.state(), with their description."""
-    save_tensors(path, state, description.metadata)
+    save_tensors(path, state, metadata_of(description))
 
 
 def find_trained(path: Path | str) -> Path | None:
@@ -107,7 +93,7 @@ def find_trained(path: Path | str) -> Path | None:
     return None
 
 
-def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription]:
+def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription[TrainableConfig]]:
     """Return a model with the values trained by a run, or by a program in an inference engine.
 
     path: as in find_trained.  Raises ConfigError if the file is missing, damaged or of another kind, and as load_causal_model does.
@@ -119,13 +105,14 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription]:
         with safe_open(found, "pt") as file:
             text = (file.metadata() or {}).get(_METADATA, "")
             state: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a mapping
-        description = msgspec.json.decode(text, type=TrainedDescription)
+        description = msgspec.json.decode(text, type=TrainedDescription[TrainableConfig])
     except SafetensorError as error:
         raise ConfigError(asked, f"The file is damaged: {error}.", "Train again, or take a copy.") from error
     except msgspec.DecodeError as error:
-        raise ConfigError(asked, "The file does not say which model its values are of.", "Give one that P-RGE wrote.") from error
+        wrong = "The file does not describe the model of its values, or an earlier version wrote it."
+        raise ConfigError(asked, wrong, "Train again, or give one that P-RGE wrote.") from error
     dtype = getattr(torch, description.dtype)
-    model = load_causal_model(description.model, description.trainable, quantization=description.quantization, dtype=dtype)
+    model = load_causal_model(description.model, description.config, quantization=description.quantization, dtype=dtype)
     model.trainables.load_state(state)
     return model, description
 
