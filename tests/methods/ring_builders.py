@@ -22,7 +22,7 @@ from workbench.methods.ringada.prepare import Policy, RingAdaOptions, Unfreezing
 from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
 from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at
-from workbench.models.parallel_adapter import Kind, ParallelAdapter, ParallelAdapterConfig, task_loss
+from workbench.models.parallel_adapter import Kind, ParallelAdapterStage, task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.schedules.ringada import Iteration
 from workbench.tasks import load_task
@@ -64,7 +64,6 @@ def ring_job(
         )
     else:
         split = split_for(stack, samples, kind)
-    encoder = {"num_encoder_layers": facts.num_encoder_layers, "target_length": int(facts.num_encoder_layers is not None)}
     job = Job(model=model, epochs=epochs, batch_size=8, micro_batches=plan.num_micro_batches, learning_rate=LEARNING_RATE)
     return RingRankJob(
         job=job,
@@ -73,8 +72,7 @@ def ring_job(
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
         split=split,
-        config=TechniqueConfig(technique="serial", bottleneck=8, **sizes),
-        adapter=ParallelAdapterConfig(reduction=4, is_causal=facts.is_causal, **sizes, **encoder) if parallel else None,
+        config=TechniqueConfig(technique="parallel" if parallel else "serial", bottleneck=8, reduction=4, **sizes),
         facts=facts,
         options=RingAdaOptions(local_iterations=local_iterations, cache=cache, federated=federated),
         policy=Policy(num_layers=stack.num_layers, every=every, unfreezing=unfreezing, patience=1, threshold=0.05),
@@ -127,27 +125,23 @@ def _whole(job: RingRankJob) -> tuple[dict[str, torch.nn.Parameter], Callable[[B
     """Return the trained parameters of a whole model by name, and a function that computes the logits of a batch in an epoch."""
     stack = load_stack(job.job.model)
     backbone = copy.deepcopy(stack.stage(0, stack.num_layers))
-    if job.adapter is not None:
-        adapter = ParallelAdapter(job.adapter)
-
-        def beside(batch: Batch, epoch: int) -> torch.Tensor:
-            with torch.no_grad():
-                taps = backbone(batch.input_ids, batch.attention_mask)[1]
-            return adapter.predict(taps, batch.attention_mask, batch.sample_ids, epoch)
-
-        return dict(adapter.named_parameters()), beside
     model = TechniqueStage(backbone, job.config)
+    side = model.adapters
+    if not isinstance(side, ParallelAdapterStage):
+        return model.trained(), model.batch_logits
 
-    def inside(batch: Batch, epoch: int) -> torch.Tensor:
-        return model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
+    def beside(batch: Batch, epoch: int) -> torch.Tensor:
+        with torch.no_grad():
+            taps = backbone(batch.input_ids, batch.attention_mask)[1]
+        return side.head(side(None, taps, batch.attention_mask), taps[-1], batch.attention_mask, batch.sample_ids, epoch)
 
-    return model.trained(), inside
+    return model.trained(), beside
 
 
 def _layer_of(name: str) -> int:
     """Return the layer with which a parameter is unfrozen; 99 for the head's."""
-    first, second = name.split(".")[:2]
-    return 0 if first == "first" else int(second) if first in ("adapters", "layers", "decoder_first") else 99
+    numbers = [int(part) for part in name.split(".")[1:3] if part.isdigit()]
+    return numbers[0] if numbers else 0 if name.startswith("adapters.first.") else 99
 
 
 def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:

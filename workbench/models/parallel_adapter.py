@@ -131,7 +131,8 @@ class ParallelAdapterStage(nn.Module):
     Initial weights depend on config.seed and the parameter's name, not on how the adapter is divided.
     """
 
-    def __init__(self, config: ParallelAdapterConfig, start: int, stop: int) -> None:
+    def __init__(self, config: ParallelAdapterConfig, start: int, stop: int, *, has_head: bool = False) -> None:
+        """has_head: add a head even if the stage does not include the last layer."""
         super().__init__()
         if not 0 <= start < stop <= config.num_layers:
             raise ConfigError(f"Adapters [{start}, {stop}) were asked for.", f"There are {config.num_layers}.", "Change the stage.")
@@ -143,7 +144,7 @@ class ParallelAdapterStage(nn.Module):
         has_embedding = start <= border < stop
         self.decoder_first = nn.ModuleDict({str(border): TapProjection(config.hidden_size, config.width)} if has_embedding else {})
         self.last: SideHead | SequenceHead | None = None
-        if stop == config.num_layers:
+        if has_head or stop == config.num_layers:
             self.last = SequenceHead(config) if config.kind in WORD_KINDS else SideHead(config)
         # In a tuple, so that the backbone's head does not become a parameter of this module.
         self._language_model_head: tuple[Head, ...] = ()

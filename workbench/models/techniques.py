@@ -161,7 +161,7 @@ class TechniqueStage(nn.Module):
         elif config.technique == "serial":
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         elif config.technique == "parallel":
-            self.adapters = ParallelAdapterStage(_side(config, backbone), backbone.start, backbone.stop)
+            self.adapters = ParallelAdapterStage(_side(config, backbone), backbone.start, backbone.stop, has_head=has_head)
             if words is not None:
                 self.adapters.attach(words)
         else:

@@ -21,7 +21,7 @@ from workbench.core.costs import Spec
 from workbench.methods.fine_tuning.handlers import StageContext
 from workbench.methods.training.handlers import Targets
 from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, task_loss
+from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
@@ -30,8 +30,6 @@ from workbench.runtime.state import Run, carry_out
 from workbench.schedules.moves import moves
 from workbench.schedules.plan_costs import Crossing
 
-Config = TechniqueConfig | ParallelAdapterConfig
-"""Of serial adapters inside the layers (Eq. 1), or of Parallel Adapters next to them (PAC+, section IV-A)."""
 Modules = dict[str, nn.Module]
 """Modules by the names that their parameters have in the whole model."""
 
@@ -39,31 +37,23 @@ Modules = dict[str, nn.Module]
 class RingCompute:
     """A block of layers with what is trained of them, and this device's copies of embedding and head.
 
+    config: of serial adapters inside the layers (Eq. 1), or of Parallel Adapters next to them (PAC+, section IV-A).
     backbone: the block.  first: a stage with the embedding.  trained: the modules of each layer.  head: the modules of the head.
+    side_width: of the side network, 0 of serial adapters.
     """
 
-    def __init__(self, config: Config, backbone: BackboneStage, first: BackboneStage) -> None:
-        self._config, self._backbone, self._first, self._side = config, backbone, first, None
-        if isinstance(config, ParallelAdapterConfig):
-            side = ParallelAdapterStage(config, backbone.start, backbone.stop)
-            side.last = side.last or ParallelAdapterStage(config, config.num_layers - 1, config.num_layers).last
-            assert side.last is not None
-            self._side, self.head = side, Modules(last=side.last)
-            self.trained = {int(at): Modules(layers=nn.ModuleDict({at: layer})) for at, layer in side.layers.items()}
-            if side.first is not None:
-                self.trained[0]["first"] = side.first
-            for at, project in side.decoder_first.items():
-                self.trained[int(at)]["decoder_first"] = nn.ModuleDict({at: project})
+    def __init__(self, config: TechniqueConfig, backbone: BackboneStage, first: BackboneStage) -> None:
+        self._backbone, self._first, self._side, self.side_width = backbone, first, None, config.side_width
+        self._model = model = TechniqueStage(backbone.part(backbone.start, backbone.stop), config, has_head=True)
+        if isinstance(model.adapters, ParallelAdapterStage):
+            self._side = side = model.adapters
+            self.head = Modules(adapters=nn.ModuleDict({"last": side.last}))
+            self.trained = {layer: Modules(adapters=side.part(layer, layer + 1)) for layer in range(side.start, side.stop)}
+            for modules in self.trained.values():
+                modules["adapters"].last = None
         else:
-            self._model = TechniqueStage(backbone.part(backbone.start, backbone.stop), config, has_head=True)
-            assert self._model.head is not None
-            self.head = Modules(head=self._model.head)
-            self.trained = {int(at): Modules(adapters=nn.ModuleDict({at: adapter})) for at, adapter in self._model.adapters.items()}
-
-    @property
-    def side_width(self) -> int:
-        """Return the width of the side network, 0 of serial adapters."""
-        return 0 if self._side is None else self._config.width  # type: ignore[union-attr]  # a side network's config
+            self.head = Modules(head=model.head)
+            self.trained = {int(at): Modules(adapters=nn.ModuleDict({at: adapter})) for at, adapter in model.adapters.items()}
 
     def parted(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Split the model's state (n, t, d) from the side network's, (n, t, 0) if it is not there."""
@@ -120,11 +110,9 @@ class RingCompute:
 
         states: the last hidden state (n, t, d); parallel, then the last side state, of which the gradient is.
         """
-        leaf, config, samples = states[-1].detach().requires_grad_(), self._config, (targets.sample_ids, targets.epoch)
-        if self._side is None:
-            logits = self._model.logits(leaf, attention_mask, *samples)
-        else:
-            logits = self._side.head(leaf, states[0], attention_mask, *samples)
+        leaf, config = states[-1].detach().requires_grad_(), self._model.config
+        last = leaf if self._side is None else (leaf, states[0])
+        logits = self._model.logits(last, attention_mask, targets.sample_ids, targets.epoch)
         loss = task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
         loss.backward()
         assert leaf.grad is not None

@@ -18,10 +18,11 @@ from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageContext
 from workbench.methods.fine_tuning.measure import crossing_bytes
-from workbench.methods.ringada.compute import Config, PrefixCache, RingCompute, RingOptimizer
+from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
 from workbench.methods.training.handlers import Targets
 from workbench.models.parallel_adapter import made_up_labels, made_up_mask
 from workbench.models.stack import LayerStack
+from workbench.models.techniques import TechniqueConfig
 from workbench.profiler.timing import Call, Maker, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.plan_costs import Crossing
@@ -30,7 +31,7 @@ from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STE
 
 def measure_layers(
     stack: LayerStack,
-    config: Config,
+    config: TechniqueConfig,
     *,
     max_length: int,
     caches: bool = False,
@@ -100,7 +101,7 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
 class _Bench:
     """Calls of one stage on synthetic inputs of any size."""
 
-    def __init__(self, stack: LayerStack, config: Config, span: Span) -> None:
+    def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
         self._stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
         self._part, self.layers, self._kind = self._stage.part(*span), range(*span), config.kind
         self._compute = RingCompute(config, self._stage, self._stage)

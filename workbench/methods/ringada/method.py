@@ -16,8 +16,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import ignore
 from workbench.methods.common.session import RankResult
-from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.pac_plus import method as pac_plus
+from workbench.methods.fine_tuning.method import Trained
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
@@ -27,7 +26,6 @@ from workbench.methods.training.method import AnalyticTechnique, TrainingMethod,
 from workbench.methods.training.phases import Predictor
 from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.planners.memory import readable
 from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
 from workbench.profiler.analytic import TechniqueSizes
@@ -58,7 +56,6 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         profile=profile,
         split=prepared.train,
         config=prepared.config,
-        adapter=prepared.adapter,
         facts=prepared.facts,
         options=prepared.options,
         policy=prepared.policy,
@@ -82,7 +79,7 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: ra
         sequence_length=prepared.typical_length,
         depths=Counter(depths[:filled]),
         cached=Counter(depths[filled:]),
-        rest_bytes=beside_bytes(prepared.facts, prepared.adapter or prepared.config),
+        rest_bytes=beside_bytes(prepared.facts, prepared.config),
         memory_length=prepared.longest,
         has_side=prepared.options.technique == "parallel",
     )
@@ -181,15 +178,6 @@ def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple
     return RingAda().host_layers(prepared, ignore, refresh=refresh)
 
 
-class TrainedSide(pac_plus.Trained):
-    """Parallel Adapters after each epoch; they begin from weights that only their names and the seed determine."""
-
-    def _adapter(self, epoch: int) -> ParallelAdapter:
-        adapter = ParallelAdapter(self._prepared.adapter)
-        adapter.load_state_dict(adapter.state_dict() | self._job.trained(epoch))
-        return adapter.eval()
-
-
 class RingAda(TrainingMethod[PreparedJob]):
     """Adapters, unfrozen from the top, on a ring of devices that keep their data local."""
 
@@ -202,7 +190,7 @@ class RingAda(TrainingMethod[PreparedJob]):
     run_rank = staticmethod(run_rank)
     serve_rank = staticmethod(serve_rank)
     measure_rank = staticmethod(measure_rank)
-    trained = staticmethod(lambda prepared, *rest: (TrainedSide if prepared.adapter else fine_tuning.Trained)(prepared, *rest))
+    trained = Trained
     begin = staticmethod(nothing)
     keep = staticmethod(nothing)
 
@@ -212,8 +200,7 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
-        config = prepared.adapter or prepared.config
-        caches = prepared.options.cache
+        config, caches = prepared.config, prepared.options.cache
         key: dict[str, Any] = {f"{prepared.options.technique} adapters": asdict(replace(config, seed=0, label_mean=0.0, label_std=1.0))}
         key |= {"cache": True} if caches else {}
         return key, lambda max_length: measure_layers(load_stack(prepared.job.model), config, max_length=max_length, caches=caches)

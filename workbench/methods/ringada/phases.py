@@ -198,7 +198,7 @@ class RingPhase(StagePhase[RingRankJob]):
             if backbone.start > 0:
                 first = rank_job.load_backbone(0, 1)
                 first.layers.clear()  # on all devices but the first, only the embedding
-            self.compute = RingCompute(rank_job.adapter or rank_job.config, backbone, first)
+            self.compute = RingCompute(rank_job.config, backbone, first)
             self.optimizer = RingOptimizer(
                 self.compute,
                 LinearSchedule(peak=job.peak_learning_rate, num_steps=rank_job.num_steps, warmup_fraction=job.warmup_fraction),
@@ -219,7 +219,7 @@ class RingPhase(StagePhase[RingRankJob]):
         rank_job, rank, start_s = self.rank_job, self.session.rank, self.session.context.now_s()
         homes = ring_homes(rank_job.present.stages)
         moving = [(layer, rank_job.cache_homes[layer], homes[layer]) for layer in rank_job.cached_layers(rank_job.start)]
-        if rank_job.adapter is not None:
+        if rank_job.config.side_width:
             last = rank_job.plan.num_layers
             moving.append((last, rank, rank))  # the last hidden states of its own samples stay
             moving += [(last + 1, holder, receiver) for layer, holder, receiver in moving if layer == 0]  # the embedding's
@@ -230,7 +230,7 @@ class RingPhase(StagePhase[RingRankJob]):
         """Return the handlers of a round (see RankPhase)."""
         assert isinstance(planned, Round) and isinstance(self.optimizer, RingOptimizer)
         rank_job, shape = self.rank_job, self.shape(planned)
-        if self._prefix is not None and rank_job.adapter is None:
+        if self._prefix is not None and not rank_job.config.side_width:
             self._prefix.forget_above(shape.iterations[0].first_unfrozen)
         self.optimizer.num_steps = planned.number + 1  # counts only once the round is done; the state of a failed round is not saved
         return RingHandlers(

@@ -15,11 +15,9 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Text, Width
 from workbench.methods.base import read_options, require_plan, require_width
-from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.training.policy import plateaus
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
-from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.techniques import TechniqueConfig
 
 Times = Annotated[int, Meta(ge=1, le=10**6)]
@@ -104,13 +102,12 @@ def rounds_per_epoch(num_samples: int, samples_per_round: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTechnique):
-    """A RingAda job with everything known before planning.  adapter: of Parallel Adapters, None for serial ones.
+    """A RingAda job with everything known before planning.
 
     owned: the rows of each device's samples by name, once they are known; a device that is absent later keeps its own.
     """
 
     options: RingAdaOptions
-    adapter: ParallelAdapterConfig | None = None
     owned: Mapping[str, tuple[int, ...]] | None = None
 
     def steps_on(self, world_size: int) -> int:
@@ -160,13 +157,19 @@ def prepare(job: Job) -> PreparedJob:
     if task.kind == "text_generation":
         asked, found = f"The task '{job.task}' was asked for with the method ringada.", "It trains a head, and words have the model's own."
         raise ConfigError(asked, found, "Choose the method fine_tuning, confidant or pac_plus.")
-    common: dict[str, Any] = {"hidden_size": facts.hidden_size, "num_layers": facts.num_layers, "kind": task.kind, "seed": job.seed}
-    common |= {"num_outputs": task.num_outputs, "dropout": options.dropout} | label_scale(task, samples["train"])
-    prepared = PreparedJob(options=options, config=TechniqueConfig(technique="serial", bottleneck=options.bottleneck, **common), **samples)
-    if options.technique == "parallel":
-        common |= {"num_encoder_layers": facts.num_encoder_layers, "is_causal": facts.is_causal, "reduction": options.reduction}
-        target_length = 0 if facts.num_encoder_layers is None else TARGET_LENGTH
-        prepared = replace(prepared, adapter=ParallelAdapterConfig(target_length=target_length, **common))
+    config = TechniqueConfig(
+        technique=options.technique,
+        hidden_size=facts.hidden_size,
+        num_layers=facts.num_layers,
+        kind=task.kind,
+        num_outputs=task.num_outputs,
+        bottleneck=options.bottleneck,
+        reduction=options.reduction,
+        dropout=options.dropout,
+        seed=job.seed,
+        **label_scale(task, samples["train"]),
+    )
+    prepared = PreparedJob(options=options, config=config, **samples)
     if not prepared.policy.is_adaptive:
         return prepared
     known = f"The policy '{options.unfreezing}' goes by what the run brings; it is predicted as one adapter every"

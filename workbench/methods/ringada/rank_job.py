@@ -18,12 +18,10 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
-from workbench.methods.ringada.compute import Config
 from workbench.methods.ringada.prepare import Policy, PreparedJob, RingAdaOptions, rounds_per_epoch
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.loading import ModelFacts
-from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.techniques import TechniqueConfig
 from workbench.planners.ringada import change_s, ring_homes
 from workbench.schedules.plan_costs import Crossing
@@ -64,7 +62,6 @@ class RingRankJob(RankJob):
     """The description of a RingAda run for a rank.
 
     owned: the samples of each device of the whole cluster, by its name.  typical_length: padded tokens, for the order of operations.
-    adapter: of Parallel Adapters, None for serial ones.
     cache_homes[l]: the rank whose disk has layer l's cache when this job begins; none if the caches are empty.
     cache_since: the round from which they were filled.
     """
@@ -75,7 +72,6 @@ class RingRankJob(RankJob):
     policy: Policy
     owned: Mapping[str, tuple[int, ...]]
     typical_length: int
-    adapter: ParallelAdapterConfig | None = None
     cache_homes: tuple[int, ...] = ()
     cache_since: int = 0
 
@@ -129,7 +125,7 @@ class RingRankJob(RankJob):
             self.cluster,
             former,
             stages,
-            rest_bytes=beside_bytes(self.facts, self.adapter or self.config),
+            rest_bytes=beside_bytes(self.facts, self.config),
             inputs={layer: width * sum(tokens(layer, length) for length in self.lengths) for layer in self.cached_layers(first)},
         )
 
@@ -143,7 +139,7 @@ class RingRankJob(RankJob):
         """Return the layers whose inputs a round, or a later one, reads from the caches."""
         if not self.options.cache:
             return range(0)
-        if self.adapter is not None:  # the trained layers next to the model read their taps
+        if self.config.side_width:  # the trained layers next to the model read their taps
             return range(self.lowest, self.plan.num_layers)
         return range(self.lowest, self.policy.first_unfrozen(first, first * self.steps_per_round) + 1)
 
@@ -157,7 +153,7 @@ class RingRankJob(RankJob):
         """Return the shape of the states that cross between stages."""
         return Crossing(
             hidden_size=self.facts.hidden_size,
-            side_width=0 if self.adapter is None else self.adapter.width,
+            side_width=self.config.side_width,
             num_encoder_layers=self.facts.num_encoder_layers,
             target_length=TARGET_LENGTH,
         )
@@ -267,8 +263,7 @@ class RingRankJob(RankJob):
             if self.options.federated:
                 made = federated_round(plan, shape.iterations, typical.seconds, **fixed)
             else:
-                has_side = self.adapter is not None
-                of_ring = {"is_noted": self.policy.is_adaptive, "cached": shape.cached, "has_side": has_side}
+                of_ring = {"is_noted": self.policy.is_adaptive, "cached": shape.cached, "has_side": self.config.side_width > 0}
                 made = ring_round(plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
             self._schedules[key] = made
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
@@ -283,8 +278,8 @@ class RingRankJob(RankJob):
             sizes=shape.sizes,
             lengths=shape.lengths,
             crossing=self.crossing,
-            head_values=3 * _head_parameters(self.adapter or self.config),
-            beside_bytes=beside_bytes(self.facts, self.adapter or self.config),
+            head_values=3 * _head_parameters(self.config),
+            beside_bytes=beside_bytes(self.facts, self.config),
         )
 
     @cached_property
@@ -292,13 +287,14 @@ class RingRankJob(RankJob):
         return {}
 
 
-def beside_bytes(facts: ModelFacts, config: Config) -> int:
+def beside_bytes(facts: ModelFacts, config: TechniqueConfig) -> int:
     """Return the bytes of each device besides its layers: embedding, and head with gradient and moments."""
     return 4 * (facts.embedding_parameters + 4 * _head_parameters(config))
 
 
-def _head_parameters(config: Config) -> int:
-    norm_and_up = (2 * config.width + (config.width + 1) * config.hidden_size) if isinstance(config, ParallelAdapterConfig) else 0
+def _head_parameters(config: TechniqueConfig) -> int:
+    width = config.side_width
+    norm_and_up = 2 * width + (width + 1) * config.hidden_size if width else 0
     return norm_and_up + (config.hidden_size + 1) * config.num_outputs
 
 
