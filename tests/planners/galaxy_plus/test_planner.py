@@ -62,7 +62,7 @@ def test_the_price_decides_and_algorithm_1_is_asked_too():
     chosen = tune(problem, plans(problem), once, overlap=None, both_ways=None, tile_tokens=16, tries=0)
     assert chosen.predicted_s == 0.5
     assert (chosen.units, chosen.columns, chosen.schemes) == (printed.units, printed.columns, printed.schemes)
-    assert len(set(asked)) == len(asked) <= 12 + 3 * 2
+    assert len(asked) <= 12 + 3 * 2
     assert {(one.overlap, one.both_ways) for one in asked} == {(True, False), (True, True), (False, False)}
     assert all(one.tile_tokens == 16 for one in asked)
     cheapest = tune(problem, plans(problem), lambda one: 1.0 + one.overlap, overlap=None, tile_tokens=16)
