@@ -29,7 +29,6 @@ from workbench.planners.confidant import (
 )
 from workbench.planners.memory import rank_need
 from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers
-from workbench.schedules.plan_costs import StashingCosts
 from workbench.simulator import simulate
 
 from .builders import SEQUENCE_LENGTH, device, layer, profile_of, unequal
@@ -103,9 +102,10 @@ def simulated_pace(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     """Return the seconds of one more mini-batch in a long window."""
 
     def seconds(count: int) -> float:
-        costs = PlanCosts(profile, cluster, plan, sizes=(BATCH,) * count, lengths=(SEQUENCE_LENGTH,) * count)
+        settings = {"sizes": (BATCH,) * count, "lengths": (SEQUENCE_LENGTH,) * count}
+        costs = PlanCosts(profile, cluster, plan, **settings, stashes_weights=True)
         schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
-        return simulate(Program.on(cluster, schedule, StashingCosts(costs)), memory=False).makespan_s
+        return simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s
 
     return (seconds(36) - seconds(24)) / 12
 

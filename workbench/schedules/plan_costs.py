@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Costs, Spec, opaque, ring_allreduce_s
+from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
@@ -42,10 +42,12 @@ class Crossing:
 
 
 class PlanCosts:
-    """Costs of hybrid_1f1b, gpipe, one_f_one_b and other schedules of `pipeline.assemble`: a core.costs.Costs.
+    """Costs of asynchronous_1f1b, hybrid_1f1b, gpipe, one_f_one_b and other schedules of `pipeline.assemble`: a core.costs.Costs.
 
-    sizes[m], lengths[m]: samples and tokens of micro-batch m.  shared_bytes[p]: the float32 gradient of parameter p that stages share
-    (backpropagation.py).  crossing: None if the model is only simulated; the message sizes then come from the profile.
+    sizes[m], lengths[m]: samples and tokens of micro-batch m (in asynchronous_1f1b a mini-batch).  shared_bytes[p]: the float32 gradient of
+    parameter p that stages share (backpropagation.py).  crossing: None if the model is only simulated; the message sizes then come from
+    the profile.
+    stashes_weights: weights are values, because a stage of asynchronous_1f1b keeps the versions that are in flight.
     With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's with the rest.
     """
 
@@ -59,8 +61,9 @@ class PlanCosts:
         lengths: Sequence[int],
         shared_bytes: Sequence[int] = (),
         crossing: Crossing | None = None,
+        stashes_weights: bool = False,
     ) -> None:
-        self._shared_bytes, self._crossing = tuple(shared_bytes), crossing
+        self._shared_bytes, self._crossing, self._stashes_weights = tuple(shared_bytes), crossing, stashes_weights
         self._profile, self._cluster, self._plan = profile, cluster, plan
         self.layout = StepLayout(plan=plan, sizes=tuple(sizes), lengths=tuple(lengths))
         self._has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
@@ -94,7 +97,10 @@ class PlanCosts:
     def spec(self, value: Value) -> Spec:
         """Return a value's shape and dtype (see Costs)."""
         name, number = value.name, value.microbatch
-        if name == "gsum":
+        if name in ("weight", "ctx") and self._stashes_weights:  # their part is a version or none, not a rank
+            [rank] = self._plan.stages[value.stage].ranks
+            value = value._replace(part=rank)
+        if name in ("gsum", "weight"):
             return opaque(trainable_bytes(self.layers(value.part)))
         if name == "shared":
             return Spec((self._shared_bytes[value.part] // 4,))
@@ -119,8 +125,9 @@ class PlanCosts:
         return opaque(gradient)
 
     def resident_bytes(self, rank: int) -> int:
-        """Return weights, gradients and optimizer state in bytes."""
-        return resident_bytes(self._profile, self.layers(rank))
+        """Return weights (unless they are values), gradients and optimizer state in bytes."""
+        layers = self.layers(rank)
+        return resident_bytes(self._profile, layers) - (trainable_bytes(layers) if self._stashes_weights else 0)
 
 
 def trainable_bytes(layers: Sequence[LayerProfile]) -> int:
@@ -135,49 +142,22 @@ def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
     return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)
 
 
-class StashingCosts:
-    """Costs of asynchronous_1f1b by a plan: a core.costs.Costs.  of_plan: its sizes[m] and lengths[m] are those of mini-batch m.
-
-    Weights are values, because a stage keeps the versions that are in flight.
-    """
-
-    def __init__(self, of_plan: PlanCosts) -> None:
-        self._of_plan, self._stages = of_plan, of_plan.layout.plan.stages
-
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of an operation (see Costs)."""
-        return self._of_plan.seconds(rank, op)
-
-    def spec(self, value: Value) -> Spec:
-        """Return a value's shape and dtype (see Costs)."""
-        if value.name not in ("weight", "ctx"):
-            return self._of_plan.spec(value)
-        [rank] = self._stages[value.stage].ranks
-        if value.name == "ctx":
-            return self._of_plan.spec(value._replace(part=rank))
-        return opaque(trainable_bytes(self._of_plan.layers(rank)))
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return frozen parameters, gradients and optimizer state in bytes; the weights are counted as values."""
-        return self._of_plan.resident_bytes(rank) - trainable_bytes(self._of_plan.layers(rank))
-
-
 class DividedCosts:
     """Costs of a pipeline by divide_layers, with one rank per stage: a core.costs.Costs.
 
-    whole: of the schedule before the division.  of_plan: its layers and sizes.  divisions: by rank.
+    whole: of the schedule before the division.  divisions: by rank.
     A stage's contexts are counted at END, as those of an undivided stage are at F.
     """
 
-    def __init__(self, whole: Costs, of_plan: PlanCosts, divisions: Mapping[int, Division]) -> None:
-        self._whole, self._of_plan, self._divisions = whole, of_plan, divisions
+    def __init__(self, whole: PlanCosts, divisions: Mapping[int, Division]) -> None:
+        self._whole, self._divisions = whole, divisions
 
     def seconds(self, rank: int, op: Op) -> float:
         """Return the seconds of an operation (see Costs)."""
         kind = op.kind.removesuffix("B")
         if kind not in DIVIDED or rank not in self._divisions:
             return self._whole.seconds(rank, op)
-        division, layers, layout = self._divisions[rank], self._of_plan.layers(rank), self._of_plan.layout
+        division, layers, layout = self._divisions[rank], self._whole.layers(rank), self._whole.layout
         direction: Direction = "F" if kind == op.kind else "B"
         size = layout.sizes[op.microbatch], layout.lengths[op.microbatch]
         if kind in PARTS:
@@ -191,7 +171,7 @@ class DividedCosts:
     def spec(self, value: Value) -> Spec:
         """Return a value's bytes (see Costs)."""
         if value.name in CROSSING_INSIDE:
-            return opaque(self._of_plan.hidden_bytes(value.microbatch))
+            return opaque(self._whole.hidden_bytes(value.microbatch))
         return TOKEN if value.name in CONTEXTS_INSIDE else self._whole.spec(value)
 
     def resident_bytes(self, rank: int) -> int:
@@ -207,10 +187,11 @@ class VirtualWorkerCosts:
 
     def __init__(self, profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> None:
         self._profile, self._cluster, self._shards = profile, cluster, workers.shards()
-        self._of: list[tuple[int, StashingCosts]] = []  # of a stage, numbered through all pipelines: its number in its own
-        self._of_rank: dict[int, StashingCosts] = {}
+        self._of: list[tuple[int, PlanCosts]] = []  # of a stage, numbered through all pipelines: its number in its own
+        self._of_rank: dict[int, PlanCosts] = {}
         for plan in workers.pipelines:
-            alone = StashingCosts(PlanCosts(profile, cluster, plan, sizes=(plan.micro_batch_size,), lengths=(sequence_length,)))
+            sizes, lengths = (plan.micro_batch_size,), (sequence_length,)
+            alone = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=lengths, stashes_weights=True)
             self._of += [(number, alone) for number in range(len(plan.stages))]
             self._of_rank |= {stage.ranks[0]: alone for stage in plan.stages}
 

@@ -27,7 +27,7 @@ from workbench.runtime.executor import Handler
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
-from workbench.schedules.plan_costs import Crossing, DividedCosts, PlanCosts, StashingCosts
+from workbench.schedules.plan_costs import Crossing, DividedCosts, PlanCosts
 from workbench.schedules.tensor import divide_layers
 
 TARGET_LENGTH = 1
@@ -134,10 +134,9 @@ class Programs:
             lengths=parts.lengths,
             shared_bytes=[FP32_BYTES * parameter.numel for parameter in self._shared],
             crossing=self._crossing,
+            stashes_weights=self._is_asynchronous,
         )
-        whole = StashingCosts(costs) if self._is_asynchronous else costs
-        chosen = DividedCosts(whole, costs, self._divisions) if self._divisions else whole
-        return Program.on(self._cluster, self._schedules[key], chosen)
+        return Program.on(self._cluster, self._schedules[key], DividedCosts(costs, self._divisions) if self._divisions else costs)
 
     def _schedule(self, sizes: tuple[int, ...], begun: int | None, ahead: int) -> Schedule:
         world_size = self._cluster.world_size

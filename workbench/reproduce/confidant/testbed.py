@@ -14,7 +14,6 @@ from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.reproduce.result import read_constants
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
 from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers, one_f_one_b
-from workbench.schedules.plan_costs import StashingCosts
 from workbench.simulator import simulate
 
 PAPER = "confidant"
@@ -40,7 +39,8 @@ def description(model: str) -> ModelDescription:
 
 def mini_batches(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int, title: str = "") -> Timeline:
     """Return some mini-batches through an empty asynchronous pipeline."""
-    costs = StashingCosts(PlanCosts(profile, cluster, plan, sizes=(plan.micro_batch_size,) * count, lengths=(tokens,) * count))
+    sizes = (plan.micro_batch_size,) * count
+    costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=(tokens,) * count, stashes_weights=True)
     schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
     return simulate(Program.on(cluster, schedule, costs), title=title, memory=False)
 
