@@ -19,7 +19,7 @@ from workbench.core.errors import WorkbenchError
 from workbench.models.evaluation import answer_scores
 from workbench.models.loading import load_model, load_stack, model_config
 from workbench.models.lora import require_peft
-from workbench.models.parallel_adapter import ParallelAdapter
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
@@ -214,7 +214,8 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
             parameter.normal_(std=0.05, generator=torch.Generator().manual_seed(len(name)))
         logits = model.logits(model(ids, mask)[1], mask, samples, 0)
     assert logits.shape == (4, 8, config.vocab_size)
-    scores = answer_scores(logits, ours)
+    scores = answer_scores(logits[ours >= 0], ours)
+    torch.testing.assert_close(task_loss(logits, ours, "text_generation", reduction="none"), scores[:, 0])
     save_trained(folder, model, TrainedDescription(config=chosen, model=str(tmp_path / "base")))
     loaded, _ = load_trained(folder)
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import require_numbers
-from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, answered, task_loss
 from workbench.models.side_layers import WORD_KINDS, SideHead
 from workbench.models.stack import LayerStack
 
@@ -154,10 +154,11 @@ def word_scores(logits: Tensor, labels: Tensor) -> Tensor:
 def answer_scores(logits: Tensor, labels: Tensor) -> Tensor:
     """Return (n, 2): each answer's loss (see task_loss), and the share of its tokens that are the most likely.
 
-    logits: (n, t, V).  labels: (n, t), IGNORED outside of the answers.
+    logits: (N, V) of the N tokens that have a label.  labels: (n, t), IGNORED outside of the answers.
     """
     real = labels.ne(IGNORED)
-    share = (logits.argmax(dim=2).eq(labels) & real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+    right = torch.zeros(labels.shape, device=labels.device).masked_scatter(real, logits.argmax(dim=1).eq(labels[real]).float())
+    share = right.sum(dim=1) / real.sum(dim=1).clamp(min=1)
     return torch.stack([task_loss(logits, labels, "text_generation", reduction="none"), share], dim=1)
 
 
@@ -190,9 +191,10 @@ def _score(
             labels.append(_classes(batch))
             sample_ids.append(batch.sample_ids)
             for adapter, into in zip(adapters, logits, strict=True):
-                found = [adapter.predict(taps, batch.attention_mask, batch.sample_ids) for taps in per_word]
+                rows = answered(batch.labels, adapter.config.kind)
+                found = [adapter.predict(taps, batch.attention_mask, batch.sample_ids, rows=rows) for taps in per_word]
                 if batch.choices is None:
-                    into.append(answer_scores(found[0], batch.labels) if adapter.config.kind == "text_generation" else found[0].float())
+                    into.append(found[0].float() if rows is None else answer_scores(found[0], batch.labels))
                 else:
                     scores = [word_scores(one, word) for one, word in zip(found, batch.choices, strict=True)]
                     into.append(torch.stack(scores, dim=1))

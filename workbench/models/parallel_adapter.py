@@ -214,11 +214,14 @@ class ParallelAdapterStage(nn.Module):
         own.decoder_first = self.decoder_first if start <= self.config.border < stop else nn.ModuleDict()
         return own
 
-    def head(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+    def head(
+        self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None
+    ) -> Tensor:
         """Return the logits.  Only the last stage has a head.
 
         last_hidden: b_L, the last tap.  Returns (n, num_outputs), from the first decoder state if there is a decoder; for
-        sequence-to-sequence (n, s, V), for text generation (n, t, V).  Raises ConfigError for these without `attach`.
+        sequence-to-sequence (n, s, V), for text generation (n, t, V), of `rows` alone (N, V).  rows: see `answered`.
+        Raises ConfigError for words without `attach`.
         """
         assert self.last is not None, f"stage [{self.start}, {self.stop}) has no head"
         if self.config.num_encoder_layers is not None:
@@ -230,7 +233,8 @@ class ParallelAdapterStage(nn.Module):
                     "The adapter has no language model head.",
                     "Call attach(load_language_model_head(model)) first.",
                 )
-            return self._language_model_head[0](self.last(side, last_hidden, sample_ids, epoch))
+            hidden = self.last(side, last_hidden, sample_ids, epoch)
+            return self._language_model_head[0](hidden if rows is None else hidden[rows])
         if self.config.num_encoder_layers is not None:
             side, last_hidden, attention_mask = side[:, :1], last_hidden[:, :1], attention_mask.new_ones(len(side), 1)
         return self.last(side, last_hidden, attention_mask, sample_ids, epoch)
@@ -242,16 +246,29 @@ class ParallelAdapter(ParallelAdapterStage):
     def __init__(self, config: ParallelAdapterConfig) -> None:
         super().__init__(config, 0, config.num_layers)
 
-    def predict(self, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int = 0) -> Tensor:
-        """Return the logits (n, num_outputs) for all taps b_0 ... b_L.  Sample ids and epoch only matter in training mode."""
-        return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch)
+    def predict(
+        self, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int = 0, rows: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits (n, num_outputs) for all taps b_0 ... b_L (see head).  Sample ids and epoch only matter in training mode."""
+        return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch, rows)
 
 
 def made_up_labels(kind: str, batch: int, length: int, target_length: int = 0) -> Tensor:
-    """Return placeholder labels for task_loss, all zero, for measurements: `batch` samples of `length` tokens."""
+    """Return placeholder labels for task_loss, all zero, for measurements: `batch` samples of `length` tokens.
+
+    A generated text is the last quarter of a sample.
+    """
     wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length, "text_generation": length}
     shape = (batch, wide[kind]) if kind in wide else (batch,)
-    return torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
+    labels = torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
+    if kind == "text_generation":
+        labels[:, : 3 * length // 4] = IGNORED
+    return labels
+
+
+def answered(labels: Tensor, kind: str) -> Tensor | None:
+    """Return the tokens (n, t) bool whose logits text generation needs: the others' would fill memory.  None for other tasks."""
+    return labels.ne(IGNORED) if kind == "text_generation" else None
 
 
 def made_up_mask(batch: int, length: int) -> Tensor:
@@ -265,15 +282,21 @@ def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "me
     """Return cross-entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
     For words and tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its tokens; for spans (logits
-    (n, t, 2), labels (n, 2) int64) the mean of the cross-entropies of its first and last token.
+    (n, t, 2), labels (n, 2) int64) the mean of the cross-entropies of its first and last token.  Text generation also takes the logits
+    (N, V) of the labelled tokens alone.
     reduction: 'mean', 'sum' when devices share a mini-batch and each divides by its total size, or 'none', (n,).
     label_std: the unit of a regression's errors (see ParallelAdapterConfig).
     """
-    if kind in (*WORD_KINDS, *TOKEN_KINDS):
+    if kind == "text_generation":
+        rows = labels.ne(IGNORED)
+        tokens = F.cross_entropy((logits if logits.ndim == 2 else logits[rows]).float(), labels[rows], reduction="none")
+        samples = tokens.new_zeros(len(labels)).index_add(0, rows.nonzero()[:, 0], tokens) / rows.sum(dim=1).clamp(min=1)
+    elif kind == "sequence_to_sequence" or kind in TOKEN_KINDS:
         classes = logits if kind == "question_answering" else logits.transpose(1, 2)  # a span's classes are the positions
         tokens = F.cross_entropy(classes.float(), labels, ignore_index=IGNORED, reduction="none")  # (n, s)
         samples = tokens.sum(dim=1) / labels.ne(IGNORED).sum(dim=1).clamp(min=1)
-        return samples if reduction == "none" else samples.mean() if reduction == "mean" else samples.sum()
-    if kind == "regression":
+    elif kind == "regression":
         return F.mse_loss(logits.squeeze(1), labels.to(logits.dtype), reduction=reduction) / label_std**2
-    return F.cross_entropy(logits, labels, reduction=reduction)
+    else:
+        return F.cross_entropy(logits, labels, reduction=reduction)
+    return samples if reduction == "none" else samples.mean() if reduction == "mean" else samples.sum()

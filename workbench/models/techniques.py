@@ -19,7 +19,7 @@ from workbench.core.ranges import Count, Dropout, Positive, Width, require_range
 from workbench.models.evaluation import BatchLike, Predictions, answer_scores
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
-from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, check_labels
+from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, answered, check_labels
 from workbench.models.products import Head
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
@@ -119,13 +119,13 @@ class TaskHead(nn.Module):
         self.label_mean, self.label_std = config.label_mean, config.label_std
         self.output: nn.Module = nn.Linear(config.hidden_size, config.num_outputs) if words is None else words.requires_grad_(False)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V).
+    def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None) -> Tensor:
+        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V), of `rows` alone (N, V).
 
-        hidden: (n, t, d).  attention_mask: (n, t).
+        hidden: (n, t, d).  attention_mask: (n, t).  rows: see `answered`.
         """
         if self.kind == "text_generation":
-            return self.output(hidden)
+            return self.output(hidden if rows is None else hidden[rows])
         per_token = self.kind in TOKEN_KINDS
         features = hidden if per_token else torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)
         if self.training:
@@ -202,19 +202,23 @@ class TechniqueStage(nn.Module):
         is_last = self.backbone.stop == self.backbone.num_layers
         return side if is_last else torch.cat([output, side], dim=2), (side, taps[-1])
 
-    def logits(self, last_hidden: Any, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return the head's logits for what `forward` returns last, of a decoder for its first state.  Only the last stage has a head."""
+    def logits(self, last_hidden: Any, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None) -> Tensor:
+        """Return the head's logits for what `forward` returns last, of a decoder for its first state.  Only the last stage has a head.
+
+        rows: see `answered`.
+        """
         if isinstance(self.adapters, ParallelAdapterStage):
             side, hidden = last_hidden
-            return self.adapters.head(side, hidden, attention_mask, sample_ids, epoch)
+            return self.adapters.head(side, hidden, attention_mask, sample_ids, epoch, rows)
         assert self.head is not None, f"stage [{self.backbone.start}, {self.backbone.stop}) has no head"
         if self.backbone.num_encoder_layers is not None:
             last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)
-        return self.head(last_hidden, attention_mask, sample_ids, epoch)
+        return self.head(last_hidden, attention_mask, sample_ids, epoch, rows)
 
     def batch_logits(self, batch: BatchLike, epoch: int = 0) -> Tensor:
-        """Return a whole model's logits for a mini-batch.  epoch: selects the head's dropout."""
-        return self.logits(self(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
+        """Return a whole model's logits for a mini-batch, of text generation those of the answers.  epoch: selects the head's dropout."""
+        rows = answered(batch.labels, self.config.kind)
+        return self.logits(self(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch, rows)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters by name."""

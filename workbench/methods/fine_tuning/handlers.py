@@ -21,7 +21,7 @@ from workbench.methods.training.handlers import StepHandlers, StepShape, Targets
 from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
 from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import task_loss
+from workbench.models.parallel_adapter import answered, task_loss
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
 from workbench.schedules.hetpipe import asynchronous_1f1b
@@ -180,7 +180,9 @@ class StageCompute:
 
     def loss(self, last_hidden: Tensor, attention_mask: Tensor, targets: Targets) -> Tensor:
         """Return the loss of the last layer's output (see forward)."""
-        logits, config = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch), self.model.config
+        config = self.model.config
+        rows = answered(targets.labels, config.kind)
+        logits = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch, rows)
         return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:

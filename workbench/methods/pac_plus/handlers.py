@@ -15,7 +15,7 @@ from workbench.core.schedule import Op
 from workbench.methods.training.handlers import StepHandlers, Targets, joined, named
 from workbench.models.fast_side import FastContext, FastSide, HeadContext, unsupported
 from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
+from workbench.models.parallel_adapter import ParallelAdapterStage, answered, task_loss
 from workbench.models.stack import BackboneStage
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.executor import Handler
@@ -79,7 +79,8 @@ class StageCompute:
         output = self.adapter(side_input, taps, attention_mask)
         if targets is None:
             return SideContext(side_input, output)
-        logits = self.adapter.head(output, taps[-1], attention_mask, targets.sample_ids, targets.epoch)
+        rows = answered(targets.labels, self.adapter.config.kind)
+        logits = self.adapter.head(output, taps[-1], attention_mask, targets.sample_ids, targets.epoch, rows)
         loss = self._loss(logits, targets)
         return SideContext(side_input, loss)
 
