@@ -211,7 +211,7 @@ def tune(
     schemes: of all layers, if it may not change.  portal: stays first.  tries: plans simulated on the way, for each of the two.
     ways: see variants.
     """
-    search = Search(problem, method="galaxy_plus", portal=portal, schemes=schemes, is_ring=False)
+    search = Search(problem, method="galaxy_plus", portal=portal, schemes=schemes)
 
     def climbed(one: InferencePlan) -> InferencePlan:
         return search.climb(one, price, most=tries)[0] if one.num_positions > 1 else one

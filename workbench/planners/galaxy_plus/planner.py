@@ -105,7 +105,6 @@ def plan(problem: SequenceProblem, **settings: Any) -> InferencePlan:
 def plans(
     problem: SequenceProblem,
     *,
-    is_ring: bool = False,
     portal: int | None = None,
     schemes: int | None = None,
     effort: int = 2,
@@ -114,8 +113,8 @@ def plans(
     """Return plans for one sequence with different rings, schemes and cuts, at most MOST_CANDIDATES, fastest by Eq. 9 first.
 
     They overlap.  Algorithm 1's plan and a plan on a single device are among them, so that another measure may prefer these.
-    is_ring: all the problem's ranks take part, in this order.  portal: is first and has embedding and head.
-    schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.  effort: 0 tries few rings, 2 more.
+    portal: is first and has embedding and head.  effort: 0 tries few rings, 2 more.
+    schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.
     Raises PlanError naming the device and the missing memory if no plan fits.
     """
     chosen = problem.members
@@ -123,7 +122,7 @@ def plans(
         raise ConfigError(f"A plan with portal {portal} was asked for.", f"The devices are {list(chosen)}.", "Let the portal take part.")
     if schemes not in (None, 1, 2):
         raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
-    found = _candidates(Search(problem, method=method, portal=portal, schemes=schemes, is_ring=is_ring), effort)
+    found = _candidates(Search(problem, method=method, portal=portal, schemes=schemes), effort)
     if not found:
         raise problem.least_missing(schemes=schemes)
     return [replace(one, overlap=one.num_positions > 1) for one in found]
@@ -134,8 +133,7 @@ def _candidates(search: Search, effort: int) -> list[InferencePlan]:
     close = [cut for cut in tried if search.seconds(cut) <= GAINS * search.seconds(tried[0])]
     looked = [*tried, *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second]))]
     looked.sort(key=search.seconds)
-    all_of = search.ranks if search.is_ring else turned(search, search.ranks)
-    for at, ring in enumerate(list(dict.fromkeys(cut.ranks for cut in looked))[: 1 + effort] or [all_of]):
+    for at, ring in enumerate(list(dict.fromkeys(cut.ranks for cut in looked))[: 1 + effort] or [turned(search, search.ranks)]):
         looked += starts(search, ring, numbers(search, 4 + 2 * effort if at == 0 else 2), every=at == 0)
     looked = sorted(dict.fromkeys(looked), key=search.seconds)
     firsts = sorted({cut.ranks: cut for cut in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
@@ -146,7 +144,7 @@ def _candidates(search: Search, effort: int) -> list[InferencePlan]:
     if printed is not None:
         refined += [printed, search.climbed(printed, 0.5**9)]
     refined.sort(key=search.seconds)
-    singles = [(rank,) for rank in search.ranks if search.portal in (None, rank) and not search.is_ring]
+    singles = [(rank,) for rank in search.ranks if search.portal in (None, rank)]
     alone = [cut for ring in singles for cut in starts(search, ring, numbers(search, 2))]
     forced = [cut for cut in (printed, min(alone, key=search.seconds, default=None)) if cut is not None]
     of_sizes = {len(cut.ranks): cut for cut in reversed(firsts)}
@@ -158,7 +156,7 @@ def _candidates(search: Search, effort: int) -> list[InferencePlan]:
 def _algorithm_1(search: Search) -> Cut | None:
     """Return the cut of Algorithm 1's plan, None if it fails or may not be used as printed."""
     order = search.ranks
-    if search.portal is not None and not search.is_ring:
+    if search.portal is not None:
         order = (search.portal, *(rank for rank in order if rank != search.portal))
     try:
         printed = algorithm_1(replace(search.problem, ranks=order), substitute=search.schemes != 1)
@@ -171,8 +169,6 @@ def _algorithm_1(search: Search) -> Cut | None:
 
 def rings(search: Search, most: int) -> list[Cut]:
     """Return the best plain cuts of the most promising rings, for each size; with more than 8 devices the fastest are tried."""
-    if search.is_ring:
-        return []
     others = [rank for rank in search.ranks if rank != search.portal]
     if len(others) <= 8:
         sets = [set(some) for count in range(len(others) + 1) for some in itertools.combinations(others, count)]

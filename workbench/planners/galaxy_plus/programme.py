@@ -170,11 +170,10 @@ TIME_LIMIT_S = 20.0
 """Seconds for one programme."""
 
 
-def oracle(problem: SequenceProblem, *, below_s: float = math.inf) -> Optimum | None:
-    """Return the optimum of Eq. 9 on the ring of the problem's ranks, None if no plan fits, or none takes less than `below_s`.
+def oracle(problem: SequenceProblem) -> Optimum | None:
+    """Return the optimum of Eq. 9 on the ring of the problem's ranks, None if no plan fits.
 
-    below_s: only prove that no plan is much better than this, which is faster.  An unfinished programme lowers bound_s.
-    With two stacks both must have equal units, columns and tokens.  Raises ConfigError otherwise.
+    An unfinished programme lowers bound_s.  With two stacks both must have equal units, columns and tokens.  Raises ConfigError otherwise.
     """
     profile, chosen = problem.profile, problem.members
     stacks = profile.stacks
@@ -192,7 +191,7 @@ def oracle(problem: SequenceProblem, *, below_s: float = math.inf) -> Optimum | 
     bound, unsolved = math.inf, 0
     for lower, q in waiting:
         # Only a plan better than the best by more than the gap is needed: HiGHS proves most other programmes infeasible at once.
-        cutoff = below_s if best is None else best[0] * (1 - GAP)
+        cutoff = math.inf if best is None else best[0] * (1 - GAP)
         if lower >= cutoff:
             bound = min(bound, lower)
             break

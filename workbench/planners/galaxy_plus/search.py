@@ -27,15 +27,12 @@ GAIN = 1e-4
 
 
 class Search:
-    """One problem.  is_ring: all its ranks take part, in their order.  portal: is first.
+    """One problem.  portal: is first.  schemes: of all layers, which at least two devices then split; None: free."""
 
-    schemes: of all layers, which at least two devices then split; None: free.
-    """
-
-    def __init__(self, problem: SequenceProblem, *, method: str, portal: int | None, schemes: int | None, is_ring: bool) -> None:
+    def __init__(self, problem: SequenceProblem, *, method: str, portal: int | None, schemes: int | None) -> None:
         profile, lengths, ranks = problem.profile, problem.lengths, problem.members
         self.problem, self.profile, self.cluster, self.lengths, self.ranks = problem, profile, problem.cluster, lengths, ranks
-        self.memory, self.method, self.portal, self.schemes, self.is_ring = problem.memory, method, portal, schemes, is_ring
+        self.memory, self.method, self.portal, self.schemes = problem.memory, method, portal, schemes
         self.layers = tuple(shape.num_layers for shape in profile.stacks)
         self.speed = {rank: capacity(profile, rank, lengths) for rank in ranks}
         self.kind: dict[int, int] = {}
@@ -156,7 +153,7 @@ class Search:
         kinds: list[Move] = [self._tokens, self._leveled if is_closed_form else _columns, self._units]
         if self.schemes is None:
             kinds.insert(0, self._schemes)
-        if not self.is_ring and step >= FIRST_STEP:
+        if step >= FIRST_STEP:
             kinds = [self._joined, *kinds[:-3], self._swapped, *kinds[-3:]]
         return kinds
 
