@@ -64,6 +64,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.parametrize("technique", ["lora", "parallel"])
+def test_the_last_layer_holds_the_words_head(technique: str) -> None:
+    """Final norm and head: 4 bytes for each of d and V d values."""
+    stack = load_stack("tiny-llama", with_head=True)
+    assert stack.language_model_head is not None
+    config = TechniqueConfig(technique=technique, hidden_size=32, num_layers=6, kind="text_generation")  # type: ignore[arg-type]
+    layers = measure_layers(stack, config, max_length=16, batch_sizes=(1,), lengths=(), budget_s=0.01)
+    assert layers[-1].frozen_bytes - layers[1].frozen_bytes == 4 * 32 + 4 * stack.language_model_head.weight.numel()
+
+
 @pytest.mark.parametrize("measure", [measure_layers, measure_ring_layers])
 def test_a_model_of_pictures_is_measured_at_its_only_length(measure: Callable[..., tuple[LayerProfile, ...]]) -> None:
     stack = load_stack("tiny-vit-2")

@@ -111,7 +111,9 @@ def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> 
     """Return the bytes of a layer's frozen and trained parameters, as in a stage with only this layer."""
     model = _build(stack, config, Span(index, index + 1))
     stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
-    frozen = [*stored, *(one for one in model.parameters() if not one.requires_grad)]
+    head = model.backbone.language_model_head
+    kept = {id(one): one for part in (model, head) if part is not None for one in part.parameters()}
+    frozen = [*stored, *(one for one in kept.values() if not one.requires_grad)]
     return tuple(sum(one.numel() * one.element_size() for one in own) for own in (frozen, model.trained().values()))
 
 

@@ -48,12 +48,15 @@ def measure_layers(
         sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters())
         for index in range(config.num_layers)
     ]
+    frozen = [held_bytes(stack.stage(index, index + 1)) for index in range(config.num_layers)]
+    if config.kind in WORD_KINDS and stack.language_model_head is not None:
+        frozen[-1] += held_bytes(stack.language_model_head)  # the last device's own copy
     hidden_itemsize = next(stack.parameters()).element_size()  # norms and biases are in the compute dtype, whatever is quantized
     return tuple(
         LayerProfile(
             name=f"layer {index}",
             times=times[index] | {"STEP": step.scaled(trained / sum(trainable))},
-            frozen_bytes=held_bytes(stack.stage(index, index + 1)),
+            frozen_bytes=frozen[index],
             trainable_bytes=trained,
             **layer_bytes(config, index, tap_dtype.itemsize, hidden_itemsize),
             **stacks.context_bytes(contexts, index),
