@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.job import CLUSTER, ClusterName
+from workbench.cli.job import CLUSTER, ClusterName, parse_options
 from workbench.cli.output import Json, print_json, print_table, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
@@ -17,9 +17,11 @@ from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Mode
+from workbench.core.serial import to_builtins
 from workbench.core.serving import Reaction, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.methods.base import read_options
 
-DEFAULTS = ReschedulingSettings()
+_SETTINGS = ", ".join(f"{key}={value:g}" for key, value in to_builtins(ReschedulingSettings()).items() if key != "reaction")
 SHOWN_EVERY = 500  # answers of a soak
 
 
@@ -37,11 +39,9 @@ def serve(
         typer.Option(metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="slow, kill or freeze a device, such as slow:beta:4@10-30s."),
     ] = None,
     reaction: Annotated[Reaction, typer.Option(help="To a straggler.")] = "exclude",
-    slow_factor: Annotated[float, typer.Option(help="So many times slower than the others is slow.")] = DEFAULTS.slow_factor,
-    window: Annotated[int, typer.Option(help="Last reports looked at.")] = DEFAULTS.window,
-    repeats: Annotated[int, typer.Option(help="Slow reports among them that make a straggler.")] = DEFAULTS.repeats,
-    report_every: Annotated[float, typer.Option(help="Seconds between two reports of a device.")] = DEFAULTS.report_every_s,
-    probe_every: Annotated[float, typer.Option(help="Seconds between two probes of a device left out, at first.")] = DEFAULTS.probe_every_s,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help=f"How stragglers are found and taken back; may be repeated: {_SETTINGS}.")
+    ] = None,
     mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = "execute",
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) here.")] = None,
@@ -61,14 +61,7 @@ def serve(
         mode,
         fidelity,
         stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
-        rescheduling=ReschedulingSettings(
-            reaction=reaction,
-            slow_factor=slow_factor,
-            window=window,
-            repeats=repeats,
-            report_every_s=report_every,
-            probe_every_s=probe_every,
-        ),
+        rescheduling=read_options("serve", ReschedulingSettings, {"reaction": reaction, **parse_options(option)}),
         faults=parse_faults(";".join(fault or ()), described, "s"),
     )
     _finish(served, report, out, as_json=as_json)

@@ -217,6 +217,7 @@ def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
     """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError that names the wrong option."""
     kinds = get_type_hints(settings)
     stated = get_type_hints(settings, include_extras=True)
+    found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in kinds:
             raise ConfigError(f"The option '{name}' of {method} was asked for.", f"Known: {', '.join(kinds)}.", did_you_mean(name, kinds))
@@ -226,11 +227,11 @@ def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
             asked = f"The option {name} = {shown(repr(value) if isinstance(value, str) else value)} of {method} was asked for."
             raise ConfigError(asked, f"It must be {_wanted(kinds[name])}.", "Change it.") from None
         try:
-            msgspec.convert(value, stated[name], strict=False)
+            found[name] = msgspec.convert(value, stated[name], strict=False)
         except msgspec.ValidationError:
             require_range(msgspec.convert(value, kinds[name], strict=False), range_of(settings, name), f"An option of {method}", name)
             raise  # msgspec refuses a range that ours accepts
-    return msgspec.convert(dict(given), settings, strict=False)
+    return settings(**found)
 
 
 def require_width(method: str, name: str, value: int, model: str, most: int) -> None:
