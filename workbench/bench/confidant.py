@@ -23,8 +23,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.experiment import run
-from workbench.methods.fine_tuning.handlers import StageCompute, StageContext
+from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
+from workbench.methods.training.handlers import StageContext
 from workbench.models.loading import load_stack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.processors import Place, pinned, places

@@ -253,19 +253,6 @@ class ParallelAdapter(ParallelAdapterStage):
         return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch, rows)
 
 
-def made_up_labels(kind: str, batch: int, length: int, target_length: int = 0) -> Tensor:
-    """Return placeholder labels for task_loss, all zero, for measurements: `batch` samples of `length` tokens.
-
-    A generated text is the last quarter of a sample.
-    """
-    wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length, "text_generation": length}
-    shape = (batch, wide[kind]) if kind in wide else (batch,)
-    labels = torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
-    if kind == "text_generation":
-        labels[:, : 3 * length // 4] = IGNORED
-    return labels
-
-
 def answered(labels: Tensor, kind: str) -> Tensor | None:
     """Return the tokens (n, t) bool whose logits text generation needs: the others' would fill memory.  None for other tasks."""
     return labels.ne(IGNORED) if kind == "text_generation" else None

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from workbench.core.division import Division
 from workbench.core.schedule import Op
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageContext
-from workbench.methods.training.handlers import joined, named
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
+from workbench.methods.training.handlers import StageContext, joined, named
 from workbench.models.families import LayerContext
 from workbench.models.layer_parts import LayerParts
 from workbench.models.optimization import backpropagate

@@ -17,11 +17,10 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.training.handlers import StepHandlers, StepShape, Targets, joined, named
+from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, Targets, joined, named
 from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
-from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import answered, task_loss
+from workbench.models.parallel_adapter import answered
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
 from workbench.schedules.hetpipe import asynchronous_1f1b
@@ -147,19 +146,6 @@ class Programs:
         return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
 
 
-@dataclass(slots=True)
-class StageContext:
-    """Forward results for the backward pass: one autograd graph.
-
-    hidden: the stage's input (n, t, d), a leaf; None in the first stage.  output: the stage's, or the loss in the last.
-    nbytes: as profiled, because autograd does not report them.
-    """
-
-    hidden: Tensor | None
-    output: Tensor
-    nbytes: int = 0
-
-
 class StageCompute:
     """The layers of one pipeline stage."""
 
@@ -180,10 +166,9 @@ class StageCompute:
 
     def loss(self, last_hidden: Tensor, attention_mask: Tensor, targets: Targets) -> Tensor:
         """Return the loss of the last layer's output (see forward)."""
-        config = self.model.config
-        rows = answered(targets.labels, config.kind)
+        rows = answered(targets.labels, self.model.config.kind)
         logits = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch, rows)
-        return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
+        return targets.loss(logits, self.model.config)
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
         """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in the first stage.
@@ -193,10 +178,8 @@ class StageCompute:
         config = self.model.config
         if config.side_width and gradient is not None:
             gradient = pad(gradient, (config.hidden_size, 0))
-        backpropagate(context.output, gradient)
-        if context.hidden is None or context.hidden.grad is None or not config.side_width:
-            return None if context.hidden is None else context.hidden.grad
-        return context.hidden.grad[..., config.hidden_size :].contiguous()
+        found = context.backward(gradient)
+        return found[..., config.hidden_size :].contiguous() if config.side_width and found is not None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.methods.fine_tuning.handlers import StageCompute, StageContext
+from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.fine_tuning.prepare import FineTuningOptions
-from workbench.methods.training.handlers import Targets
+from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.cross_framework import require_jax
 from workbench.models.families import family_of
 from workbench.models.loading import model_config

@@ -11,12 +11,12 @@ from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
-from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute, StageContext
-from workbench.methods.training.handlers import Targets
+from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute
+from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.families import LayerContext
 from workbench.models.layer_parts import LayerParts
 from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import made_up_labels, made_up_mask
+from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.quantization import StoredWeight
 from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -160,9 +160,5 @@ class _Bench:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)
         if source.is_floating_point() and self._model.backbone.start:
             source = pad(source, (0, self._model.config.side_width))
-        mask = made_up_mask(batch, length)
-        targets = None
-        if self._is_last:
-            labels = made_up_labels(self._model.config.kind, batch, length)
-            targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
-        return source, mask, targets
+        targets = Targets.made_up(self._model.config.kind, batch, length) if self._is_last else None
+        return source, made_up_mask(batch, length), targets

@@ -263,10 +263,7 @@ def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, i
     adapter = make_adapter(rank_job, stage.start, stage.stop)
     backbone = rank_job.load_backbone(stage.start, stage.stop)
     optimizer = make_optimizer(rank_job, adapter, steps_per_epoch)
-    compute = StageCompute(
-        adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), hidden_dtype=rank_job.quantization.compute_dtype, is_fast=is_fast
-    )
-    return compute, optimizer
+    return StageCompute(adapter, backbone, tap_dtype=cache_dtype(rank_job.cache_dtype), is_fast=is_fast), optimizer
 
 
 def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAdapterStage:

@@ -12,26 +12,22 @@ import torch
 from torch import Tensor
 
 from workbench.core.schedule import Op
-from workbench.methods.training.handlers import StepHandlers, Targets, joined, named
+from workbench.methods.training.handlers import StageContext, StepHandlers, Targets, joined, named
 from workbench.models.fast_side import FastContext, FastSide, HeadContext, unsupported
 from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import ParallelAdapterStage, answered, task_loss
+from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.stack import BackboneStage
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.executor import Handler
 
 
 @dataclass(slots=True)
-class SideContext:
+class SideContext(StageContext):
     """Forward results for the side network's backward pass: one autograd graph, or FastSide's buffers.
 
-    side_input: (n, t, d/r) leaf, None on the first stage.  output: side output, or the loss on the last stage.
-    nbytes: as profiled, because autograd does not report them.  fast, head: of layers and head that ran without autograd.
+    hidden: the side input, (n, t, d/r).  fast, head: of layers and head that ran without autograd.
     """
 
-    side_input: Tensor | None
-    output: Tensor
-    nbytes: int = 0
     fast: FastContext | None = None
     head: HeadContext | None = None
 
@@ -40,20 +36,11 @@ class StageCompute:
     """The layers of one pipeline stage, or, for cached epochs, the whole adapter without a backbone."""
 
     def __init__(
-        self,
-        adapter: ParallelAdapterStage,
-        backbone: BackboneStage | None,
-        *,
-        tap_dtype: torch.dtype,
-        hidden_dtype: torch.dtype = torch.float32,
-        is_fast: bool = True,
+        self, adapter: ParallelAdapterStage, backbone: BackboneStage | None, *, tap_dtype: torch.dtype, is_fast: bool = True
     ) -> None:
-        """hidden_dtype: the backbone's compute dtype (section IV-D), in which its output is also sent.
-
-        is_fast: use FastSide for the side network, where it supports it, instead of autograd.
-        """
+        """is_fast: use FastSide for the side network, where it supports it, instead of autograd."""
         self._fast = FastSide(adapter) if is_fast and not unsupported(adapter) else None
-        self.adapter, self.backbone, self._tap_dtype, self.hidden_dtype = adapter, backbone, tap_dtype, hidden_dtype
+        self.adapter, self.backbone, self._tap_dtype = adapter, backbone, tap_dtype
 
     @torch.no_grad()
     def backbone_forward(
@@ -81,24 +68,18 @@ class StageCompute:
             return SideContext(side_input, output)
         rows = answered(targets.labels, self.adapter.config.kind)
         logits = self.adapter.head(output, taps[-1], attention_mask, targets.sample_ids, targets.epoch, rows)
-        loss = self._loss(logits, targets)
-        return SideContext(side_input, loss)
+        return SideContext(side_input, targets.loss(logits, self.adapter.config))
 
     def side_backward(self, context: SideContext, gradient: Tensor | None) -> Tensor | None:
         """Accumulate the adapter's gradients; return the gradient of the side input, (n, t, d/r), None on the first stage."""
         if self._fast is not None and context.fast is not None:
             return self._fast_backward(self._fast, context.fast, context, gradient)
-        backpropagate(context.output, gradient)
-        return None if context.side_input is None else context.side_input.grad
+        return context.backward(gradient)
 
     @property
     def packs(self) -> bool:
         """Return whether side_forward accepts taps without padding."""
         return self._fast is not None
-
-    def _loss(self, logits: Tensor, targets: Targets) -> Tensor:
-        config = self.adapter.config
-        return task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
 
     def _fast_forward(
         self, fast: FastSide, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None
@@ -109,8 +90,7 @@ class StageCompute:
         if targets is None:
             return SideContext(None, packing.unpack(output), fast=own)
         logits, head = fast.head(output, packed[-1], packing, targets.sample_ids, targets.epoch)
-        loss = self._loss(logits, targets)
-        return SideContext(None, loss, fast=own, head=head)
+        return SideContext(None, targets.loss(logits, self.adapter.config), fast=own, head=head)
 
     def _fast_backward(self, fast: FastSide, own: FastContext, context: SideContext, gradient: Tensor | None) -> Tensor | None:
         if context.head is not None:

@@ -15,7 +15,7 @@ from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, byte
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
-from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, made_up_labels, made_up_mask
+from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, made_up_mask
 from workbench.models.quantization import held_bytes
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
@@ -89,10 +89,8 @@ class _Bench:
         if config.kind in WORD_KINDS and stop == config.num_layers:
             assert stack.language_model_head is not None
             adapter.attach(stack.language_model_head)
-        hidden_dtype = next(stack.parameters()).dtype
-        self._backbone = stack.stage(start, stop)
-        self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, hidden_dtype=hidden_dtype, is_fast=is_fast)
-        self._hidden_dtype = hidden_dtype
+        self._backbone, self._hidden_dtype = stack.stage(start, stop), next(stack.parameters()).dtype
+        self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, is_fast=is_fast)
         self.optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
         self._config, self._dtype, self._stop, self._crossing = config, dtype, stop, crossing_of(config)
         self._is_first, self._is_last = start == 0, stop == config.num_layers
@@ -134,13 +132,11 @@ class _Bench:
         return kept_bytes(kept, batch, at=max_length, other=max_length // 2, has_decoder=has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
-        config, targets = self._config, None
+        config = self._config
         side = None if self._is_first else torch.randn(batch, self._crossing.tokens(self._start, length), config.width)
         tokens = [length] * self._taps.num_taps + [config.target_length] * self._taps.num_target_taps
         taps = [torch.randn(batch, count, config.hidden_size).to(self._dtype) for count in tokens]
-        if self._is_last:
-            labels = made_up_labels(config.kind, batch, length, config.target_length)
-            targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
+        targets = Targets.made_up(config.kind, batch, length, config.target_length) if self._is_last else None
         return side, taps, made_up_mask(batch, length), targets
 
 

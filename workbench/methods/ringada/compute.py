@@ -18,10 +18,8 @@ from torch.nn.functional import pad
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec
-from workbench.methods.fine_tuning.handlers import StageContext
-from workbench.methods.training.handlers import Targets
-from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
+from workbench.methods.training.handlers import StageContext, Targets
+from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
@@ -100,20 +98,15 @@ class RingCompute:
         below = None if layers.start == 0 else frozen_below if source is None else source
         return StageContext(source, self._side.part(layers.start, layers.stop)(below, taps, attention_mask))
 
-    def backward(self, context: StageContext, gradient: Tensor) -> Tensor | None:
-        """Accumulate the layers' gradients; return the gradient of their input, None for the lowest layers."""
-        backpropagate(context.output, gradient)
-        return None if context.hidden is None else context.hidden.grad
-
     def score(self, states: Sequence[Tensor], attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its gradient.
 
         states: the last hidden state (n, t, d); parallel, then the last side state, of which the gradient is.
         """
-        leaf, config = states[-1].detach().requires_grad_(), self._model.config
+        leaf = states[-1].detach().requires_grad_()
         last = leaf if self._side is None else (leaf, states[0])
         logits = self._model.logits(last, attention_mask, targets.sample_ids, targets.epoch)
-        loss = task_loss(logits, targets.labels, config.kind, reduction="sum", label_std=config.label_std) / targets.total
+        loss = targets.loss(logits, self._model.config)
         loss.backward()
         assert leaf.grad is not None
         return loss.detach(), leaf.grad

@@ -16,11 +16,11 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
-from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageContext
+from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
 from workbench.methods.fine_tuning.measure import crossing_bytes
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
-from workbench.methods.training.handlers import Targets
-from workbench.models.parallel_adapter import made_up_labels, made_up_mask
+from workbench.methods.training.handlers import StageContext, Targets
+from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig
 from workbench.profiler.timing import Call, Maker, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
@@ -141,8 +141,7 @@ class _Bench:
     def score(self, batch: int, length: int) -> Call:
         """Return the head's forward and backward pass."""
         hidden, mask = self._inputs(batch, length)
-        labels = made_up_labels(self._kind, batch, length)
-        targets = Targets(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
+        targets = Targets.made_up(self._kind, batch, length)
         last = hidden[:, length:] if self._has_decoder else hidden
         states = [last, *self._side(hidden)]
         return lambda: self._compute.score(states, mask, targets)
@@ -161,7 +160,7 @@ class _Bench:
         states, mask = self._states(batch, length)
 
         def back(context: StageContext) -> Tensor | None:
-            return self._compute.backward(context, torch.ones_like(context.output))
+            return context.backward(torch.ones_like(context.output))
 
         return (lambda: self._compute.forward(states, mask, self.layers, is_lowest=is_lowest)), back
 

@@ -140,7 +140,7 @@ class RingHandlers:
         return own, gradient, None
 
     def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        gradient = self.compute.backward(reads[0], reads[1])
+        gradient = reads[0].backward(reads[1])
         return (None,) if gradient is None else (gradient, None)
 
     def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,6 +13,9 @@ from workbench.core.plan import Plan, proportional_ranges
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import ALLREDUCE, STEP, Op
 from workbench.methods.common.scaling import context_bytes
+from workbench.models.optimization import backpropagate
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapterConfig, task_loss
+from workbench.models.techniques import TechniqueConfig
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.schedules.pieces import StepLayout
@@ -85,6 +88,38 @@ class Targets:
     sample_ids: Tensor
     epoch: int
     total: int
+
+    @classmethod
+    def made_up(cls, kind: str, batch: int, length: int, target_length: int = 0) -> Targets:
+        """Return placeholders, all zero, for measurements: `batch` samples of `length` tokens, whose last quarter is a generated text."""
+        wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length, "text_generation": length}
+        shape = (batch, wide[kind]) if kind in wide else (batch,)
+        labels = torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
+        if kind == "text_generation":
+            labels[:, : 3 * length // 4] = IGNORED
+        return cls(labels=labels, sample_ids=torch.arange(batch), epoch=0, total=batch)
+
+    def loss(self, logits: Tensor, config: TechniqueConfig | ParallelAdapterConfig) -> Tensor:
+        """Return the loss: the sum over these samples divided by the mini-batch's samples."""
+        return task_loss(logits, self.labels, config.kind, reduction="sum", label_std=config.label_std) / self.total
+
+
+@dataclass(slots=True)
+class StageContext:
+    """Forward results for the backward pass: one autograd graph.
+
+    hidden: the input, a leaf; None if its gradient is not needed.  output: the stage's, or the loss in the last.
+    nbytes: as profiled, because autograd does not report them.
+    """
+
+    hidden: Tensor | None
+    output: Tensor
+    nbytes: int = 0
+
+    def backward(self, gradient: Tensor | None) -> Tensor | None:
+        """Accumulate the trained parameters' gradients; return the gradient of the input.  gradient: of the output, None of a loss."""
+        backpropagate(self.output, gradient)
+        return None if self.hidden is None else self.hidden.grad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
