@@ -126,9 +126,9 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     names = [device.name for device in cluster.devices]
     rows = []
     for samples in (kept for of_rank in found for kept in of_rank):
-        ends = samples[0].source, samples[0].destination
-        given: Any = {"described": cluster.link(*ends), "measured": fit_link(samples), "samples": samples}
-        rows.append(LinkRow(source=names[ends[0]], destination=names[ends[1]], **given))
+        a, b = samples[0].source, samples[0].destination
+        ends = {"source": names[a], "destination": names[b]}
+        rows.append(LinkRow(**ends, described=cluster.link(a, b), measured=fit_link(samples), samples=samples))
     return used, tuple(rows)
 
 

@@ -166,19 +166,13 @@ def _print_layers(survey: LayerSurvey) -> None:
         for first, last, rows in runs
     ]
     print_table(f"{where}; milliseconds by batch size", columns, table, right=range(1, len(columns)))
-    kinds = (
-        ("frozen_bytes", "frozen"),
-        ("trainable_bytes", "trained"),
-        ("activation_bytes", "activations"),
-        ("tap_bytes", "cached"),
-        ("context_bytes", "contexts"),
-    )
-    sizes = [
-        [_layers(first, last), *(f"{rows[-1].measured[kind] / KILO:,.0f} | {rows[-1].analytic[kind] / KILO:,.0f}" for kind, _ in kinds)]
-        for first, last, rows in runs
-    ]
+    kinds = {"frozen": "frozen", "trainable": "trained", "activation": "activations", "tap": "cached", "context": "contexts"}
+    sizes = []
+    for first, last, rows in runs:
+        both = [(rows[-1].measured[f"{kind}_bytes"] / KILO, rows[-1].analytic[f"{kind}_bytes"] / KILO) for kind in kinds]
+        sizes.append([_layers(first, last), *(f"{measured:,.0f} | {analytic:,.0f}" for measured, analytic in both)])
     title = f"kB for a batch of {batches[-1]}, as profiled | as computed from the model's sizes"
-    print_table(title, ("layer", *(name for _, name in kinds)), sizes, right=range(1, len(kinds) + 1))
+    print_table(title, ("layer", *kinds.values()), sizes, right=range(1, len(kinds) + 1))
     for note in survey.notes:
         print(note)
 

@@ -89,14 +89,6 @@ def loaded(name: str, load: Callable[[bool], Any]) -> Any:
         raise MissingDataError(asked, f"The hub said: {lines[0]}", todo) from error
 
 
-def snapshot_of(name: str) -> Path | None:
-    """Return the folder in the hub's local cache with a hub model's safetensors files.  None if there is no such folder."""
-    from transformers.utils.hub import try_to_load_from_cache
-
-    found = (try_to_load_from_cache(name, file) for file in ("model.safetensors.index.json", "model.safetensors"))
-    return next((Path(path).parent for path in found if isinstance(path, str)), None)
-
-
 MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
 """Limits for the sizes in a configuration; larger ones are rejected as invalid."""
 HEADS = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "decoder_attention_heads"), MOST_UNITS)

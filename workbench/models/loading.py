@@ -29,7 +29,6 @@ from workbench.models.hub import (
     require_limits,
     require_sizes,
     require_whole,
-    snapshot_of,
     suggestion,
 )
 from workbench.models.partial_loading import HEADER, LACKING, StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
@@ -184,12 +183,11 @@ def stored_weights(name: str) -> dict[str, StoredTensor] | None:
 
     For a hub name this searches the hub's local cache.
     """
-    place = None if is_tiny(name) else locate(name)
-    folder = snapshot_of(place) if isinstance(place, str) else place
+    folder = local_folder(name)
     try:
         return None if folder is None else stored_tensors(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(place, str):
+        if isinstance(locate(name), str):
             return None  # an incomplete download; loading the model fetches the rest
         raise refused(name, f"Its weights do not load: {in_one_line(error)}.", "Check its files.") from error
 
@@ -206,6 +204,17 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return _from_config(config).to(dtype).eval()
+
+
+def local_folder(name: str) -> Path | None:
+    """Return the folder on this machine with a model's files, for a hub model in the hub's cache; None if there is none (a tiny model)."""
+    place = None if is_tiny(name) else locate(name)
+    if not isinstance(place, str):
+        return place
+    from transformers.utils.hub import try_to_load_from_cache
+
+    found = (try_to_load_from_cache(place, file) for file in ("model.safetensors.index.json", "model.safetensors"))
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 
 def is_tiny(name: str) -> bool:

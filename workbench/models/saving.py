@@ -25,8 +25,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, whole_file
 from workbench.core.serial import from_json, to_json, write_text
 from workbench.models.families import family_of
-from workbench.models.hub import EMBEDDED_MODELS, locate, snapshot_of
-from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_tokenizer, model_config, stored_weights
+from workbench.models.hub import EMBEDDED_MODELS, locate
+from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_tokenizer, local_folder, model_config, stored_weights
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, peft_names, save_lora
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
@@ -253,8 +253,7 @@ def save_tokenizer(name: str, folder: Path) -> None:
     tokenizer = load_tokenizer(name)
     if not isinstance(tokenizer, TextTokenizer):
         return
-    place = None if is_tiny(name) else locate(name)
-    source = snapshot_of(place) if isinstance(place, str) else place
+    source = local_folder(name)
     for path in () if source is None else [source / file for file in _BESIDE]:
         if path.is_file():
             with whole_file(folder / path.name) as part:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
 from workbench.core.serial import shown
-from workbench.models.hub import brought_folder, locate, snapshot_of
-from workbench.models.loading import is_tiny
+from workbench.models.hub import brought_folder
+from workbench.models.loading import is_tiny, local_folder
 from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
@@ -102,8 +102,7 @@ class SshEngines:
         """
         if is_tiny(name):
             return
-        place = locate(name)
-        folder = snapshot_of(place) if isinstance(place, str) else place
+        folder = local_folder(name)
         if folder is None:
             raise RuntimeSetupError(f"The model '{name}' was to be brought to devices.", "It is not on this machine.", "Fetch it first.")
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -8,8 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from workbench.core.inference import InferencePlan
 from workbench.models import partial_loading
-from workbench.models.hub import snapshot_of
-from workbench.models.loading import load_tokenizer, stored_weights
+from workbench.models.loading import load_tokenizer, local_folder, stored_weights
 from workbench.models.sharding import (
     ModelShard,
     WeightSource,
@@ -221,7 +220,7 @@ def test_a_hub_model_is_read_where_the_hub_keeps_it(tmp_path, monkeypatch):
     (tmp_path / "models--someone--model" / "refs").mkdir()
     (tmp_path / "models--someone--model" / "refs" / "main").write_text("a" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert snapshot_of("someone/else") is None
+    assert local_folder("someone/else") is None
     source = open_weights("someone/model")
     assert source.is_on_disk
     plan = hybrid(case, (1, 1), (40, 24), (0.5, 0.5), (1, 2))

@@ -23,8 +23,7 @@ from workbench.core.serial import from_json, read_text, shown, to_json, write_te
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.model_card import CARD, model_card
 from workbench.models import evaluation, saving, techniques
-from workbench.models.hub import locate, snapshot_of
-from workbench.models.loading import is_tiny, load_stack, load_tokenizer, model_facts
+from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts
 from workbench.models.quantization import quantize
 from workbench.models.saving import kept_name
 from workbench.models.zeroth_order import load_trained
@@ -137,8 +136,7 @@ def _fields_of(prompt: Prompt) -> tuple[str, ...]:
 
 def base_digest(name: str) -> str:
     """Return a digest of a base model's safetensors files; '' for a tiny model or one without such files here."""
-    place = None if is_tiny(name) else locate(name)
-    folder = snapshot_of(place) if isinstance(place, str) else place
+    folder = local_folder(name)
     digest, files = hashlib.sha256(), [] if folder is None else sorted(folder.glob("*.safetensors"))
     for path in files:
         with open(path, "rb") as file:
