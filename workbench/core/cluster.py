@@ -62,8 +62,9 @@ class Device:
     """One device of a cluster.
 
     flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: budget of a plan's tensors, without what the runtime,
-    libraries and allocator take (see MemoryBudget).  host_share: the share of one host core at which the device is emulated (0.5: half the speed of a core), None if it is not
-    emulated.  address: 'user@host' of a real device, reached over SSH.  port, key: for SSH, if the SSH settings do not give them.
+    libraries and allocator take (see MemoryBudget).  host_share: the share of one host core at which the device is emulated (0.5: half the
+    speed of a core), None if it is not emulated.  address: 'user@host' of a real device, reached over SSH.  port, key: for SSH, if the SSH
+    settings do not give them.
     python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup` made.
     watts_busy, watts_idle: power.  joules_per_byte: added for each byte that it sends.  storage_bytes_per_s: sequential read rate.
     battery: the remaining charge, 1 is full.  battery_wh: of a full one, by which the charge of an emulated device falls; 0: mains power.
