@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import require_numbers
-from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, answered, task_loss
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, ParallelAdapterStage, answered, task_loss
 from workbench.models.side_layers import WORD_KINDS, SideHead
 from workbench.models.stack import LayerStack
 
@@ -137,8 +137,8 @@ class ActivationMemory:
         return _score(self._stack, adapters, self._batches)
 
 
-def attach_head(stack: LayerStack, adapter: ParallelAdapter) -> None:
-    """Attach the backbone's language model head to an adapter for a task of words, unless it already has one."""
+def attach_head(stack: LayerStack, adapter: ParallelAdapterStage) -> None:
+    """Attach the backbone's language model head to a whole adapter, or its last stage, for a task of words, unless it already has one."""
     if adapter.config.kind in WORD_KINDS and not adapter.has_language_model_head:
         assert stack.language_model_head is not None, "a backbone without its head"
         adapter.attach(stack.language_model_head)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.schedule import STEP
 from workbench.methods.base import Event, Notify, Prepared
 from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
 
+Layers = tuple[LayerProfile, ...]
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 SEQUENCE_LENGTHS = (8, 16, 32, 64)
 
@@ -41,6 +43,27 @@ def bytes_of_tokens(beside: int, **sizes: int) -> dict[str, int]:
     return {f"{what}_bytes_per_{per}": count * size for what, size in sizes.items() for per, count in counts.items()}
 
 
+def layer_profiles(
+    times: Sequence[Mapping[str, Grid]], step: Grid, sizes: Sequence[tuple[int, int]], others: Sequence[Mapping[str, int]]
+) -> Layers:
+    """Return every layer's profile, from the seconds by kind of each layer.
+
+    step: of the update of all layers, of which each has a part by its trained bytes.  sizes: frozen and trained bytes.  others: the fields
+    of the bytes that grow with the samples.
+    """
+    trainable = sum(trained for _, trained in sizes)
+    return tuple(
+        LayerProfile(
+            name=f"layer {index}",
+            times={**own, STEP: step.scaled(trained / trainable)},
+            frozen_bytes=frozen,
+            trainable_bytes=trained,
+            **more,
+        )
+        for index, (own, (frozen, trained), more) in enumerate(zip(times, sizes, others, strict=True))
+    )
+
+
 def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:
     """Return the bytes of forward results that the side network's backward pass needs, without the taps."""
     return sum(layer.context_bytes(batch, sequence_length) for layer in layers)
@@ -48,8 +71,6 @@ def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length:
 
 HOST_MODELS = ("", "laptop-core")
 """Models of devices that are defined by their share of this host."""
-
-Layers = tuple[LayerProfile, ...]
 
 
 def kept_layers(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, LayerProfile
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, layer_profiles, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.families import LayerContext
@@ -44,18 +44,8 @@ def measure_layers(
     # One optimizer for all layers, as in a run: many small ones would each add overhead.
     whole = benches.get(stacks.whole) or _Bench(stack, config, stacks.whole)
     step = time_grids({"STEP": lambda batch, length: whole.optimizer.step}, (1,), (1,), budget_s=5.0)["STEP"]
-    trainable = sum(trained for _, trained in sizes)
-    return tuple(
-        LayerProfile(
-            name=f"layer {index}",
-            times=times[index] | {"STEP": step.scaled(trained / trainable)},
-            frozen_bytes=frozen,
-            trainable_bytes=trained,
-            **stacks.context_bytes(contexts, index),
-            **crossing_bytes(stack, index, config.side_width),
-        )
-        for index, (frozen, trained) in enumerate(sizes)
-    )
+    others = [crossing_bytes(stack, index, config.side_width) | stacks.context_bytes(contexts, index) for index in range(stack.num_layers)]
+    return layer_profiles(times, step, sizes, others)
 
 
 def measure_parts(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workbench.core.cluster import Cluster
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import describe_facts, profiled_length
+from workbench.methods.common.scaling import describe_facts, layer_profiles, profiled_length
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.worker import load_model
 from workbench.models.loading import ModelFacts
@@ -65,18 +65,9 @@ def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: flo
     whole = [models[stack] for stack in stacks.stacks]
     noise = time_grids({STEP: _noise(whole)}, QUERIES, (1,), budget_s=5.0)[STEP]
     sizes = layer_sizes(whole, facts.num_layers)
-    total = sum(map(sum, sizes))
-    return tuple(
-        LayerProfile(
-            name=f"layer {index}",
-            times=times[index] | {STEP: noise.scaled(sum(sizes[index]) / total)},
-            frozen_bytes=_frozen_bytes(models, next(stack for stack in stacks.stacks if index < stack.stop), index),
-            trainable_bytes=4 * sum(sizes[index]),
-            context_bytes_per_token=0,
-            **scratch_bytes(facts, index),
-        )
-        for index in range(facts.num_layers)
-    )
+    frozen = [_frozen_bytes(models, next(one for one in stacks.stacks if index < one.stop), index) for index in range(facts.num_layers)]
+    others = [{"context_bytes_per_token": 0} | scratch_bytes(facts, index) for index in range(facts.num_layers)]
+    return layer_profiles(times, noise, [(held, 4 * sum(own)) for held, own in zip(frozen, sizes, strict=True)], others)
 
 
 def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, ...], ...]:

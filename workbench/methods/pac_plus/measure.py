@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import LayerProfile
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, layer_profiles, lengths_up_to
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
+from workbench.models.evaluation import attach_head
 from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, made_up_mask
 from workbench.models.quantization import held_bytes
 from workbench.models.side_layers import WORD_KINDS
@@ -44,25 +45,13 @@ def measure_layers(
     times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s, shared={"LOAD": _load_bench(config, dtype)})
     whole = _Bench(stack, config, *stacks.whole, tap_dtype)
     step = time_grids({"STEP": lambda batch, length: whole.optimizer.step}, (1,), (1,), budget_s=2.0)["STEP"]
-    trainable = [
-        sum(parameter.numel() * 4 for parameter in ParallelAdapterStage(config, index, index + 1).parameters())
-        for index in range(config.num_layers)
-    ]
-    frozen = [held_bytes(stack.stage(index, index + 1)) for index in range(config.num_layers)]
+    layers, hidden_itemsize = range(config.num_layers), next(stack.parameters()).element_size()  # norms are in the compute dtype
+    trained = [4 * sum(one.numel() for one in ParallelAdapterStage(config, index, index + 1).parameters()) for index in layers]
+    frozen = [held_bytes(stack.stage(index, index + 1)) for index in layers]
     if config.kind in WORD_KINDS and stack.language_model_head is not None:
         frozen[-1] += held_bytes(stack.language_model_head)  # the last device's own copy
-    hidden_itemsize = next(stack.parameters()).element_size()  # norms and biases are in the compute dtype, whatever is quantized
-    return tuple(
-        LayerProfile(
-            name=f"layer {index}",
-            times=times[index] | {"STEP": step.scaled(trained / sum(trainable))},
-            frozen_bytes=frozen[index],
-            trainable_bytes=trained,
-            **layer_bytes(config, index, tap_dtype.itemsize, hidden_itemsize),
-            **stacks.context_bytes(contexts, index),
-        )
-        for index, trained in enumerate(trainable)
-    )
+    others = [layer_bytes(config, index, tap_dtype.itemsize, hidden_itemsize) | stacks.context_bytes(contexts, index) for index in layers]
+    return layer_profiles(times, step, list(zip(frozen, trained, strict=True)), others)
 
 
 def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, int]:
@@ -86,9 +75,8 @@ class _Bench:
         self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype, *, is_fast: bool = True
     ) -> None:
         adapter = ParallelAdapterStage(config, start, stop).train()
-        if config.kind in WORD_KINDS and stop == config.num_layers:
-            assert stack.language_model_head is not None
-            adapter.attach(stack.language_model_head)
+        if stop == config.num_layers:
+            attach_head(stack, adapter)
         self._backbone, self._hidden_dtype = stack.stage(start, stop), next(stack.parameters()).dtype
         self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, is_fast=is_fast)
         self.optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
