@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from methods.p_rge.worlds import in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
@@ -91,3 +92,6 @@ def test_scores_without_training_and_what_cannot_be_scored(tmp_path: Path) -> No
         assert message in text
     with pytest.raises(ConfigError, match=r"no trained\.safetensors in such a folder"):
         load_trained(tmp_path / "none")
+    save_file({"B": torch.zeros(1)}, tmp_path / "trained.safetensors", {"workbench": '{"model": "tiny-llama-2", "trainable": {}}'})
+    with pytest.raises(ConfigError, match=r"an earlier version wrote it\. Train again"):
+        load_trained(tmp_path)
