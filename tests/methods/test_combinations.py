@@ -38,7 +38,7 @@ from workbench.methods.pac_plus.epochs import build_stage, make_adapter, save_in
 from workbench.methods.pac_plus.handlers import CachedBatches, PacPlusHandlers
 from workbench.methods.pac_plus.handlers import StageCompute as SideCompute
 from workbench.methods.pac_plus.prepare import whole_taps
-from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer
 from workbench.models.loading import load_stack, model_facts
@@ -252,7 +252,7 @@ def check_parallel_adapters(model: str, storage: str, name: str, folder: Path, w
             for table, step in zip(tables, steps, strict=True):
                 share = share_of(rank, rank_job.plan, step, rank_job.split)
                 table[rank] = PacPlusHandlers(compute=compute, optimizer=optimizer, epoch=0, **share)
-    programs = [rank_job.programs().hybrid(step.shape) for step in steps]
+    programs = [Programs(rank_job).hybrid(step.shape) for step in steps]
     compare(side_trained_plainly(model, storage, kind), programs, tables, what)
 
 
@@ -329,7 +329,7 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
                 cache=ahead,
                 epoch=0,
             )
-    programs, tolerances = [rank_job.programs().cached(step.shape) for step in steps], TOLERANCES if cached == "float32" else IN_FEW_BITS
+    programs, tolerances = [Programs(rank_job).cached(step.shape) for step in steps], TOLERANCES if cached == "float32" else IN_FEW_BITS
     compare(reference, programs, tables, f"{storage}, cache in {cached}", tolerances)
     records.remove()
 

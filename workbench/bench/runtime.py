@@ -31,7 +31,7 @@ from workbench.methods.common.session import RankSession
 from workbench.methods.pac_plus.epochs import build_stage, save_initial
 from workbench.methods.pac_plus.handlers import PacPlusHandlers, StageCompute
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import PlannedStep, cut_mini_batch, share_of
 from workbench.models.loading import import_family, load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, task_loss
@@ -67,7 +67,7 @@ def planned_of(rank_job: PacPlusRankJob) -> PlannedStep:
 def our_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]) -> Step:
     """Return a step of the workbench's executor on the hybrid 1F1B schedule.  layers: the stage's, on this device."""
     rank_job = session.rank_job
-    programs, planned = rank_job.programs(), planned_of(rank_job)
+    programs, planned = Programs(rank_job), planned_of(rank_job)
 
     def step() -> float:
         share = share_of(session.rank, rank_job.plan, planned, rank_job.split)
@@ -157,7 +157,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
             save_initial(ParallelAdapter(adapter), Path(folder))
             job = _job(cluster, adapter, host_layers, Path(folder))
             # The simulated step contains no overhead of either side.
-            bound_s = simulate(job.programs().hybrid(planned_of(job).shape), memory=False).makespan_s
+            bound_s = simulate(Programs(job).hybrid(planned_of(job).shape), memory=False).makespan_s
             points.append(_point(mbit, bound_s, engines.run(run_rank, [job] * cluster.world_size)))
         progress(line_of(points[-1]))
     return {

@@ -57,14 +57,14 @@ ORDERS: Mapping[str, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
 """
 
 
-def gpipe(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
+def gpipe(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
     """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the backwards begin."""
-    return full_pipeline(plan, micro_batch_sizes, gpipe_order, world_size=world_size)
+    return full_pipeline(plan, micro_batch_sizes, gpipe_order)
 
 
-def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
+def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
     """Return 1F1B's mini-batch, without its transfers.  Stage s of p keeps at most p - s contexts."""
-    return full_pipeline(plan, micro_batch_sizes, one_f_one_b_order, world_size=world_size)
+    return full_pipeline(plan, micro_batch_sizes, one_f_one_b_order)
 
 
 def full_pipeline(plan: Plan, micro_batch_sizes: Sequence[int], order: Order, *, world_size: int | None = None) -> Schedule:

@@ -23,7 +23,7 @@ from workbench.methods.common.folder import INITIAL, weights_digest
 from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING, RankResult, RankSession
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPlusHandlers, StageCompute
 from workbench.methods.pac_plus.prepare import PreparedJob, rank_taps, whole_taps
-from workbench.methods.pac_plus.rank_job import PacPlusRankJob, parts_of, taped, taped_samples
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, parts_of, taped, taped_samples
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
 from workbench.methods.training.worker import run_steps
@@ -242,7 +242,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         """Tape the activations of some steps without training."""
         if steps:
             with self.timed("filling the cache again"):
-                run_steps(self, steps, program=partial(self.rank_job.programs().hybrid, backbone_only=True))
+                run_steps(self, steps, program=partial(Programs(self.rank_job).hybrid, backbone_only=True))
 
     def _build(self) -> None:
         if self.index is not None:

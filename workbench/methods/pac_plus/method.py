@@ -18,7 +18,7 @@ from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
@@ -164,4 +164,5 @@ class PacPlus(TrainingMethod[PreparedJob]):
         check_memory(profile, cluster, plan, sequence_length=prepared.longest, order=prepared.options.schedule)
         if plan.cached is not None:
             # Tapes and shards exist at the same time during redistribution; existing files are reused or replaced.
-            require_disk(folder, 2 * prepared.record_layout.total_bytes(prepared.train.lengths) - disk_bytes(folder / DEVICES))
+            layout = record_layout(prepared.adapter, prepared.options.cache_dtype)
+            require_disk(folder, 2 * layout.total_bytes(prepared.train.lengths) - disk_bytes(folder / DEVICES))

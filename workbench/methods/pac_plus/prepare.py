@@ -127,11 +127,6 @@ class PreparedJob(PreparedTraining):
     options: PacPlusOptions
     adapter: ParallelAdapterConfig
 
-    @property
-    def record_layout(self) -> RecordLayout:
-        """Return the shape of a sample's record in the activation cache."""
-        return record_layout(self.adapter, self.options.cache_dtype)
-
 
 def require_known(job: Job) -> None:
     """Raise ConfigError at once for an unknown option, task or model, before anything large is loaded."""

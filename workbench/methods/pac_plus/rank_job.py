@@ -177,13 +177,9 @@ class PacPlusRankJob(RankJob):
         assert self.plan.cached is not None, "a plan without shares for cached epochs"
         return shard_owners(self.plan.cached, self.split.lengths, self.cluster.world_size, self.job.seed)
 
-    def programs(self) -> Programs:
-        """Return the programs of this run."""
-        return Programs(self)
-
     def phases(self) -> tuple[Phase, ...]:
         """Return the first epoch and the cached epochs (see RankJob)."""
-        programs, has_cached, layout = self.programs(), self.job.epochs > 1, record_layout(self.adapter, self.cache_dtype)
+        programs, has_cached, layout = Programs(self), self.job.epochs > 1, record_layout(self.adapter, self.cache_dtype)
         first = Phase(
             epochs=range(1),
             steps=self.planned_epoch,
@@ -252,7 +248,7 @@ class PacPlusRankJob(RankJob):
             return ()
         holders = {sample: (places[owner],) for sample, owner in enumerate(former.owners) if owner in places}
         steps = self.filling_steps([sample for sample in range(len(self.split)) if sample not in holders])
-        programs = self.programs()
+        programs = Programs(self)
         filling = [programs.hybrid(step.shape, backbone_only=True) for step in steps]
         return (*filling, *(move.program for move in (*self.shard_moves(holders), *self.tape_moves(steps))))
 
