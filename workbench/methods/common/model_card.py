@@ -124,7 +124,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
     if about.kind in _TOKENS and ((folder / WHOLE_MODEL).is_file() or ((folder / PEFT_CONFIG).is_file() and not is_tiny(name))):
         library, maker = ("transformers", "Auto") if (folder / WHOLE_MODEL).is_file() else ("peft", "AutoPeft")
         told = f"`{maker}{_TOKENS[about.kind]}.from_pretrained` of {library} loads it. The workbench reads the answers, too."
-        return library, told, ours
+        return library, told + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""), ours
     if (folder / WHOLE_MODEL).is_file():
         filled |= {"library": "transformers", "maker": "AutoModelForTokenClassification", "settings": "", "logits": _MEAN}
         return "transformers", "By transformers; the folder holds the whole model.", _THEIRS.format(**filled)
