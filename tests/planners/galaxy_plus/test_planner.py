@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -114,6 +115,15 @@ def test_devices_that_do_not_help_are_left_out():
     assert plan(SequenceProblem(profile, cluster, length=64)).num_positions == 3
     problem = SequenceProblem(profile, cluster, length=64)
     assert tune(problem, plans(problem), lambda one: float(one.num_positions), both_ways=False, tile_tokens=0).num_positions == 1
+
+
+def test_of_plans_that_take_equally_long_the_first_is_chosen():
+    profile, cluster = instance([1e11, 1e11], (shape(4, 8),))
+    problem = SequenceProblem(profile, cluster, length=64)
+    one = next(one for one in plans(problem) if one.num_positions == 2)
+    for ranks in ((0, 1), (1, 0)):
+        made = [replace(one, ranks=own) for own in (ranks, ranks[::-1])]
+        assert tune(problem, made, lambda one: 1.0, tries=0, both_ways=False, tile_tokens=0).ranks == ranks
 
 
 def test_a_device_too_small_for_a_whole_network_works_without_tokens():

@@ -217,7 +217,7 @@ def tune(
         return search.climb(one, price, most=tries)[0] if one.num_positions > 1 else one
 
     made = sorted((variants(one, price, **ways)[0] for one in plans), key=price)
-    rated = sorted({*made, *(choose_tiles(one, price, **ways) for one in made[:3])}, key=price)
+    rated = sorted(dict.fromkeys([*made, *(choose_tiles(one, price, **ways) for one in made[:3])]), key=price)  # of equal times the first
     best = rated[0]
     second = next((one for one in rated if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), best)
     best = min((best, climbed(best), climbed(second)), key=price)
