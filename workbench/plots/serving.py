@@ -193,7 +193,7 @@ def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int
             name = report.cluster.devices[fault.rank].name
             did = {"slow": f"{fault.factor:g} times slower", "kill": "killed", "freeze": "frozen"}[fault.kind]
             text = f" {name} {did}"
-            place = {"x": fault.start, "xref": "x", "y": 1.0, "yref": "y domain", "xanchor": "left", "yanchor": "top"}
+            place = {"x": fault.start, "xref": "x", "y": 0.0, "yref": "y domain", "xanchor": "left", "yanchor": "bottom"}
             names.append({"text": text, "showarrow": False, "font": {"size": 11}, **place})
             free_from_s = fault.start + len(text) * CHARACTER_PIXELS / AXIS_PIXELS * end_s
     figure.update_layout(shapes=shapes, annotations=[*figure.layout.annotations, *names])
