@@ -88,6 +88,7 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
     for comparison in comparisons:
         panels.setdefault("" if facet is None else comparison.labels[facet], []).append(comparison)
     has_paper = any(one.paper is not None for one in comparisons)
+    has_bars = any(isinstance(value, int | float) for one in comparisons for value in (one.ours, one.paper))
     figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05)
     for column, panel in enumerate(panels.values(), start=1):
         names = [", ".join(words(label) for index, label in enumerate(one.labels) if index != facet) for one in panel]
@@ -106,7 +107,7 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
                 textangle=0,
                 name=f"{name} ({result.source})" if name == "ours" else name,
                 legendgroup=name,
-                showlegend=column == 1,
+                showlegend=has_bars and column == 1,
                 marker={"color": colour},
                 hovertemplate=f"%{{y}}: {name} %{{x:.4g}} {chart.unit}<extra></extra>",
             )
@@ -115,10 +116,12 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
         for label, one in zip(names, panel, strict=True):
             if isinstance(one.paper, str) or isinstance(one.ours, str):
                 text = f"paper {_text(one.paper)}, ours {_text(one.ours)}" if has_paper else _text(one.ours)
-                place: dict[str, Any] = {"xref": f"x{number} domain", "yref": f"y{number}", "x": 0.02, "y": label, "xanchor": "left"}
+                at = names.index(label)
+                place: dict[str, Any] = {"xref": f"x{number} domain", "yref": f"y{number}", "x": 0.02, "y": at, "xanchor": "left"}
                 figure.add_annotation(text=text, showarrow=False, font={"size": 10, "color": VERMILLION}, **place)
-        figure.update_xaxes(title=chart.unit, type="log" if chart.logarithmic else "linear", row=1, col=column)
-        figure.update_yaxes(autorange="reversed", showticklabels=column == 1 or facet is None, row=1, col=column)
+        figure.update_xaxes(title=chart.unit, type="log" if chart.logarithmic else "linear", visible=has_bars, row=1, col=column)
+        # A label may be a number, which is no place on the axis.
+        figure.update_yaxes(type="category", autorange="reversed", showticklabels=column == 1 or facet is None, row=1, col=column)
     figure.update_annotations(selector={"yref": "paper"}, font={"size": 13, "color": BLACK})
     return _finish(
         figure,
