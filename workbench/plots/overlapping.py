@@ -16,7 +16,7 @@ from workbench.core.spread import Spread
 from workbench.plots import style
 from workbench.plots.predicted import compared_bars, lines
 
-LINE_PIXELS = 700  # of the lines over all groups of bars together
+LINE_PIXELS = 480  # of the lines over all groups of bars together
 ALLOWED = 1.10
 """Upper limit of an overlapped block's time divided by the longer of its two parts."""
 
@@ -36,7 +36,7 @@ class OverlapCell(NamedTuple):
 
 
 def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: Any) -> go.Figure:
-    """Return three bars for each cell, lines for the longer part and the sum, the ratio above the third bar.
+    """Return three bars for each cell, lines for the longer part and the sum, the ratio in the third bar.
 
     what: the timed part.  words: title, label, subtitle and note, see style.finish.
     """
@@ -47,12 +47,12 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
     timed = {cell.name: (cell.computation_s, cell.communication_s, cell.together_s) for cell in cells}
     bars = {part: {name: spreads[at].scaled(unit.factor) for name, spreads in timed.items()} for at, part in enumerate(parts)}
     within = sum(cell.ratio <= ALLOWED for cell in cells)
-    said = f"above the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
+    said = f"in the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), said]))
     figure = compared_bars(bars, x_title="", unit=f"{what} ({unit.name})", bars="", **words)
     for bar, colour in zip(figure.data, parts.values(), strict=True):
         bar.marker.color = colour
-    figure.data[2].update(text=[f"{cell.ratio:.2f}" for cell in cells], textposition="outside")
+    figure.data[2].update(text=[f"{cell.ratio:.2f}" for cell in cells], textposition="inside", insidetextanchor="middle", textangle=0)
     for line, colour, of in (
         ("the longer of the two", style.DARK_GREY, max),
         ("their sum (nothing hidden)", style.GREY, lambda a, b: a + b),
@@ -60,6 +60,8 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
         heights = [of(cell.computation_s.median, cell.communication_s.median) * unit.factor for cell in cells]
         mark = {"symbol": "line-ew", "size": LINE_PIXELS / len(cells), "line": {"width": 2, "color": colour}}
         figure.add_scatter(x=figure.data[0].x, y=heights, mode="markers", name=line, marker=mark, hoverinfo="skip")
+    most = max(max(cell.computation_s.median + cell.communication_s.median, cell.together_s.high) for cell in cells)
+    figure.update_yaxes(range=[0, 1.1 * most * unit.factor])  # markers as wide as lines would take as much room above
     return figure
 
 
