@@ -18,7 +18,9 @@ from tests.experiment.running import at, losses, run
 from workbench import experiment
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, DeviceLostError
+from workbench.core.profile import Grid
 from workbench.fetch import cache_folder
+from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.runtime import ssh_devices
 from workbench.runtime.engines import default_pool
@@ -132,8 +134,16 @@ def test_real_devices_over_ssh_go_on_likewise(
     assert not [path for name in names for path in (home(homes, name) / ".workbench-kit/runs").iterdir()]
 
 
-def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path) -> None:
-    """Within some steps; and its share back when it is fast again."""
+def steady(kind_s: float) -> Grid:
+    """The same seconds for every size."""
+    return Grid(batch_sizes=(1, 64), sequence_lengths=(1, 128), seconds=((kind_s,) * 2,) * 2)
+
+
+def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within some steps; and its share back when it is fast again.  All layers cost the same, however busy the host was when measuring."""
+    measured, times = FineTuning.host_layers, {"F": steady(2e-3), "B": steady(4e-3), "STEP": steady(1e-3)}
+    layers_of = lambda *args, **options: tuple(replace(layer, times=times) for layer in measured(*args, **options))  # noqa: E731
+    monkeypatch.setattr(FineTuning, "host_layers", layers_of)
     job = fine_tuning(job, epochs=15)
     report = run(replace(job, faults="slow:beta:6@step3-9"), tmp_path / "faulty", chosen_plan=HALVES)
     slow, restored = report.recoveries
