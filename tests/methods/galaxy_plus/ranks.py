@@ -105,7 +105,7 @@ def request_for(layout: ModelLayout) -> Request:
 
 def serve_with_little(context: RankContext, job: RankJob) -> RankServed:
     """Answer with too little memory for all-MiniLM-L6-v2."""
-    return serve_rank(replace(context, device=replace(context.device, memory_bytes=40_000_000)), job)
+    return serve_rank(replace(context, device=replace(context.device, memory_bytes=15_000_000)), job)
 
 
 class _Stopping:
