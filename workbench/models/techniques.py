@@ -110,7 +110,7 @@ class _TrainedEmbedding(nn.Embedding):
 class TaskHead(nn.Module):
     """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its labels' units.
 
-    words: in text generation the backbone's frozen head, which alone reads every token.
+    words: in text generation the backbone's own head, frozen, in place of that matrix and of dropout.
     """
 
     def __init__(self, config: TechniqueConfig, words: Head | None = None) -> None:
