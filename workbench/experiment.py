@@ -293,7 +293,7 @@ def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str
 @contextlib.contextmanager
 def connected(job: Job, cluster: Cluster, folder: Path, notify: Callable[[Event], None] = ignore) -> Iterator[SshEngines]:
     """Lend a cluster's real devices, which have the job's model then.  folder: of the run."""
-    devices = over_ssh(cluster, folder, ["workbench.models.imports_transformers"])
+    devices = over_ssh(cluster, folder, ["transformers.modeling_utils"])
     notify(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
     with devices as real:
         real.bring_model(job.model)

@@ -37,8 +37,6 @@ def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | 
 
     Raises papermill's PapermillExecutionError if a cell fails; the outputs up to that cell are written.
     """
-    # On import, jsonschema would build a grammar of web addresses.  That takes longer than all the rest and checks nothing that we use.
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import papermill
     from jupyter_client.manager import AsyncKernelManager
 

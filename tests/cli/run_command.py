@@ -73,8 +73,7 @@ class Command:
         deadline = time.monotonic() + 10
         left = ["not looked yet"]
         while left and time.monotonic() < deadline:
-            # torch makes itself an empty folder when it is imported.
-            left = [str(path) for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
+            left = [str(path) for path in self.temporary.iterdir()]
             for process in psutil.process_iter():
                 try:
                     left += [" ".join(process.cmdline())] if self._owns(process) else []

@@ -17,7 +17,6 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 from workbench.bench.frame import Progress, line_of, ratios, turns
-from workbench.core.imports import hidden
 from workbench.fetch import asset_path
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, StageCompute
 from workbench.methods.training.handlers import Targets
@@ -58,7 +57,7 @@ class BackboneFineTuning:
         backbone = AutoModel.from_pretrained(asset_path(model), attn_implementation="sdpa")
         if rank is not None:
             config = require_peft().LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"])
-            with warnings.catch_warnings(), hidden("bitsandbytes"):  # see require_peft; peft imports it again here
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated transformers feature
                 backbone = require_peft().get_peft_model(backbone, config)
         self._backbone = backbone.train()

@@ -247,7 +247,7 @@ def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
 
 
 def _from_config(config: Any) -> Any:
-    from workbench.models.imports_transformers import transformers
+    import transformers
 
     return transformers.AutoModel.from_config(config, attn_implementation="sdpa")
 
@@ -257,7 +257,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
     with_head: return a complete decoder-only model too.
     """
-    from workbench.models.imports_transformers import transformers
+    import transformers
 
     family = family_of(config.model_type)
     maker = transformers.AutoModel if family.decoder is None else transformers.AutoModelForSeq2SeqLM

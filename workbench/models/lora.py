@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.core.imports import hidden
 from workbench.core.serial import write_text
 from workbench.models.families import layer_paths
 from workbench.models.partial_loading import save_tensors
+from workbench.models.quantization.config import has_bitsandbytes, import_bitsandbytes
 from workbench.models.quantization.stored import QuantizedLinear
 from workbench.models.stack import BackboneStage, part_of
 
@@ -104,17 +104,15 @@ ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 
 
 def require_peft() -> Any:
-    """Return the module peft.  Raises ConfigError if it is not installed."""
+    """Return the module peft.  Raises ConfigError if it is not installed, or if a bitsandbytes is installed that does not load."""
+    if has_bitsandbytes():
+        import_bitsandbytes()  # peft would import it with notes on stderr, and with the kernel that it asks the hub for
     try:
-        import workbench.models.imports_transformers  # noqa: F401 (peft imports transformers)
-
-        with hidden("bitsandbytes"):  # it imports torch's compiler, and LoRA on our own quantized layers does not need it
-            import peft.tuners.tuners_utils
+        import peft
     except ImportError:
         raise ConfigError(
             "LoRA was asked for.", "The package 'peft' is not installed.", "Install it (pip install peft), or choose another technique."
         ) from None
-    peft.tuners.tuners_utils._torch_supports_distributed = False  # it would look for tensors of torch.distributed.tensor
     return peft
 
 
@@ -135,7 +133,7 @@ def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float
     transposed = any(not isinstance(stage.get_submodule(path), (nn.Linear, QuantizedLinear)) for path in targets)
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed)
     config._register_custom_module({QuantizedLinear: peft.tuners.lora.Linear})  # QLoRA (Dettmers et al., NeurIPS 2023, section 3)
-    with warnings.catch_warnings(), hidden("bitsandbytes"):  # see require_peft; peft imports it again here
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns that the model is not from transformers
         peft.inject_adapter_in_model(config, stage)
 

@@ -221,7 +221,7 @@ def published(name: str, task: PeftTask) -> Published | None:
 
 def published_model(config: Any, task: PeftTask) -> Any:
     """Return a model of transformers' class for a task.  Raises ValueError if there is no such class."""
-    from workbench.models.imports_transformers import transformers
+    import transformers
 
     return getattr(transformers, _MAKERS[task]).from_config(config)
 

@@ -22,11 +22,14 @@ from workbench.runtime.network import child_environment
 from workbench.runtime.run_folder import ProcessId, note_process
 
 _ENGINE_MODULE = "workbench.runtime.engine"
-_SHARED = (("transformers.modeling_utils", "workbench.models.imports_transformers"), ("peft", "workbench.models.imports_peft"))
-"""Libraries that the template imports once this process has imported them, because jobs will then need them, too: here, and there."""
+_SHARED = ("transformers.modeling_utils", "peft")
+"""Libraries that the template imports once this process has imported them, because jobs will then need them, too."""
 _CAN_FORK = sys.platform == "linux"
-_OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
-"""Variables that no library reads at import.  A changed value of any other variable requires a new template."""
+_OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
+"""Variables that change nothing in what libraries import.  A changed value of any other variable requires a new template.
+
+torch itself sets TORCHINDUCTOR_CACHE_DIR when this process imports its compiler.
+"""
 
 
 class EnginesLate(RuntimeSetupError):
@@ -48,7 +51,7 @@ def engine_environment() -> dict[str, str]:
 def warm_up() -> None:
     """Import the engines' libraries, including model libraries, in a separate process in the background."""
     if _CAN_FORK:
-        _template().prepare(replace(_request(engine_environment()), modules=tuple(there for _, there in _SHARED[:1])))
+        _template().prepare(replace(_request(engine_environment()), modules=_SHARED[:1]))
 
 
 def settle(timeout_s: float = 60.0) -> None:
@@ -237,5 +240,5 @@ def _request(environment: dict[str, str], *, folder: str = "", rank: int = IMPOR
         working_folder=os.getcwd(),
         search_path=tuple(path for path in dict.fromkeys(sys.path) if path),
         environment=environment,
-        modules=tuple(there for here, there in _SHARED if here in sys.modules),
+        modules=tuple(name for name in _SHARED if name in sys.modules),
     )

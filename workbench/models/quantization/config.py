@@ -21,6 +21,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -30,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.core.imports import hidden
 from workbench.core.ranges import require_ranges
 
 FloatType = Literal["float32", "float16", "bfloat16"]
@@ -217,19 +217,24 @@ def import_bitsandbytes() -> Any:
     If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note if it gets none.
     Raises ConfigError if bitsandbytes is installed but does not load.
     """
+    hides_kernels = "kernels" not in sys.modules
+    if hides_kernels:
+        sys.modules["kernels"] = None  # type: ignore[assignment]  # so that its import raises ImportError
     noisy = [logging.getLogger(name) for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.cextension")]
     for logger in noisy:
         logger.disabled = True
     try:
-        with hidden("kernels"), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module("bitsandbytes")
     except Exception as error:
         raise ConfigError(
-            "The quantization engine bitsandbytes was asked for.",
+            "The package bitsandbytes was to be imported.",
             f"It is installed but does not load: {error}.",
-            "Install it again, or take the engine 'reference'.",
+            "Install it again, or uninstall it: what it quantizes is then left to the engine 'reference'.",
         ) from error
     finally:
+        if hides_kernels:
+            del sys.modules["kernels"]
         for logger in noisy:
             logger.disabled = False
