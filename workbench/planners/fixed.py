@@ -39,7 +39,7 @@ def fixed_plan(
     Raises ConfigError if the numbers do not fit together, PlanError if memory does not suffice.
     """
     profile, cluster, size, count = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
-    _check_form(profile, cluster, layers, groups)
+    require_form(profile.model, profile.num_layers, cluster, layers, groups)
     check_choice("dispatch", dispatch, get_args(Dispatch))
     times = StageTimes(problem) if dispatch == "best" else None
     stages: list[Stage] = []
@@ -102,15 +102,16 @@ def _spread(weights: Sequence[int], size: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _check_form(profile: Profile, cluster: Cluster, layers: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+def require_form(model: str, num_layers: int, cluster: Cluster, layers: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+    """Raise ConfigError unless stages of `layers` layers on the ranks `groups` cover the model, each on devices of its own."""
     asked = f"Stages of {list(layers)} layers on the groups {[list(group) for group in groups]} were asked for."
     if not layers or len(layers) != len(groups):
         raise ConfigError(asked, f"That is {len(layers)} stages and {len(groups)} groups.", "Name a group for each stage.")
-    if min(layers) < 1 or sum(layers) != profile.num_layers:
+    if min(layers) < 1 or sum(layers) != num_layers:
         raise ConfigError(
             asked,
-            f"Model '{profile.model}' has {profile.num_layers} layers, and no stage may be empty.",
-            f"Let the layers sum to {profile.num_layers}.",
+            f"Model '{model}' has {num_layers} layers, and no stage may be empty.",
+            f"Let the layers sum to {num_layers}.",
         )
     ranks = [rank for group in groups for rank in group]
     if any(not group for group in groups):

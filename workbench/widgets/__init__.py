@@ -1,10 +1,5 @@
 """The notebooks' widgets, bound to their parameters: forms, live progress, a schedule player, interactive planners."""
 
-from workbench.core.imports import hidden
-
-with hidden("rfc3987_syntax"):  # plotly imports nbformat, whose schema library builds a grammar of addresses: that takes a second
-    from plotly.io import renderers
-
 from workbench.plots import lines
 from workbench.profiler.timing import tiny
 from workbench.widgets.bowl import Bowl, BowlLab, descents, epsilon_curve, exact_gradient, plane_error, study_slopes
@@ -31,6 +26,7 @@ from workbench.widgets.inference_problem import (
     serve_here,
     settings_for,
 )
+from workbench.widgets.lab_parameters import check_parameters
 from workbench.widgets.planning import (
     PlanningProblem,
     QueryDivider,
