@@ -88,7 +88,7 @@ def test_third_party_imports_are_declared() -> None:
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"] + optional}
     declared.add("executorch")  # installed apart, without what it asks for (see pyproject.toml and the Makefile)
     distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido", "zmq": "pyzmq"}  # kaleido's own browser driver
-    transitive = {"packaging", "tokenizers", "IPython", "traitlets", "huggingface_hub", "pandas"}  # always come with a declared one
+    transitive = {"packaging", "tokenizers", "IPython", "traitlets", "huggingface_hub", "pandas", "pyarrow"}  # come with others
     undeclared = {}
     for module in MODULES:
         for name in imported(PACKAGE / module):

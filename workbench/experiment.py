@@ -21,7 +21,7 @@ from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
-from workbench.core.serial import to_json
+from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, NO_EPOCHS, WITH_JAX, load_method
@@ -138,6 +138,7 @@ def run(
             prediction = replace(prediction, bytes=nbytes)
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
+            prediction = replace(prediction, notes=(*prepared.task.notes, *prediction.notes))
             return _report(job, cluster, decided, prediction, None, _spent(began))
         from workbench.calibration import Calibration
         from workbench.methods.common.result import write_result
@@ -151,6 +152,7 @@ def run(
                 calibration = Calibration(method, planned, emulated)
                 dilation = calibration.dilate(max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify)
             outcome = method.execute(planned, prediction, running, folder=folder, resume=resume, notify=notify)
+            outcome = replace(outcome, notes=(*prepared.task.notes, *outcome.notes))
             report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation)
             if outcome.technique:
                 write_result(report, prepared, outcome.technique)
@@ -252,7 +254,7 @@ def _prepared(
         asked = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
         found = "The coordinator tests the epochs' losses; here is none." if not has_coordinator else "It does not train by epochs."
         raise ConfigError(asked, found, "Leave converged_after out.")
-    if job.data is not None and job.task not in FROM_FILES and not (data := Path(job.data).expanduser()).is_dir():
+    if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")
     if warms_up:

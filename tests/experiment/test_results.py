@@ -152,7 +152,10 @@ def test_what_cannot_be_predicted_is_told(trained: Trained, tmp_path: Path) -> N
         (("predict", str(tmp_path), "a film"), "There is no result.json"),
         (("predict", folder, "a film", "--pair", "a town"), "is text. Give 1 for each sample"),
         (("predict", folder, "--file", data), "The data have the columns 'words', 'verdict'"),
-        (("evaluate", folder, "--data", data, "--columns", "text=words,label=verdict"), "the classes are bad, fine, good"),
+        (
+            ("evaluate", folder, "--data", data, "--columns", "text=words,label=verdict"),
+            "has 'awful'. The data hold 'awful'; the classes are 'bad', 'fine', 'good'",
+        ),
         (("evaluate", folder, "--calibration", "mean_prior"), "A head answers here, no prompt"),
         (("evaluate", folder, "--task", "mrpc"), "It has those of its training"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import TrainedDescription, save_adapter, save_trained
 from workbench.models.techniques import TechniqueStage
 from workbench.models.zeroth_order.loading import save_trained as save_prompted
+from workbench.tasks import load_task
 
 METRICS = {"classification": "accuracy", "regression": "pearson", "sequence_to_sequence": "accuracy"}
 
@@ -108,3 +110,50 @@ def test_pictures_are_scored_and_not_read_from_sentences(tmp_path: Path) -> None
     assert model.evaluate().samples == 20
     with pytest.raises(ConfigError, match="A sample of 'digits' is a picture"):
         model.predict(["a seven"])
+
+
+def test_rows_that_may_have_been_trained_on_are_not_scored(tmp_path: Path) -> None:
+    data = tmp_path / "a.csv"
+    lines = ["text,label", *(f"{'bad' if row % 2 else 'nice'} lamp {row},{'neg' if row % 2 else 'pos'}" for row in range(40))]
+    data.write_text("\n".join(lines) + "\n")
+    model = saved(tmp_path / "result", Job(model="tiny-bert-2", task="classification", data=str(data)))
+    assert (model.evaluate().samples, model.evaluate(split="validation").samples) == (8, 4)
+    for more in ("nice lamp 40,pos", "nice lamp 40,average\nbad lamp 41,average"):
+        data.write_text("\n".join([*lines, more]) + "\n")
+        with pytest.raises(ConfigError, match=r"have changed since, so rows of it may have been trained on|the classes are 'neg', 'pos'"):
+            model.evaluate()
+    data.write_text("\n".join(lines) + "\n")
+    assert model.evaluate().samples == 8
+    (tmp_path / "new.csv").write_text("text,label\na lamp,neg\na lamp,neg\n")
+    assert model.evaluate(str(tmp_path / "new.csv")).samples == 2, "of a file with one of the classes alone"
+    for text, told in (("text,label\na,0\nb,1\n", "the classes are 'neg', 'pos'"), ("text\na\n", "Wanted is one of label")):
+        (tmp_path / "new.csv").write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            model.evaluate(str(tmp_path / "new.csv"))
+    (tmp_path / "new.txt").write_text("\n  \n")
+    with pytest.raises(ConfigError, match="It has none"):
+        model.read(str(tmp_path / "new.txt"))
+    (tmp_path / "new.txt").write_text("a\u2028lamp\x0bhere\r\nb\n")
+    assert model.read(str(tmp_path / "new.txt")) == [("a\u2028lamp\x0bhere",), ("b",)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tags_of_later_data_are_matched_by_name(tmp_path: Path) -> None:
+    def write(name: str, rows: list[tuple[list[str], list[Any]]]) -> str:
+        (tmp_path / name).write_text("".join(json.dumps({"tokens": words, "tags": tags}) + "\n" for words, tags in rows))
+        return str(tmp_path / name)
+
+    rows: list[tuple[list[str], list[Any]]] = [(["Emma", "left", f"R{n}"], ["B-PER", "O", "B-LOC"]) for n in range(20)]
+    job = Job(model="tiny-bert-2", task="token_classification", data=write("a.jsonl", rows))
+    model = saved(tmp_path / "result", job)
+    assert model.about.class_names == ("O", "B-LOC", "B-PER")
+    fewer = write("b.jsonl", [(words[:2], tags[:2]) for words, tags in rows[:2]])
+    split = load_task("token_classification", data=fewer, class_names=model.about.class_names, whole=True).test
+    assert [[word.label for word in words] for words in split.spans or ()] == [[2, 0]] * 2
+    assert model.evaluate(fewer).samples == 2
+    texts = model.read(fewer)
+    assert texts == [("Emma left",)] * 2
+    with pytest.raises(ConfigError, match=r"has 'B-ORG'\. The data hold 'B-ORG', 'O'; the classes are 'O', 'B-LOC', 'B-PER'"):
+        model.evaluate(write("c.jsonl", [(["Emma", "left"], ["B-ORG", "O"])]))
+    [answer] = model.predict(["10\xa0km away"])
+    assert str(answer.answer).count("/") == 2, "a no-break space divides no words"

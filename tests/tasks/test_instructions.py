@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,3 +94,19 @@ def test_the_score_is_the_mean_over_samples_whose_answer_begins_and_less_loss_is
     found = score(task, task.test, tokenize(task.test, load_tokenizer("tiny-gpt2"), max_length=400), predicted)
     assert found == {"loss": pytest.approx(3.0), "token_accuracy": pytest.approx(0.5)}
     assert quality(task, {"loss": 1.0}) > quality(task, {"loss": 2.0})
+
+
+@pytest.mark.parametrize("value", [0, "0", False, 0.0])
+def test_zero_is_a_value(tmp_path: Path, value: Any) -> None:
+    rows = [{"instruction": "Is it even?", "input": value, "output": value} for _ in range(6)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    task = load_task("instruction_tuning", data=tmp_path / "a.json")
+    assert f"### Input:\n{value}\n" in task.train.texts[0] and (task.train.answers or ("",))[0] == str(value)
+
+
+@pytest.mark.parametrize("role", ["instruction", "input", "output"])
+def test_a_list_is_no_text(tmp_path: Path, role: str) -> None:
+    rows = [{"instruction": "Say it.", "input": "", "output": "yes"} | ({role: ["a"]} if n == 2 else {}) for n in range(6)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    with pytest.raises(ConfigError, match=rf"The column '{role}' was to be read. Row 3 of train has \['a'\], which is no text"):
+        load_task("instruction_tuning", data=tmp_path / "a.json")

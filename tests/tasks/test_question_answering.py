@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def test_a_table_with_squads_columns_is_read(tmp_path: Path) -> None:
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
     assert load_task("question_answering", data=tmp_path / "saved").train.spans[0] == (Span(0, "Emma"),)
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
-    with pytest.raises(ConfigError, match=r"columns text, label\. Wanted are question, context and answers"):
+    with pytest.raises(ConfigError, match=r"columns 'text', 'label'\. Wanted are question, context and answers"):
         load_task("question_answering", data=tmp_path / "a.csv")
 
 
@@ -178,3 +179,32 @@ def test_embedded_questions_are_about_their_contexts_and_need_no_data() -> None:
             assert context[answer.start : answer.start + len(answer.text)] == answer.text
             assert question.split()[0] in ("What", "Whose", "How", "Who")
     assert load_task("questions").train == task.train
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ({"text": ["lamp"], "answer_start": [2]}, (Span(2, "lamp"),)),
+        ({"text": "lamp", "answer_start": 2}, (Span(2, "lamp"),)),
+        ([{"text": "lamp", "answer_start": 2}, {"text": "a", "answer_start": 0}], (Span(2, "lamp"), Span(0, "a"))),
+        ("{'text': ['lamp'], 'answer_start': [2]}", (Span(2, "lamp"),)),
+        ('{"text": ["lamp"], "answer_start": [2]}', (Span(2, "lamp"),)),
+        ("lamp", (Span(2, "lamp"),)),
+        (["lamp"], (Span(2, "lamp"),)),
+        *((none, ()) for none in (None, "", [], {"text": [], "answer_start": []})),
+    ],
+)
+def test_forms_of_answers_in_a_table(tmp_path: Path, answers: Any, found: tuple[Span, ...]) -> None:
+    rows = [{"question": f"q{n}?", "context": f"a lamp {n}", "answers": answers} for n in range(10)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    assert set(load_task("question_answering", data=tmp_path / "a.json").train.spans or ()) == {found}
+
+
+@pytest.mark.parametrize(
+    "answers", ["nowhere", "p", 3, {"text": ["lamp"]}, "{" * 5000, "{'text': array(['lamp'])}", {"text": [1, 2], "answer_start": [1]}]
+)
+def test_answers_that_cannot_be_read_are_told_by_row(tmp_path: Path, answers: Any) -> None:
+    rows = [{"question": "q?", "context": f"a lamp {n} pp", "answers": None if n else answers} for n in range(10)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    with pytest.raises(ConfigError, match=r"Row 1 of train has .*, no list of texts with the places"):
+        load_task("question_answering", data=tmp_path / "a.json")

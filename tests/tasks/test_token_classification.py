@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,3 +116,57 @@ def test_files_of_conll_s_format_are_the_same_data_as_a_table(tmp_path: Path) ->
     (folder / "train.txt").write_text("\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="It has no sentence"):
         load_task("token_classification", data=folder / "train.txt")
+
+
+def perfect(task: Any, encoder: Any) -> dict[str, float]:
+    """Return the metrics of logits that are right at every token with a target."""
+    rows = tokenize(task.test, encoder, max_length=64)
+    logits = torch.zeros(len(rows), max(rows.lengths), task.num_outputs)
+    for at, window in enumerate(rows.windows):
+        for token, label in enumerate(window.targets):
+            logits[at, token, max(label, 0)] = 5.0
+    return score(task, task.test, rows, Predictions([logits], [torch.zeros(len(rows), 2)], [torch.tensor(rows.sample_ids)]))
+
+
+@pytest.mark.parametrize("model", ["tiny-bert", "all-MiniLM-L6-v2", "SmolLM2-135M"])
+@pytest.mark.parametrize("odd", ["\u200b", "\ufe0f", " ", "\u00ad", "\u200d", ""])
+def test_a_word_without_tokens_moves_no_tag(tmp_path: Path, model: str, odd: str) -> None:
+    rows = [{"tokens": [odd, "lamp", odd, "Rouen"], "tags": ["O", "B-X", "O", "B-LOC"]} for _ in range(10)]
+    task = load_task("token_classification", data=write(tmp_path / "a.jsonl", rows))
+    encoder = load_tokenizer(model)
+    assert perfect(task, encoder) == {"entity_f1": 1.0, "accuracy": 1.0}
+    for window in tokenize(task.train, encoder, max_length=64).windows:
+        placed = {
+            window.targets[window.first + at]: offset for at, offset in enumerate(window.offsets) if window.targets[window.first + at] > 0
+        }
+        text = task.train.texts[window.sample]
+        assert {task.class_names[label]: text[start:stop].strip()[0].lower() for label, (start, stop) in placed.items()} == {
+            "B-X": "l",
+            "B-LOC": "r",
+        }
+
+
+@pytest.mark.parametrize(
+    ("tags", "names", "learnt"),
+    [
+        ([*range(12)], [str(number) for number in range(12)], 12),
+        ([1, 2, 3], ["1", "2", "3"], 3),
+        ([-100, 0, 1], ["0", "1"], 2),
+        (["-100", "B-X", "O"], ["O", "B-X"], 2),
+    ],
+)
+def test_tags_as_numbers_and_words_that_are_not_learnt(tmp_path: Path, tags: list[Any], names: list[str], learnt: int) -> None:
+    rows = [{"tokens": [f"w{number}" for number in range(len(tags))], "ner_tags": tags} for _ in range(10)]
+    task = load_task("token_classification", data=write(tmp_path / "a.jsonl", rows))
+    assert list(task.class_names) == names
+    encoder = load_tokenizer("tiny-bert")
+    for window in tokenize(task.train, encoder, max_length=64).windows:
+        labels = [label for label in window.targets if label >= 0]
+        assert [names[label] for label in labels] == [str(tag) for tag in tags if str(tag) != "-100"] and len(labels) == learnt
+    assert perfect(task, encoder)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("tag", [None, "", ["O"]])
+def test_a_word_without_a_tag_is_told(tmp_path: Path, tag: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Word 2 of row 21 of train is 'b' and its tag .* Give every word a tag; -100 is"):
+        load_task("token_classification", data=write(tmp_path / "a.json", [*ROWS, {"tokens": ["a", "b"], "tags": ["O", tag]}]))

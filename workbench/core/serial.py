@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 LARGEST_TOML = 1 << 20
 LARGEST_TEXT = 1 << 30  # a report of a long stream has hundreds of megabytes
+_CHUNK_BYTES = 1 << 20
 
 
 def to_json(value: Any, *, indent: int = 1) -> str:
@@ -47,25 +49,50 @@ def from_builtins(value: Any, kind: type[T], *, source: str) -> T:
         raise _malformed(kind, source, error, lambda: value) from error
 
 
+def user_path(name: Path | str, what: str) -> Path:
+    """Return the path that a user named, with ~ replaced by the home folder.  The file need not exist.  what: such as 'The data'.
+
+    Raises ConfigError for a path that no file can have: an unknown user's home, a name that is too long, links in a circle.
+    """
+    try:
+        path = Path(name).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.stat()
+    except RuntimeError:
+        found = "There is no such user here."
+    except (OSError, ValueError) as error:  # ValueError: a zero byte
+        found = f"{getattr(error, 'strerror', None) or error}."
+    else:
+        return path
+    raise ConfigError(f"{what} '{shown(str(name), 200)}' was asked for.", found, "Check the path.")
+
+
 def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) -> str:
     """Return the text of a file that a user named.  what: the file's role in error messages ('the job', 'the report').
 
     A byte-order mark is removed.  Raises ConfigError if the file is missing, not a regular file, too large or not UTF-8.
     """
     asked = f"Asked to read {what} '{shown(str(path), 200)}'."
+    data = bytearray()
     try:
-        kind, data = stat.S_IFMT(Path(path).stat().st_mode), b""
+        kind = stat.S_IFMT(Path(path).stat().st_mode)
         if kind == stat.S_IFREG:  # opening a pipe would wait for its writer, and a device may never end
             with open(path, "rb") as file:
-                data = file.read(most_bytes + 1)
+                while len(data) <= most_bytes and (chunk := file.read(_CHUNK_BYTES)):
+                    data += chunk
+                    if 0 in chunk:  # no text, however large a file of holes may be
+                        break
     except FileNotFoundError:
-        raise ConfigError(asked, "There is no such file.", "Check the path.") from None
+        found = "It is a link to a file that does not exist." if Path(path).is_symlink() else "There is no such file."
+        raise ConfigError(asked, found, "Check the path.") from None
     except (OSError, ValueError) as error:  # ValueError: a path that contains a zero byte
         raise ConfigError(asked, f"{getattr(error, 'strerror', error)}.", "Check the path.") from error
     if kind != stat.S_IFREG:
         raise ConfigError(asked, f"It is {_KINDS.get(kind, 'something else')}.", "Name a file.")
     if len(data) > most_bytes:
         raise ConfigError(asked, f"It is larger than {most_bytes:,} bytes.", "Name a smaller file.")
+    if (zero := data.find(0)) >= 0:
+        raise ConfigError(asked, f"It is not UTF-8 text: byte {zero} is zero.", "Save it as UTF-8.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -93,6 +120,18 @@ def shown(value: Any, most: int = 80) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def listed(names: Iterable[Any], most: int = 20) -> str:
+    """List names for an error message, quoted, and no more than `most` of them."""
+    names = list(names)
+    first = [f"'{shown(str(name))}'" for name in names[:most]]
+    return ", ".join(first) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def text_lines(text: str) -> list[str]:
+    """Return the lines of a text.  Only the usual line ends divide it; str.splitlines also cuts at U+000B, U+0085 or U+2028."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.serial import user_path
 from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
 from workbench.tasks.instructions import load_instruction_tuning, load_instructions
 from workbench.tasks.own import FROM_FILES, OWN, load_own
@@ -30,6 +31,8 @@ def load_task(
     *,
     data: Path | str | None = None,
     columns: str = "",
+    class_names: Sequence[str] = (),
+    whole: bool = False,
     train_samples: int | None = None,
     validation_samples: int | None = None,
     test_samples: int | None = None,
@@ -39,24 +42,25 @@ def load_task(
     sentiment, sentiment-rating, digits (images), questions and instructions need no network; all others need `data` or the hub.
     data: a folder (see load_glue, load_prompt_task), own data (see load_own, load_question_answering,
     load_token_classification, load_instruction_tuning); None uses the embedded data or the hub.
-    columns: of own data.  *_samples: maximum number of samples, chosen with a fixed seed.
+    columns: of own data.  class_names: of a model, to which the labels and tags of own data are matched by name.
+    whole: all rows of own data, in their order, are in each split.  *_samples: maximum number of samples, chosen with a fixed seed.
     Raises ConfigError for an unknown name or an empty split, MissingDataError if the data is unavailable.
     """
     if name in EMBEDDED:
-        folder = None if data is None else Path(data).expanduser()
+        folder = None if data is None else user_path(data, "The data")
         task = EMBEDDED[name](folder)
     elif name in GLUE:
         task = load_glue(name, data)
     elif name in PROMPTED:
         task = load_prompted(name, data)
     elif name in OWN:
-        task = load_own(name, data, columns)
+        task = load_own(name, data, columns, class_names, whole=whole)
     elif name == "question_answering":
-        task = load_question_answering(data)
+        task = load_question_answering(data, whole=whole)
     elif name == "token_classification":
-        task = load_token_classification(data, columns)
+        task = load_token_classification(data, columns, class_names, whole=whole)
     elif name == "instruction_tuning":
-        task = load_instruction_tuning(data, columns)
+        task = load_instruction_tuning(data, columns, whole=whole)
     else:
         raise unknown_task(name)
     return task.limited(train_samples, validation_samples, test_samples)

@@ -6,15 +6,17 @@ run works and say little about a model's use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError
+from workbench.core.serial import listed
 from workbench.tasks.embedded import load_sentiment_rating
 from workbench.tasks.metrics import LOSS
-from workbench.tasks.own import divided, read_tables
+from workbench.tasks.own import divided, named_columns, texts_of, usual_column
 from workbench.tasks.question_answering import load_questions
+from workbench.tasks.tables import Table, read_tables
 from workbench.tasks.task import Split, Task, numbered
 
 METRICS = (LOSS, "token_accuracy")
@@ -63,34 +65,34 @@ def load_instructions(folder: Path | None = None) -> Task:
     return _task("instructions", numbered(parts), f"made by rules from {rated.source}").limited(*LIMITS)
 
 
-def load_instruction_tuning(data: Path | str | None, columns: str = "") -> Task:
+def load_instruction_tuning(data: Path | str | None, columns: str = "", *, whole: bool = False) -> Task:
     """Return own data in Alpaca's format: a table with the columns instruction, input (may be missing) and output.
 
-    columns: for example 'instruction=prompt,output=answer'.  data: see own.load_own.
+    columns: for example 'instruction=prompt,output=answer'.  data: see own.load_own.  whole: see own.divided.
     Raises MissingDataError if the data is unavailable, ConfigError for a missing column, naming the row of an empty value.
     """
     tables = read_tables("instruction_tuning", data)
-    present = next(iter(tables.values())).column_names
-    named = dict(part.strip().partition("=")[::2] for part in columns.split(",") if part.strip())
-    found = {role: named.get(role, role) for role in Instruction._fields}
-    wanted = [name for role, name in found.items() if role != "input" or role in named]
-    if not set(named) <= set(found) or not set(wanted) <= set(present):
-        raise ConfigError(
-            f"Data with a column of instructions and one of outputs were asked for{f', by {columns!r}' if columns else ''}.",
-            f"The data have the columns {', '.join(map(repr, present))}.",
-            "Name them, such as --columns instruction=prompt,output=answer.",
-        )
+    first = next(iter(tables.values()))
+    example = "instruction=prompt,output=answer"
+    named = named_columns(columns, Instruction._fields, first, example)
+    found = {role: named.get(role) or usual_column(first, [role]) for role in Instruction._fields}
+    if found["instruction"] is None or found["output"] is None:
+        asked, todo = "Data with a column of instructions and one of outputs were asked for.", f"Name them, such as --columns {example}."
+        raise ConfigError(asked, f"The data have the columns {listed(first.names)}.", todo)
     parts = {name: _split(_rows(table, found, name)) for name, table in tables.items()}
-    return _task("instruction_tuning", divided(numbered(parts), data), f"{Path(str(data)).name}, {', '.join(wanted)}")
+    source = ", ".join([Path(str(data)).name, *filter(None, found.values())])
+    notes = [note for table in tables.values() for note in table.notes]
+    return _task("instruction_tuning", divided(numbered(parts), data, whole=whole), source, notes)
 
 
-def _rows(table: Any, columns: dict[str, str], split: str) -> Iterable[Instruction]:
-    for number, row in enumerate(table, start=1):
-        one = Instruction(*(str(row.get(name) or "").strip() for name in columns.values()))
-        empty = next((name for role, name in columns.items() if role != "input" and not getattr(one, role)), None)
-        if empty is not None:
-            raise ConfigError(f"The column '{empty}' was to be read.", f"Row {number} of {split} is empty.", "Mend or remove that row.")
-        yield one
+def _rows(table: Table, columns: dict[str, str | None], split: str) -> Iterator[Instruction]:
+    def texts(role: str) -> Iterable[str]:
+        name = columns[role]
+        if name is None:
+            return ("",) * len(table)
+        return map(str.strip, texts_of(table, name, split, may_be_empty=role == "input"))
+
+    return map(Instruction, texts("instruction"), texts("input"), texts("output"))
 
 
 def _split(rows: Iterable[Instruction]) -> Split:
@@ -103,5 +105,5 @@ def _split(rows: Iterable[Instruction]) -> Split:
     )
 
 
-def _task(name: str, parts: dict[str, Any], source: str) -> Task:
-    return Task(name=name, kind="text_generation", num_outputs=1, metrics=METRICS, source=source, **parts)
+def _task(name: str, parts: dict[str, Any], source: str, notes: Sequence[str] = ()) -> Task:
+    return Task(name=name, kind="text_generation", num_outputs=1, metrics=METRICS, source=source, notes=tuple(notes), **parts)

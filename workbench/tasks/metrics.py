@@ -18,7 +18,8 @@ import numpy as np
 from workbench.core.errors import ConfigError, DivergedError, MissingDataError, require_numbers
 from workbench.core.serial import shown
 from workbench.network import hub_endpoint, hub_is_reachable
-from workbench.tasks.task import Split
+from workbench.tasks.task import IGNORED, Split
+from workbench.tasks.tokenize import first_tokens
 
 if TYPE_CHECKING:
     from workbench.tasks.tokenize import TokenizedSplit
@@ -141,10 +142,12 @@ def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: Predi
         accepted = [[answer.text for answer in spans] for spans in split.spans]
         return {name: mean_of(QUESTION_FORMULAS[name], found, accepted) for name in task.metrics}
     names = task.class_names
-    tagged = [[names[label] for label in one] for one in tags(split, tokenized, predictions, task.class_names)]
-    real = [[names[word.label] for word in words] for words in split.spans]
+    guessed = zip(tags(split, tokenized, predictions, names), split.spans, strict=True)
+    # A word that is not learnt counts neither as right nor as wrong.
+    kept = [[(label, word.label) for label, word in zip(*row, strict=True) if word.label != IGNORED] for row in guessed]
+    tagged, real = ([[names[pair[side]] for pair in row] for row in kept] for side in (0, 1))
     pairs = [pair for rows in zip(tagged, real, strict=True) for pair in zip(*rows, strict=True)]
-    return {"entity_f1": entity_f1(tagged, real), "accuracy": sum(found == own for found, own in pairs) / len(pairs)}
+    return {"entity_f1": entity_f1(tagged, real), "accuracy": sum(found == own for found, own in pairs) / max(1, len(pairs))}
 
 
 def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, *, may_be_none: bool) -> list[str]:
@@ -176,7 +179,7 @@ def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLik
 
 
 def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, names: Sequence[str]) -> list[list[int]]:
-    """Return the class of every word in each text.  A truncated word gets class 'O', or the first class if 'O' does not exist."""
+    """Return the class of every word in each text.  A word without a token, such as one that is cut off, gets 'O', or else class 0."""
     assert split.spans is not None
     chosen = require_numbers(predictions.logits, "Predictions").argmax(dim=2)
     beyond = list(names).index("O") if "O" in names else 0
@@ -184,10 +187,8 @@ def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, 
     found: list[list[int]] = [[]] * len(split)
     for sample_id, row in zip(predictions.sample_ids.tolist(), chosen.tolist(), strict=True):
         window = by_id[sample_id]
-        first_tokens = (at for at, target in enumerate(window.targets) if target >= 0)
-        words = len(split.spans[window.sample])
-        own = [row[at] for at in first_tokens]
-        found[window.sample] = own + [beyond] * (words - len(own))
+        places = first_tokens(split.spans[window.sample], window.offsets)
+        found[window.sample] = [beyond if place is None else row[window.first + place] for place in places]
     return found
 
 

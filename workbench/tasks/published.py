@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.serial import read_text, shown, text_lines, user_path
 from workbench.network import hub_endpoint, hub_is_reachable
 from workbench.tasks.task import Kind, Split, Task, fixed_order, numbered, task_table
 
@@ -52,17 +53,18 @@ def saved_dataset(folder: Path) -> dict[str, Any]:
 
     try:
         saved: Any = load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
-        raise MissingDataError(f"The dataset '{folder}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
+    except Exception as error:  # a damaged folder raises many kinds
+        found = f"It does not load: {shown(str(error), 200)}."
+        raise MissingDataError(f"The dataset '{folder}' was asked for.", found, "Save it again.") from error
     return dict(saved) if isinstance(saved, dict) else {"train": saved}
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the location and the object of each line in a file.  Empty lines are skipped.
 
-    Raises MissingDataError if the file cannot be read, ConfigError naming a line that is not a JSON object.
+    Raises ConfigError if the file cannot be read, and naming a line that is not a JSON object.
     """
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(text_lines(read_text(path, "the data")), start=1):
         if not line.strip():
             continue
         place = f"'{path}', line {number},"
@@ -73,14 +75,6 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if not isinstance(row, dict):
             raise ConfigError(f"'{path}' was to be read.", f"Line {number} is no JSON object.", "Use the official files.")
         yield place, row
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text, without a byte-order mark.  Raises MissingDataError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingDataError(f"'{path}' was to be read.", f"{error}.", "Check the file.") from error
 
 
 VALIDATION_FROM_TRAIN = 1000
@@ -127,7 +121,7 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
     if data is None:
         parts = hub_dataset(name, "nyu-mll/glue", name, "the official TSV files")
     else:
-        parts = _from_folder(name, glue, Path(data).expanduser())
+        parts = _from_folder(name, glue, user_path(data, "The data"))
     columns = {split: _to_rows(name, glue, rows) for split, rows in parts.items()}
     if any(label is None for _, _, label in columns.get("test", [])):
         del columns["test"]
@@ -165,8 +159,8 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
 
     Quotes are ordinary characters in these files.  A byte-order mark, CRLF and a header are optional.
     """
-    lines = [line.rstrip("\r") for line in read_text(path).split("\n")]
-    cells = [(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line.strip()]
+    lines = enumerate(text_lines(read_text(path, "the data")), start=1)
+    cells = [(number, line.split("\t")) for number, line in lines if line.strip()]
     if not cells:
         return []
     header = [cell.strip() for cell in cells[0][1]]

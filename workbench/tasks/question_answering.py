@@ -6,8 +6,8 @@ say little about reading.  Own data with word classes (named entities, parts of 
 
 from __future__ import annotations
 
+import ast
 import itertools
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +15,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.core.serial import shown
+from workbench.core.serial import listed, read_text, shown, text_lines, user_path
 from workbench.tasks.embedded import load_sentiment_rating
-from workbench.tasks.own import FILE, SPLITS, divided, read_tables
-from workbench.tasks.published import read_text
-from workbench.tasks.task import Span, Split, Task, numbered
+from workbench.tasks.own import (
+    as_class,
+    as_text,
+    class_numbers,
+    divided,
+    is_missing,
+    named_columns,
+    sorted_classes,
+    texts_of,
+    usual_column,
+)
+from workbench.tasks.tables import FILE, SPLITS, Table, json_value, notes_on_broken, read_tables, split_of
+from workbench.tasks.task import IGNORED, Span, Split, Task, numbered
 
 METRICS = ("answer_f1", "exact_match")
 _NAME = r"[A-Z][a-z]+(?:[ -][A-Z][a-z]+)*"
@@ -78,21 +88,27 @@ def _made(split: Split) -> Iterator[Question]:
                 yield Question(wording.format(match["word"]), context, (Span(start, match["answer"]),), source)
 
 
-def load_question_answering(data: Path | str | None) -> Task:
+def load_question_answering(data: Path | str | None, *, whole: bool = False) -> Task:
     """Return a SQuAD 1.1 or 2.0 task from an official JSON file, a folder with train*.json and dev*.json, or a table with its columns.
 
-    A table (see own.read_tables) has the columns question, context and answers; answers has the lists text and answer_start.
-    A missing split is a fixed random part of the contexts.  Raises MissingDataError if the data is unavailable, ConfigError
-    naming a question whose answer is not in its context.
+    A table (see tables.py) has the columns question, context and answers (for the forms of answers see _spans).
+    A missing split is a fixed random part of the contexts.  whole: see own.divided.
+    Raises MissingDataError if the data is unavailable, ConfigError naming a question whose answer is not in its context.
     """
-    files = _official(None if data is None else Path(data).expanduser())
+    files = _official(None if data is None else user_path(data, "The data"))
     rows: dict[str, Iterable[Question]]
+    notes: list[str] = []
     if files:
-        rows = {name: _from_official(path) for name, path in files.items()}
+        rows = {name: itertools.chain.from_iterable(map(_from_official, paths)) for name, paths in files.items()}
     else:
-        rows = {name: _from_table(table, str(data)) for name, table in read_tables("question_answering", data).items()}
-    parts = divided({name: _asked(part) for name, part in rows.items()}, data, by_second_text=True)
-    return _task("question_answering", parts, Path(str(data)).name)
+        tables = read_tables("question_answering", data)
+        rows = {name: _from_table(table, str(data), name) for name, table in tables.items()}
+        notes += [note for table in tables.values() for note in table.notes]
+    parts = {name: _asked(part) for name, part in rows.items()}
+    if files:
+        notes += [note for part in parts.values() for note in notes_on_broken([list(part.texts), list(part.pairs or ())])]
+    name = Path(str(data)).name
+    return _task("question_answering", divided(parts, data, by_second_text=True, whole=whole), name, notes)
 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:
@@ -100,41 +116,69 @@ def read_questions(path: Path) -> list[tuple[str, str]]:
     return [(question.text, question.context) for question in _from_official(path)]
 
 
-def _official(path: Path | None) -> dict[str, Path]:
+def _official(path: Path | None) -> dict[str, list[Path]]:
     """Return the official files by split.  Empty if there are none."""
     if path is None or not path.exists():
         return {}
-    found = {}
-    for file in [path] if path.is_file() else sorted(path.glob("*.json")):
-        if file.suffix == ".json" and '"paragraphs"' in read_text(file):
-            known = (name for name, own in SPLITS.items() if re.split(r"[^a-z]", file.stem.lower())[0] in own)
-            found[next(known, "train")] = file
+    found: dict[str, list[Path]] = {}
+    for file in [path] if path.is_file() else sorted(one for one in path.iterdir() if not one.name.startswith(".")):
+        if file.suffix.lower() == ".json" and '"paragraphs"' in read_text(file, "the questions"):
+            found.setdefault(split_of(file.stem) or "train", []).append(file)
     return found
 
 
 def _from_official(path: Path) -> Iterator[Question]:
     try:
-        for article in json.loads(read_text(path))["data"]:
+        for article in json_value(read_text(path, "the questions"))["data"]:
             for paragraph in article["paragraphs"]:
                 for row in paragraph["qas"]:
                     spans = () if row.get("is_impossible") else ((one["answer_start"], one["text"]) for one in row["answers"])
                     yield _question(row["question"], paragraph["context"], spans, str(article.get("title", "")), str(path))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise MissingDataError(
-            f"'{path}' was to be read as SQuAD.", f"It does not read: {shown(repr(error), 200)}.", "Check it."
-        ) from error
+        found = f"It does not read: {shown(repr(error), 200)}."
+        raise MissingDataError(f"'{path}' was to be read as SQuAD.", found, "Check it.") from error
 
 
-def _from_table(table: Any, data: str) -> Iterator[Question]:
-    missing = {"question", "context", "answers"} - set(table.column_names)
-    if missing:
-        found = f"The data have the columns {', '.join(table.column_names)}. Wanted are question, context and answers."
+def _from_table(table: Table, data: str, split: str) -> Iterator[Question]:
+    columns = {role: usual_column(table, [role]) for role in ("question", "context", "answers")}
+    question, context, answers = columns.values()
+    if question is None or context is None or answers is None:
+        found = f"The data have the columns {listed(table.names)}. Wanted are question, context and answers."
         raise ConfigError(f"The data '{shown(data, 200)}' were asked for.", found, "Give SQuAD's JSON file, or a table with these columns.")
-    for row in table:
-        spans = zip(row["answers"]["answer_start"], row["answers"]["text"], strict=True)
-        yield _question(row["question"], row["context"], spans, str(row.get(FILE) or row.get("title", "")), data)
+    texts, contexts = texts_of(table, question, split), texts_of(table, context, split)
+    topic = next((name for name in (FILE, "title") if name in table.columns), None)
+    topics = texts_of(table, topic, split, may_be_empty=True) if topic is not None else ("",) * len(table)
+    for row, (text, passage, own, title) in enumerate(zip(texts, contexts, table.values(answers), topics, strict=True), 1):
+        try:
+            spans = _spans(own, passage)
+        except (ValueError, LookupError, TypeError, SyntaxError, MemoryError, RecursionError):
+            found = f"Row {row} of {split} has {shown(own)}, no list of texts with the places where they begin in the context."
+            todo = "Write such as {'text': ['Rouen'], 'answer_start': [10]}; empty lists: no answer."
+            raise ConfigError(f"The answers of '{shown(data, 200)}' were asked for.", found, todo) from None
+        yield _question(text, passage, spans, title, data)
+
+
+def _spans(answers: Any, context: str) -> list[tuple[int, str]]:
+    """Return the place and text of each answer in a table's forms: None; objects, or lists in an object; or a text.
+
+    A text holds one of these as JSON or in Python's notation (a CSV file has no lists), or is an answer that the context has once.
+    Raises ValueError, LookupError, TypeError and what ast.literal_eval raises.
+    """
+    if is_missing(answers):
+        return []
+    if isinstance(answers, str):
+        if answers.lstrip().startswith(("[", "{")):
+            return _spans(ast.literal_eval(answers) if "'" in answers else json_value(answers), context)
+        if context.count(answers) != 1:
+            raise ValueError(answers)
+        return [(context.index(answers), answers)]
+    if isinstance(answers, list):
+        return [span for one in answers for span in _spans(one, context)]
+    starts, texts = answers["answer_start"], answers["text"]
+    own = zip(starts, texts, strict=True) if isinstance(texts, list) else [(starts, texts)]
+    return [(int(start), str(text)) for start, text in own]
 
 
 def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: str, place: str) -> Question:
@@ -158,68 +202,79 @@ def _asked(questions: Iterable[Question]) -> Split:
     )
 
 
-def _task(name: str, parts: Mapping[str, Split], source: str) -> Task:
+def _task(name: str, parts: Mapping[str, Split], source: str, notes: Sequence[str] = ()) -> Task:
     splits: dict[str, Any] = numbered({part: parts[part] for part in ("train", "validation", "test")})
-    return Task(name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source, **splits)
+    return Task(name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source, notes=tuple(notes), **splits)
 
 
 USUAL = {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags", "labels")}
+NOT_LEARNT = str(IGNORED)
+"""The tag of a word that is neither learnt nor scored, as transformers' datasets have it."""
 
 
-def load_token_classification(data: Path | str | None, columns: str = "") -> Task:
+def load_token_classification(data: Path | str | None, columns: str = "", class_names: Sequence[str] = (), *, whole: bool = False) -> Task:
     """Return own data as a task of tagged words.  Its metrics are F1 over whole entities, and the share of correctly tagged words.
 
     columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own; or a file, or a
-    folder of files, in CoNLL-2003's format.
+    folder of files, in CoNLL-2003's format.  class_names: of a model, to which tags are matched by name; none: those of the data.
+    whole: see own.divided.
     Raises MissingDataError if the data is unavailable, ConfigError naming a row whose lists differ in length or are empty.
     """
-    tables = _conll(None if data is None else Path(data).expanduser()) or read_tables("token_classification", data)
+    tables = _conll(None if data is None else user_path(data, "The data")) or read_tables("token_classification", data)
     first = next(iter(tables.values()))
-    tokens, tags = _columns(columns, first.column_names)
-    declared = getattr(getattr(first.features[tags], "feature", None), "names", None)
-    names: Sequence[str] = declared or sorted({str(tag) for table in tables.values() for row in table[tags] for tag in row}, key=_order)
-    parts = numbered({split: _split(table, tokens, tags, names, split) for split, table in tables.items()})
+    example = "tokens=words,tags=entities"
+    named = named_columns(columns, tuple(USUAL), first, example)
+    tokens, tags = (named.get(role) or usual_column(first, usual) for role, usual in USUAL.items())
+    if tokens is None or tags is None:
+        asked, todo = "Data with a column of words and one of their tags were asked for.", f"Name them, such as --columns {example}."
+        raise ConfigError(asked, f"The data have the columns {listed(first.names)}.", todo)
+    rows = {split: list(_tagged(table, tokens, tags, split)) for split, table in tables.items()}
+    known = (tag for own in rows.values() for _, names in own for tag in names if tag != NOT_LEARNT)
+    classes = tuple(class_names) or first.classes.get(tags) or sorted_classes(known, first="O")
+    if not classes:
+        raise ConfigError(f"The tags in the column '{shown(tags)}' were asked for.", f"All are {NOT_LEARNT}.", "Give words a class.")
     return Task(
         name="token_classification",
         kind="token_classification",
-        num_outputs=len(names),
+        num_outputs=len(classes),
         metrics=("entity_f1", "accuracy"),
-        class_names=tuple(names),
+        class_names=classes,
         source=f"{Path(str(data)).name}, columns {tokens}, {tags}",
-        **divided(parts, data),
+        notes=tuple(note for table in tables.values() for note in table.notes),
+        **divided(numbered({split: _split(own, classes, tags, split) for split, own in rows.items()}), data, whole=whole),
     )
 
 
 CONLL = (".conll", ".bio", ".txt")
 
 
-def _conll(path: Path | None) -> dict[str, Any]:
+def _conll(path: Path | None) -> dict[str, Table]:
     """Return the files of CoNLL-2003's format by split; in a folder those named like splits.  Empty if there are none.
 
     A line has a word, any further columns, and its tag; a sentence ends with an empty line.
     """
     if path is None or not path.exists():
         return {}
-    import datasets
-
-    tables = {}
-    for file in [path] if path.is_file() else sorted(path.iterdir()):
-        stem = re.split(r"[^a-z]", file.stem.lower())[0]
-        name = next((name for name, known in SPLITS.items() if stem in known), "train" if file == path else "")
-        if name and file.suffix in CONLL:
-            sentences = list(_sentences(file))
-            if not sentences:
+    sentences: dict[str, list[list[list[str]]]] = {}
+    for file in [path] if path.is_file() else sorted(one for one in path.iterdir() if not one.name.startswith(".")):
+        split = "" if file.suffix.lower() not in CONLL else split_of(file.stem) or ("train" if file == path else "")
+        if split:
+            own = list(_sentences(file))
+            if not own:
                 raise ConfigError(f"'{file}' was to be read as CoNLL-2003.", "It has no sentence.", "Give data.")
-            rows = {column: [[word[at] for word in words] for words in sentences] for column, at in (("tokens", 0), ("tags", -1))}
-            tables[name] = datasets.Dataset.from_dict(rows)
-    return tables
+            sentences.setdefault(split, []).extend(own)
+    places = (("tokens", 0), ("tags", -1))
+    return {
+        split: Table(columns={column: [[word[at] for word in words] for words in own] for column, at in places})
+        for split, own in ((split, sentences[split]) for split in SPLITS if split in sentences)
+    }
 
 
 def _sentences(path: Path) -> Iterator[list[list[str]]]:
     """Yield the words of each sentence, each with its columns."""
     words: list[list[str]] = []
-    for number, line in enumerate([*read_text(path).splitlines(), ""], start=1):
-        columns = line.split()
+    for number, line in enumerate([*text_lines(read_text(path, "the tagged words")), ""], start=1):
+        columns = words_of(line)
         if len(columns) == 1:
             found = f"Line {number} is '{shown(line, 60)}': a word without a tag."
             raise ConfigError(f"'{path}' was to be read as CoNLL-2003.", found, "Write a word and its tag on a line.")
@@ -230,31 +285,34 @@ def _sentences(path: Path) -> Iterator[list[list[str]]]:
             words = []
 
 
-def _order(tag: str) -> tuple[bool, str]:
-    return tag != "O", tag
+def words_of(text: str) -> list[str]:
+    """Return the words of a text.  Only blanks, tabs and line ends divide them; a no-break space belongs to its word."""
+    return re.findall(r"[^ \t\r\n]+", text)
 
 
-def _columns(columns: str, present: Sequence[str]) -> tuple[str, str]:
-    named = dict(part.strip().partition("=")[::2] for part in columns.split(",") if part.strip())
-    found = [named.get(role) or next((name for name in usual if name in present), "") for role, usual in USUAL.items()]
-    if not set(named) <= set(USUAL) or not set(found) <= set(present):
-        raise ConfigError(
-            f"Data with a column of words and one of their tags were asked for{f', by {columns!r}' if columns else ''}.",
-            f"The data have the columns {', '.join(map(repr, present))}.",
-            "Name them, such as --columns tokens=words,tags=entities.",
-        )
-    return found[0], found[1]
-
-
-def _split(table: Any, tokens: str, tags: str, names: Sequence[str], split: str) -> Split:
-    index = {name: number for number, name in enumerate(names)}
-    texts, spans = [], []
-    for row, (words, classes) in enumerate(zip(table[tokens], table[tags], strict=True), start=1):
+def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the words and the tags of each row.  Raises ConfigError naming a row that has no lists of equal length, or a word or tag."""
+    asked = "Words with a tag each were asked for."
+    for row, (words, classes) in enumerate(zip(table.values(tokens), table.values(tags), strict=True), start=1):
         if not isinstance(words, list) or not isinstance(classes, list) or not words or len(words) != len(classes):
             sizes = f"{len(words)} words and {len(classes)} tags" if isinstance(words, list) and isinstance(classes, list) else "no lists"
             found = f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'."
-            raise ConfigError("Words with a tag each were asked for.", found, "Mend or remove that row.")
-        text, own = joined([str(word) for word in words], [tag if isinstance(tag, int) else index[str(tag)] for tag in classes])
+            raise ConfigError(asked, found, "Mend or remove that row.")
+        texts, names = list(map(as_text, words)), list(map(as_class, classes))
+        wrong = next((at for at, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name), None)
+        if wrong is not None:
+            found = f"Word {wrong + 1} of row {row} of {split} is '{shown(words[wrong])}' and its tag '{shown(classes[wrong])}'."
+            raise ConfigError(asked, found, f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt.")
+        yield [text or "" for text in texts], [name or "" for name in names]
+
+
+def _split(rows: Sequence[tuple[list[str], list[str]]], names: Sequence[str], column: str, split: str) -> Split:
+    texts, spans = [], []
+    numbers = {name: number for name, number in zip(names, range(len(names)), strict=True)} | {NOT_LEARNT: IGNORED}
+    for words, tags in rows:
+        if not numbers.keys() >= set(tags):
+            class_numbers([tag for _, own in rows for tag in own if tag != NOT_LEARNT], names, column, split)
+        text, own = joined(words, [numbers[tag] for tag in tags])
         texts.append(text)
         spans.append(own)
     return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))), spans=tuple(spans))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -17,8 +18,12 @@ T = TypeVar("T")
 Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification", "text_generation"]
 
 
+IGNORED = -100
+"""The label of padding in a target, which losses ignore; also of a word that is neither learnt nor scored."""
+
+
 class Span(NamedTuple):
-    """A range of characters in a text, and the text there.  label: the class of a word in token classification."""
+    """A range of characters in a text, and the text there.  label: the class of a word in token classification, or IGNORED."""
 
     start: int
     text: str
@@ -73,13 +78,17 @@ S = TypeVar("S", bound=Sized)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divided(Generic[S]):
-    """A task's samples in three splits, none of them empty.  source: where the data comes from, for reports."""
+    """A task's samples in three splits, none of them empty.
+
+    source: where the data comes from, for reports.  notes: how they were read where that was not certain, for reports.
+    """
 
     name: str
     train: S
     validation: S
     test: S
     source: str = ""
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("train", "validation", "test"):
@@ -125,6 +134,15 @@ def _limit(split: Any, limit: int | None) -> Any:
     # One fixed permutation, so that a larger limit includes all samples of a smaller one.
     # Prompts are in such an order already.
     return split.take(sorted(fixed_order("limit", len(split))[:limit])) if isinstance(split, Split) else split[:limit]
+
+
+def samples_digest(samples: Split | Iterable[Any]) -> str:
+    """Return a digest of samples (a Split, or a prompt's) in their order."""
+    columns = [own for own in samples._columns().values() if own is not None] if isinstance(samples, Split) else [samples]
+    digest = hashlib.sha256()
+    for row in zip(*columns, strict=True):
+        digest.update(repr(row).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def numbered(parts: Mapping[str, Split]) -> dict[str, Split]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.task import Span, Split
+from workbench.tasks.task import IGNORED, Span, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +44,6 @@ class ImageEncoder(Protocol):
         """Return the tokens of each image, each the values of one patch."""
 
 
-IGNORED = -100
-"""The label of padding in a target, which losses ignore."""
 MAX_WINDOWS = 1024
 """Maximum number of windows per sample: window w of sample i has the sample id 1024 i + w."""
 OVERLAP = 1 / 3
@@ -129,14 +127,27 @@ def _tokens_of(answer: Span, offsets: Sequence[tuple[int, int]]) -> tuple[int, i
 
 def _classes(words: Sequence[Span], before: int, offsets: Sequence[tuple[int, int]], after: int) -> tuple[int, ...]:
     """Return the class of every token in a row.  A word's class is at its first token."""
-    found, at = [IGNORED] * before, 0
-    for _, stop in offsets:
+    found = [IGNORED] * (before + len(offsets) + after)
+    for word, token in zip(words, first_tokens(words, offsets), strict=True):
+        if token is not None:
+            found[before + token] = word.label
+    return tuple(found)
+
+
+def first_tokens(words: Sequence[Span], offsets: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Return the first token of each word; None for a word that is cut off or of which the tokenizer keeps nothing.
+
+    offsets: the characters [start, end) of each token.  A token that spans several words belongs to the first of them.
+    """
+    found: list[int | None] = [None] * len(words)
+    at = 0
+    for token, (_, stop) in enumerate(offsets):
         while at < len(words) and words[at].start + len(words[at].text) < stop:
             at += 1
-        starts = at < len(words) and words[at].start < stop
-        found.append(words[at].label if starts else IGNORED)
-        at += starts
-    return (*found, *[IGNORED] * after)
+        if at < len(words) and words[at].start < stop:
+            found[at] = token
+            at += 1
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

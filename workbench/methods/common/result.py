@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.job import Job
 from workbench.core.report import Report
-from workbench.core.serial import from_json, read_text, shown, to_json, write_text
+from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.model_card import CARD, model_card
 from workbench.models import evaluation, saving, techniques
@@ -30,13 +30,14 @@ from workbench.models.zeroth_order import load_trained
 from workbench.tasks import load_task
 from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import answers, score, tags
-from workbench.tasks.own import FROM_FILES, OWN, classes, find_columns, numbers, read_rows, read_tables
+from workbench.tasks.own import FROM_FILES, OWN, Columns, class_numbers, classes, find_columns, named_columns, numbers, read_rows
 from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_log_likelihoods, load_prompt_task
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.scoring import MAX_NEW_TOKENS, Calibration, LogitsAt, PromptBatch, choices, generate, generate_answers
 from workbench.tasks.prompts.templates import Prompt
-from workbench.tasks.question_answering import joined, read_questions
-from workbench.tasks.task import Split, Task, as_text_to_text
+from workbench.tasks.question_answering import joined, read_questions, words_of
+from workbench.tasks.tables import SPLITS, read_tables
+from workbench.tasks.task import Split, Task, as_text_to_text, samples_digest
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
 RESULT = "result.json"
@@ -51,6 +52,7 @@ class Result:
     kind: a Task's or a Prompt's.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in class order.
     words: of text-to-text, one for each class.  max_length: samples are truncated to so many tokens.  may_be_none: as Task's.
     metrics: of the test split, measured as `obtained` says.  plan, source: the devices and data of the training, in words.
+    digests: of the samples of each split, by which data that have changed since the training are noticed.
     """
 
     job: Job
@@ -67,6 +69,7 @@ class Result:
     obtained: str
     plan: str
     source: str
+    digests: dict[str, str]
     schema_version: int = 1
 
 
@@ -99,7 +102,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
     task, job, folder = prepared.task, report.job, Path(report.artifacts["adapter"])
     prompt = task.prompt if isinstance(task, PromptTask) else None
     if prompt is not None:
-        names, words, texts = task.words, (), _fields_of(prompt)
+        names, words, texts = task.class_names or task.words, (), _fields_of(prompt)
     else:
         numbered = () if task.kind in ("regression", "question_answering", "text_generation") else tuple(map(str, range(task.num_outputs)))
         names, words = task.words or task.class_names or numbered, task.words
@@ -107,7 +110,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
         named = roles.get(task.kind, ("text", "pair"))
         has_pairs = task.train.pairs is not None or task.train.answers is not None
         texts = () if task.train.images is not None else named[: 1 + has_pairs]
-    data = None if job.data is None else Path(job.data).expanduser()
+    data = None if job.data is None else user_path(job.data, "The data")
     trained, chosen, tested = (len(split) for split in (task.train, task.validation, task.test))
     about = Result(
         job=replace(job, model=kept_name(job.model), data=str(data.resolve()) if data is not None and data.exists() else job.data),
@@ -124,6 +127,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
         obtained=f"on {tested} test samples, after epoch {report.chosen_epoch}, the best on {chosen} validation samples",
         plan=f"{report.plan.where()}; cluster '{report.cluster.name}', {report.label}",
         source=f"{task.source or job.task}; {trained} training samples",
+        digests={name: samples_digest(getattr(task, name)) for name in SPLITS},
     )
     write_text(folder / CARD, model_card(folder, about))
     write_text(folder / RESULT, to_json(about) + "\n")
@@ -146,7 +150,8 @@ def base_digest(name: str) -> str:
 
 def find_result(place: Path | str) -> Path | None:
     """Return the folder with result.json: the path itself or its adapter/; None if neither has one."""
-    return next((folder for folder in (Path(place), Path(place) / ADAPTER) if (folder / RESULT).is_file()), None)
+    path = user_path(place, "The result")
+    return next((folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()), None)
 
 
 def load_result(place: Path | str) -> LoadedResult:
@@ -200,7 +205,7 @@ class LoadedResult:
                 return [Answer(text, {}) for text in answers(chosen, tokenized, made, may_be_none=about.may_be_none)]
             if about.kind == "token_classification":
                 named = [[about.class_names[label] for label in own] for own in tags(chosen, tokenized, made, about.class_names)]
-                pairs = (zip(text.split(), own, strict=True) for text, own in zip(chosen.texts, named, strict=True))
+                pairs = (zip(words_of(text), own, strict=True) for text, own in zip(chosen.texts, named, strict=True))
                 return [Answer(" ".join(map("/".join, own)), {}) for own in pairs]
             scores = require_numbers(made.logits, "Predictions")
         else:
@@ -224,13 +229,20 @@ class LoadedResult:
 
     def read(self, path: str, columns: str | None = None) -> Rows:
         """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions (JSON)."""
-        if Path(path).suffix in ("", ".txt") and len(self.about.texts) == 1:
-            return [(line,) for line in read_text(path, "the sentences").splitlines() if line.strip()]
-        if self.about.kind == "question_answering" and Path(path).suffix == ".json":
-            return [*read_questions(Path(path).expanduser())]
-        if self.about.kind == "token_classification" and columns is None:
-            return [(text,) for text in joined_splits(load_task(self.about.job.task, data=path, columns=self.about.job.columns)).texts]
-        return self._table(path, columns, "test", has_labels=False)[0]
+        kind, task = Path(path).suffix.lower(), self.about.job.task
+        rows: Rows
+        if kind in ("", ".txt") and len(self.about.texts) == 1:
+            rows = [(line,) for line in text_lines(read_text(path, "the sentences")) if line.strip()]
+        elif self.about.kind == "question_answering" and kind == ".json":
+            rows = [*read_questions(user_path(path, "The questions"))]
+        elif self.about.kind == "token_classification" and columns is None:
+            own = load_task(task, data=path, columns=self.about.job.columns, class_names=self.about.class_names, whole=True)
+            rows = [(text,) for text in own.test.texts]
+        else:
+            rows = self._table(path, columns, "test", has_labels=False)[0]
+        if not rows:
+            raise ConfigError(f"Samples in '{shown(str(path), 200)}' were asked for.", "It has none.", "Give data.")
+        return rows
 
     def evaluate(
         self,
@@ -244,17 +256,23 @@ class LoadedResult:
         """Return the run's metrics on a split of its own data, or on other labelled data: all rows of a file, or a folder's split.
 
         data: as in a job; None uses the run's data.  samples: maximum number.  calibration: of a prompt's answers (prompts.calibration).
+        Raises ConfigError if the run's data have changed since, because rows that it was trained on could then be scored.
         """
         about, job = self.about, self.about.job
         task: Any = None
-        if data is None or (job.task not in OWN and Path(data).expanduser().is_dir()):
+        named: dict[str, Any] = {"columns": job.columns if columns is None else columns}
+        if job.task in FROM_FILES:
+            named["class_names"] = about.class_names  # labels and tags are matched by name
+        if data is None or (job.task not in OWN and user_path(data, "The data").is_dir()):
             limits = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")} if data is None else {}
             load: Any = load_task if about.prompt is None else load_prompt_task
-            task = load(job.task, data=data or job.data, columns=job.columns if columns is None else columns, **limits)
+            task = load(job.task, data=data or job.data, **named, **limits)
             chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
+            if data is None:
+                self._require_same(split, task)
         elif about.kind == "text_generation" or (job.task in FROM_FILES and job.task not in OWN):
             name = "instruction_tuning" if about.kind == "text_generation" else job.task
-            chosen, source = joined_splits(load_task(name, data=data, columns=columns or job.columns)), Path(data).name
+            chosen, source = load_task(name, data=data, whole=True, **named).test, Path(data).name
         else:
             chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
         if samples is not None:
@@ -268,6 +286,16 @@ class LoadedResult:
         scored = evaluate(self._logits_of, replace(whole, prompt=about.prompt), chosen, encoder, calibration=calibration)
         return Evaluation({scored.metric: scored.value}, len(chosen), source)
 
+    def _require_same(self, split: str, task: Any) -> None:
+        """Raise ConfigError if a split of the run's own data has changed since the training."""
+        about = self.about
+        if about.digests.get(split) != samples_digest(getattr(as_text_to_text(task) if about.words else task, split)):
+            found = (
+                f"The data{f' {about.job.data!r}' if about.job.data else ''} have changed since, so rows of it may have been trained on."
+            )
+            asked = f"The {split} split of the run's own data was asked for."
+            raise ConfigError(asked, found, "Give back the data, or name others by --data.")
+
     def _table(self, data: str, columns: str | None, split: str, *, has_labels: bool) -> tuple[Rows, list[int] | list[float]]:
         """Return the samples of a table, with labels if requested."""
         about = self.about
@@ -276,23 +304,20 @@ class LoadedResult:
             raise ConfigError(asked, "Its answers are texts, not classes.", f"Give --data FOLDER with the files of '{about.job.task}'.")
         tables = read_tables(about.job.task, data)
         table = tables.get(split) or next(iter(tables.values()))
-        named = dict(
-            part.strip().partition("=")[::2] for part in (about.job.columns if columns is None else columns).split(",") if part.strip()
-        )
+        named = named_columns(about.job.columns if columns is None else columns, Columns._fields, table)
         named = {role: name for role, name in named.items() if role != "source" and (has_labels or role != "label")}
         wanted = [named]
-        if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.column_names):
+        if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.names):
             wanted = [{role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts]
-        roles = [",".join(f"{role}={name}" for role, name in one.items()) for one in wanted]
-        found = [find_columns(one, table, needs_label=has_labels) for one in roles]
+        found = [find_columns(one, table, needs_label=has_labels) for one in wanted]
         read = [read_rows(table, one if has_labels else one._replace(label=None), split) for one in found]
         rows = list(zip(*(texts for one in read for texts in (one.texts, one.pairs) if texts is not None), strict=True))
-        labels = read[0].labels or []
         if not has_labels:
             return rows, []
+        labels, column = read[0].labels or [], found[0].label or ""
         if about.kind == "regression":
-            return rows, list(numbers(labels, found[0], split))
-        return rows, list(classes(labels, about.class_names, found[0], split))
+            return rows, list(numbers(labels, column, split))
+        return rows, list(class_numbers(classes(labels, column, split), about.class_names, column, split))
 
     def _samples(self, rows: Rows, labels: Sequence[int] | Sequence[float]) -> Any:
         """Convert rows to the model's samples: a Split, or samples of a prompt."""
@@ -304,7 +329,7 @@ class LoadedResult:
         if self.about.kind == "question_answering":
             spans = ((),) * len(rows)
         elif self.about.kind == "token_classification":
-            texts, spans = zip(*(joined(text.split(), [0] * len(text.split())) for text in texts), strict=True)
+            texts, spans = zip(*(joined(words, [0] * len(words)) for words in map(words_of, texts)), strict=True)
         return Split(texts=texts, pairs=pairs[0] if pairs else None, labels=tuple(labels), sample_ids=tuple(range(len(rows))), spans=spans)
 
     def _predictions(self, split: Split) -> tuple[TokenizedSplit, evaluation.Predictions]:
@@ -314,11 +339,6 @@ class LoadedResult:
             split = as_text_to_text(Task(name=about.job.task, kind="classification", num_outputs=1, metrics=(), **splits)).test
         tokenized = tokenize(split, self._tokenizer, max_length=about.max_length, words=about.words)
         return tokenized, self._logits_of(evaluation_batches(tokenized))
-
-
-def joined_splits(task: Task) -> Split:
-    """Return all samples of a task that was read from one file."""
-    return task.train + task.validation + task.test
 
 
 def _head_model(folder: Path) -> tuple[Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:

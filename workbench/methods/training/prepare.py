@@ -26,6 +26,10 @@ from workbench.tasks.tokenize import TokenizedSplit, tokenize
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 
 
+SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN = 1e-15, 1e-6
+"""The least standard deviation of a regression's labels, and its least share of their mean."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
     """Settings, in Job.options, of every method that trains by backpropagation through a pipeline of devices.
@@ -154,7 +158,14 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
 
 
 def label_scale(task: Task, train: TokenizedSplit) -> dict[str, Any]:
-    """Return the mean and standard deviation of a regression's labels; neutral values for other tasks."""
+    """Return the mean and standard deviation of a regression's labels; neutral values for other tasks.
+
+    Raises ConfigError for labels that hardly differ in float32, in which heads compute.
+    """
     if task.kind != "regression":
         return {"label_mean": 0.0, "label_std": 1.0}
-    return {"label_mean": fmean(train.labels), "label_std": pstdev(train.labels) or 1.0}
+    mean, std = fmean(train.labels), pstdev(train.labels)
+    if 0 < std < max(SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN * abs(mean)):
+        found = f"They are {mean:.9g} with a standard deviation of {std:.3g}, which float32 cannot tell apart."
+        raise ConfigError(f"The numbers of the task '{task.name}' were to be learnt.", found, "Subtract their mean, or scale them.")
+    return {"label_mean": mean, "label_std": std or 1.0}

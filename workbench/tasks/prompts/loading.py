@@ -7,16 +7,17 @@ Sakaguchi et al., AAAI 2020; Rajpurkar et al., EMNLP 2016 (1.1) and ACL 2018 (2.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
+from workbench.core.serial import read_text, user_path
 from workbench.tasks.embedded import load_sentiment
 from workbench.tasks.own import load_own
 from workbench.tasks.prompts.templates import PROMPTS, Prompt, PromptSample, PromptSplit, PromptTask, shuffled
-from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, hub_dataset, json_lines, load_glue, read_text, saved_dataset
+from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, hub_dataset, json_lines, load_glue, saved_dataset
 from workbench.tasks.task import Split, Task, fixed_order
 
 Row = Mapping[str, Any]
@@ -55,7 +56,7 @@ def read_source(name: str, source: Source, data: Path | str | None) -> dict[str,
         tables = hub_dataset(name, source.repository, source.configuration, official)
         parts: dict[str, Iterable[Placed]] = {split: _placed(split, table) for split, table in tables.items()}
     else:
-        parts = _from_folder(name, source, Path(data).expanduser(), official)
+        parts = _from_folder(name, source, user_path(data, "The data"), official)
     first_id = 0
     splits: dict[str, list[PromptSample]] = {}
     for split in ("train", "validation", "test"):
@@ -89,7 +90,7 @@ def _placed(split: str, table: Any) -> Iterator[Placed]:
 def _from_file(path: Path, source: Source) -> Iterator[Placed]:
     if path.suffix == ".json":
         try:
-            rows: Iterable[Placed] = ((f"'{path}'", article) for article in json.loads(read_text(path))["data"])
+            rows: Iterable[Placed] = ((f"'{path}'", article) for article in json.loads(read_text(path, "the data"))["data"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"'{path}' was to be read.", f"It is not the official JSON: {error!r}.", "Use the official file.") from None
     else:
@@ -258,6 +259,7 @@ def load_prompt_task(
     *,
     data: Path | str | None = None,
     columns: str = "",
+    class_names: Sequence[str] = (),
     train_samples: int | None = None,
     validation_samples: int | None = None,
     test_samples: int | None = None,
@@ -265,6 +267,7 @@ def load_prompt_task(
     """Return a task with its prompt: one of PROMPT_TASKS; 'sentiment' needs no network.
 
     data: a folder with the official files, or own data and their columns (see load_own); None uses the embedded data or the hub.
+    class_names: see load_own.
     *_samples: maximum numbers, chosen with a fixed seed (PAPER_SAMPLES are the paper's); a larger number includes all samples of a smaller.
     The published validation split is the test split, because the test labels are secret.  The validation split is drawn from the
     training split with a fixed seed.  If a folder has only one split (SQuAD's), all three are drawn from it.
@@ -273,11 +276,11 @@ def load_prompt_task(
     if name not in (*PROMPTS, OWN_PROMPT):
         raise unknown_prompt_task(name)
     if name == OWN_PROMPT:
-        task = _from_task(load_own(name, data, columns))
+        task = _from_task(load_own(name, data, columns, class_names))
     elif name in SOURCES and (name not in GLUE or _is_superglue(SOURCES[name], data)):
         task = _from_source(name, SOURCES[name], data)
     else:
-        found = load_sentiment(None if data is None else Path(data).expanduser()) if name == "sentiment" else load_glue(name, data)
+        found = load_sentiment(None if data is None else user_path(data, "The data")) if name == "sentiment" else load_glue(name, data)
         task = _from_task(found)
     return task.limited(train_samples, validation_samples, test_samples)
 
@@ -290,7 +293,7 @@ def unknown_prompt_task(name: str) -> ConfigError:
 
 def _is_superglue(source: Source, data: Path | str | None) -> bool:
     """Return whether a folder has SuperGLUE's files of a task that is also in GLUE, with the same samples (RTE)."""
-    return data is not None and any((Path(data).expanduser() / place / "train.jsonl").is_file() for place in ("", *source.folders))
+    return data is not None and any((user_path(data, "The data") / place / "train.jsonl").is_file() for place in ("", *source.folders))
 
 
 def _from_task(task: Task) -> PromptTask:
@@ -304,6 +307,8 @@ def _from_task(task: Task) -> PromptTask:
         prompt=own,
         **{part: _from_split(getattr(task, part), names) for part in ("train", "validation", "test")},
         source=task.source,
+        notes=task.notes,
+        class_names=task.class_names if task.name == OWN_PROMPT else (),
     )
 
 
@@ -331,7 +336,9 @@ def _from_source(name: str, source: Source, data: Path | str | None) -> PromptTa
     return PromptTask(
         name=name,
         prompt=PROMPTS[name],
-        **{part: shuffled(splits.get(part, ())) for part in ("train", "validation", "test")},
+        train=shuffled(splits.get("train", ())),
+        validation=shuffled(splits.get("validation", ())),
+        test=shuffled(splits.get("test", ())),
         source="the hub" if data is None else f"folder '{Path(data).name}'",
     )
 

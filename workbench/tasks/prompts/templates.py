@@ -78,9 +78,10 @@ PromptSplit = tuple[PromptSample, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTask(Divided[PromptSplit]):
-    """A task of Table 8, with shuffled splits."""
+    """A task of Table 8, with shuffled splits.  class_names: as own data have them; empty: the label words are the classes' names."""
 
     prompt: Prompt
+    class_names: tuple[str, ...] = ()
 
     @property
     def kind(self) -> PromptKind:
