@@ -1,12 +1,16 @@
 # Two commands: `make quickstart` and `make test`.  Everything is installed into .venv at the versions of constraints.txt.
 #   PYTHON=python3.12                  another interpreter (3.11 or newer)
-#   PIP_ARGS="--extra-index-url ..."   further options for uv and pip, such as an index of CPU builds of torch (see README.md)
+#   TORCH=cpu|auto|default             torch's build for CPUs, for this machine's GPU, or whatever the package index has.  Without it, x86-64
+#                                      Linux takes cpu, unless pip or uv is set up for an index of its own: the default index serves GPU builds
+#   PIP_ARGS="--extra-index-url ..."   further options for uv and pip, such as an index of your own
 PYTHON ?= python3
 PIP_ARGS ?=
+TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := all,executorch,test
+EXECUTORCH := executorch; sys_platform != 'linux' or platform_machine != 'aarch64'
 # uv installs several times faster than pip, but does not read pip's settings, so those are passed on.
 SETTINGS := export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt; \
 	setting() { "$(BIN)/python" -m pip config get "global.$$1" 2>/dev/null || true; }; \
@@ -15,6 +19,12 @@ SETTINGS := export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt 
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-$$(setting find-links)}}"; \
 	export SSL_CERT_FILE="$${SSL_CERT_FILE:-$${PIP_CERT:-$$(setting cert)}}"; \
 	for name in UV_DEFAULT_INDEX UV_INDEX UV_FIND_LINKS SSL_CERT_FILE; do eval "[ -n \"\$$$$name\" ]" || unset $$name; done
+# Whether pip or uv is set up to take packages from elsewhere than the default index.
+HAS_OWN_INDEX = { [ -n "$${UV_DEFAULT_INDEX:-}$${UV_INDEX:-}$${UV_INDEX_URL:-}$${UV_EXTRA_INDEX_URL:-}$${UV_FIND_LINKS:-}" ] \
+	|| [ -n "$${UV_TORCH_BACKEND:-}$${UV_NO_INDEX:-}$${PIP_NO_INDEX:-}$$(setting no-index)" ] \
+	|| case " $(PIP_ARGS)" in *" -i"*|*" -f"*|*index*|*" --find-links"*) true;; *) false;; esac \
+	|| grep -qsE '^ *(\[\[(pip\.)?index\]\]|(extra-)?index-url|index *=|find-links|no-index|torch-backend)' \
+		$${UV_CONFIG_FILE:-/etc/uv/uv.toml /etc/xdg/uv/uv.toml $${XDG_CONFIG_HOME:-$$HOME/.config}/uv/uv.toml}; }
 # The .venv's own kernels and widgets win over those of the user's home folder.
 export JUPYTER_PREFER_ENV_PATH := 1
 # uv does not compile what it installs.  Where this is set, as in many containers, each process would compile torch again: 6 s for 3 s.
@@ -82,13 +92,26 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "Installing the versions of constraints.txt; the first time takes some minutes"
 	@$(SETTINGS); set -e; \
+	torch="$(TORCH)"; \
+	case "$$torch" in \
+		cpu|auto|default) ;; \
+		'') torch=default; $(HAS_OWN_INDEX) || [ "$$(uname -sm)" != "Linux x86_64" ] || torch=cpu;; \
+		*) echo "TORCH=$$torch was asked for. There is cpu, auto and default" >&2; exit 2;; \
+	esac; \
 	uv() { "$(BIN)/uv" pip install --quiet --python $(BIN)/python "$$@"; }; \
 	pip() { "$(BIN)/python" -m pip install --disable-pip-version-check --quiet "$$@"; }; \
-	if pip --only-binary uv $(PIP_ARGS) uv 2>/dev/null && uv $(PIP_ARGS) -e ".[$(EXTRAS)]"; then install=uv; \
-	else echo "Installing with pip, which takes longer: uv has no wheel for this machine or could not install" >&2; \
-		pip $(PIP_ARGS) -e ".[$(EXTRAS)]"; install=pip; fi; \
-	$$install --no-deps --only-binary executorch $(PIP_ARGS) executorch \
-		|| echo "ExecuTorch has no wheel for this machine; 'workbench export' and 'workbench train' are left out" >&2
+	all() { "$$@" $(PIP_ARGS) -e ".[$(EXTRAS)]"; }; \
+	if pip --only-binary uv $(PIP_ARGS) uv 2>/dev/null; then install=uv; else install=pip; fi; \
+	if [ $$torch = default ] || [ $$install = pip ] || ! all uv --torch-backend=$$torch; then \
+		[ $$torch = default ] || echo "The index of torch's CPU builds could not be used. From the default index come" \
+			"builds for GPUs, on Linux several GB" >&2; \
+		if [ $$install = pip ] || ! all uv; then \
+			echo "Installing with pip, which takes longer: uv has no wheel for this machine or could not install" >&2; \
+			install=pip; all pip; \
+		fi; \
+	fi; \
+	$$install --no-deps --only-binary executorch $(PIP_ARGS) "$(EXECUTORCH)" && $(BIN)/python -c 'import executorch' 2>/dev/null \
+		|| echo "ExecuTorch has no wheel for this machine's torch; 'workbench export' and 'workbench train' are left out" >&2
 	@# executorch without what it asks for: torchao changes how peft and transformers load.
 	@touch $(STAMP)
 
@@ -100,12 +123,15 @@ lock: $(STAMP)
 	@$(SETTINGS); unset UV_CONSTRAINT UV_BUILD_CONSTRAINT; set -e; \
 	compile() { $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --no-header --no-emit-index-url "$$@"; }; \
 	folder="$${UV_FIND_LINKS:-/nowhere}"; more="$$UV_INDEX"; unset UV_FIND_LINKS UV_INDEX; cp constraints.txt $(HASHES); \
-	printf 'editables\nexecutorch\nhatchling\nuv\n' \
+	printf '%s\n' editables "$(EXECUTORCH)" hatchling uv \
 		| compile --universal --python-version 3.11.0 --all-extras $(LOCK_ARGS) --output-file $(HASHES) pyproject.toml -; \
-	torch=$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(HASHES)); \
-	{ echo "$$torch+cpu" | UV_INDEX="$$more" compile --no-deps $(PIP_ARGS) - || true; sha256sum "$$folder"/torch-*+cpu-*.whl | sed 's/^/--hash=sha256:/'; } 2>/dev/null \
-		| sed -n 's/^ *\(--hash=sha256:[0-9a-f]*\).*/    \1 \\/p' | sort -u >$(HASHES).cpu; \
-	sed --regexp-extended --in-place -e "/^$$torch /r $(HASHES).cpu" -e '/^(nvidia|cuda|triton)\b/,/[^\\]$$/d' $(HASHES); \
+	for torch in $$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(HASHES)); do \
+		{ echo "$$torch+cpu" | UV_INDEX="$$more" compile --no-deps $(PIP_ARGS) - || true; \
+			sha256sum "$$folder/$$(echo $$torch | sed 's/==/-/')"+cpu-*.whl | sed 's/^/--hash=sha256:/'; } 2>/dev/null \
+			| sed -n 's/^ *\(--hash=sha256:[0-9a-f]*\).*/    \1 \\/p' | sort -u >$(HASHES).cpu; \
+		sed --in-place "/^$$torch /r $(HASHES).cpu" $(HASHES); \
+	done; \
+	sed --regexp-extended --in-place '/^(nvidia|cuda|triton)\b/,/[^\\]$$/d' $(HASHES); \
 	sed --in-place '1i # Digests of every version in constraints.txt.  Refresh: make lock' $(HASHES); rm $(HASHES).cpu; \
 	{ echo '# Every version that the Makefile installs.  Refresh: make lock'; sed -n 's/ \\$$//; /^[a-z]/p' $(HASHES); } >constraints.txt
 

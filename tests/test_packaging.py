@@ -19,6 +19,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from workbench.cli.doctor import TORCH_FOR_ARMV8_0
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -31,7 +33,18 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
 
 
 EXTRAS = PROJECT["optional-dependencies"]
-DIRECT = by_name(PROJECT["dependencies"] + [line for name, extra in EXTRAS.items() if name != "all" for line in extra])
+DECLARED = PROJECT["dependencies"] + [line for name, extra in EXTRAS.items() if name != "all" for line in extra]
+LINUX, MACOS = {"sys_platform": "linux", "platform_system": "Linux"}, {"sys_platform": "darwin", "platform_system": "Darwin"}
+RASPBERRY_PI = LINUX | {"platform_machine": "aarch64"}
+
+
+def applying(lines: Iterable[str], **environment: str) -> dict[str, Requirement]:
+    """Return the requirements that apply to a machine, by name; by default this one."""
+    requirements = map(Requirement, lines)
+    return by_name([str(one) for one in requirements if one.marker is None or one.marker.evaluate(environment)])
+
+
+DIRECT = applying(DECLARED)
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
 OLDEST = "3.11.0"
 LOCK = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
@@ -47,7 +60,7 @@ NOT_INSTALLED = {
 def pins_of(python: str = platform.python_version(), **environment: str) -> dict[str, Requirement]:
     """Return the pins that apply to a Python."""
     named = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2]), "implementation_version": python}
-    return by_name([str(pin) for pin in LOCK if pin.marker is None or pin.marker.evaluate(named | environment)])
+    return applying(map(str, LOCK), **(named | environment))
 
 
 PINNED = pins_of()
@@ -56,15 +69,13 @@ PINNED = pins_of()
 def test_environment_yml_repeats_pyproject() -> None:
     [pip] = [entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict)]
     options, packages = [line for line in pip if line.startswith("--")], [line for line in pip if not line.startswith("--")]
-    assert {name: str(requirement) for name, requirement in by_name(packages).items()} == {
-        name: str(requirement) for name, requirement in DIRECT.items()
-    }
+    assert sorted(map(str, map(Requirement, packages))) == sorted(map(str, map(Requirement, DECLARED)))
     assert options == ["--constraint constraints.txt", "--editable ."]
     assert CONDA["name"] == PROJECT["name"]
 
 
 BOUND_ABOVE = ("anywidget", "ipykernel")
-"""What is held back, for the reason that pyproject.toml gives."""
+"""What is held back on every machine, for the reason that pyproject.toml gives."""
 
 
 def test_environment_yml_takes_an_allowed_python() -> None:
@@ -140,10 +151,22 @@ def test_no_pin_excludes_the_oldest_python() -> None:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "arm64"])
 @pytest.mark.parametrize("python", [OLDEST, "3.11.5", "3.12.0", "3.13.0", "3.14.0"])
 def test_every_python_and_machine_gets_one_pin_of_each_direct_dependency(python: str, machine: str) -> None:
-    system = {"sys_platform": "darwin", "platform_system": "Darwin"} if machine == "arm64" else {"sys_platform": "linux"}
-    pins = pins_of(python, platform_machine=machine, **system)
-    wanted = {name for name, requirement in DIRECT.items() if requirement.marker is None or requirement.marker.evaluate(system)}
-    assert wanted <= set(pins) and {"executorch", "soupsieve", "uv"} <= set(pins)
+    system = (MACOS if machine == "arm64" else LINUX) | {"platform_machine": machine}
+    pins, declared = pins_of(python, **system), applying(DECLARED, **system)
+    assert all(str(pins[name].specifier).removeprefix("==") in declared[name].specifier for name in declared)
+    assert {"soupsieve", "uv"} <= set(pins) and ("executorch" in pins) == (machine != "aarch64")
+
+
+def test_aarch64_linux_gets_a_torch_that_runs_on_armv8_0_and_has_a_cpu_build() -> None:
+    assert str(pins_of(**RASPBERRY_PI)["torch"].specifier) == f"=={TORCH_FOR_ARMV8_0}"
+    bound = applying(DECLARED, **RASPBERRY_PI)["torch"].specifier
+    assert not [one for one in ("2.6.0", "2.10.0", "2.11.0", "2.13.0") if one in bound]
+    assert {str(pins_of(platform_machine=one, **LINUX)["torch"].specifier) for one in ("x86_64", "ppc64le")} == {"==2.13.0"}
+    # The wheels for Python 3.11 and 3.13 on the default index, 104 MB each.
+    lock = (ROOT / "data/hashes.txt").read_text()
+    [digests] = re.findall(rf"^torch=={TORCH_FOR_ARMV8_0}(?:.*\\\n)+", lock, re.MULTILINE)
+    assert "62b3fd888277946918cba4478cf849303da5359f0fb4e3bfb86b0533ba2eaf8d" in digests
+    assert "c29455d2b910b98738131990394da3e50eea8291dfeb4b12de71ecf1fdeb21cb" in digests
 
 
 @pytest.mark.network
@@ -187,7 +210,7 @@ for name in workbench.torchrun.CALLS._events:
 
 
 def test_a_device_takes_part_without_any_extra() -> None:
-    needed = {*closure(by_name(PROJECT["dependencies"]).values()), canonicalize_name(PROJECT["name"])}
+    needed = {*closure(applying(PROJECT["dependencies"]).values()), canonicalize_name(PROJECT["name"])}
     modules = {name: {canonicalize_name(one) for one in owners} for name, owners in packages_distributions().items()}
     hidden = {name for name, owners in modules.items() if not owners & needed}
     assert {"datasets", "ipyparallel", "jupyterlab", "pandas", "plotly"} <= hidden and "torch" not in hidden

@@ -25,6 +25,7 @@ from workbench.core.report import Report
 from workbench.methods.galaxy_plus.prepare import InferenceOptions
 from workbench.methods.p_rge.prepare import PRGEOptions
 from workbench.methods.pac_plus.prepare import PacPlusOptions
+from workbench.runtime import ssh_agent
 
 COMMANDS = tuple(command.__name__ for commands in GROUPS.values() for command in commands)
 
@@ -262,6 +263,28 @@ def test_doctor_reports_every_probe(monkeypatch) -> None:
     assert checks[0] == {"name": "python", "state": "ok", "found": "fine", "todo": ""}
     assert checks[1]["state"] == "degraded"
     assert "no such thing" in checks[1]["found"]
+
+
+@pytest.mark.parametrize(
+    ("features", "torch", "state", "said"),
+    [
+        ("fp asimd evtstrm crc32 cpuid", "2.9.1", "ok", "ARMv8.0, no atomics"),
+        ("fp asimd evtstrm crc32 cpuid", "2.10.0+cpu", "missing", "torch 2.10.0+cpu crashes on this processor"),
+        ("fp asimd evtstrm crc32 cpuid", "2.6.0", "missing", "torch 2.6.0 crashes on this processor"),
+        ("fp asimd evtstrm aes crc32 atomics", "2.10.0", "ok", "ARMv8.1 or later"),
+        ("", "2.10.0", "ok", "aarch64"),
+    ],
+)
+def test_doctor_on_a_board_knows_which_torch_crashes(features: str, torch: str, state: str, said: str, monkeypatch) -> None:
+    text = f"processor\t: 0\nFeatures\t: {features}\n" if features else "processor\t: 0\nflags\t: fpu\n"
+    monkeypatch.setattr(ssh_agent, "read_text", lambda path: text)
+    monkeypatch.setattr(doctor, "version", {"torch": torch}.__getitem__)
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "aarch64")
+    [check] = doctor._processor()
+    assert check.state == state and said in check.found
+    assert (f"-m pip install torch=={doctor.TORCH_FOR_ARMV8_0}" in check.todo) == (state == "missing")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    assert doctor._processor() == []
 
 
 def test_doctor_fails_where_something_needed_is_missing(monkeypatch) -> None:

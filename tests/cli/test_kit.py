@@ -10,9 +10,10 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from workbench import discovery
 from workbench.cli import measure
 from workbench.cli.app import app
+from workbench.cli.doctor import TORCH_FOR_ARMV8_0
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Device, Link
 from workbench.core.errors import RuntimeSetupError
@@ -179,23 +181,77 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
         def ask(self, operation: str, **fields: object) -> bool:
             return False
 
-    monkeypatch.setattr(ssh_setup, "pinned", lambda packages: ("torch==1.0",))
+    monkeypatch.setattr(ssh_setup, "pinned", lambda packages, greeting: ("torch==1.0",))
     monkeypatch.setattr(ssh_setup, "index_options", lambda: ["--offline", "--no-index", "--find-links", str(tmp_path)])
     monkeypatch.setattr(ssh_setup, "data_folder", lambda: tmp_path)
-    monkeypatch.setattr(ssh_setup, "_bring_archive", lambda device, folder, files, python: brought.extend(str(name) for _, name in files))
+    monkeypatch.setattr(
+        ssh_setup, "_bring_archive", lambda device, folder, files, **how: brought.extend([*(str(name) for _, name in files), how["trial"]])
+    )
     for digest, is_taken in ((hashlib.sha256(wheel.read_bytes()).hexdigest(), True), (64 * "0", False)):
         (tmp_path / "hashes.txt").write_text(f"other==2.0 \\\n    --hash=sha256:{64 * '1'}\ntorch==1.0 \\\n    --hash=sha256:{digest}\n")
         with nullcontext() if is_taken else pytest.raises(RuntimeSetupError, match="Hash mismatch for `torch"):
             ssh_setup.install(Device(), said.append)  # type: ignore[arg-type]
-    assert brought.count("torch/__init__.py") == 1
+    assert brought.count("torch/__init__.py") == brought.count(ssh_setup.TRIAL) == 1
     other = ssh_setup.locked(["torch==1.0"], lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}", said.append)
     assert other == [f"torch==1.0+cpu --hash=sha256:{64 * '0'} --hash=sha256:{64 * '2'}"] and "no digest of this build" in said[-1]
-    with pytest.raises(RuntimeSetupError, match="does not know new==1"):
-        ssh_setup.locked(["new==1", "other==2.0"], str, said.append)
+
+
+def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = {
+        (machine, python): dict(pin.split("==") for pin in ssh_setup.pinned(("torch",), {"machine": machine, "python": python}))
+        for machine in ("x86_64", "aarch64")
+        for python in ("3.11.2", "3.13.5")
+    }
+    assert {machine: one["torch"] for (machine, _), one in pins.items()} == {"x86_64": "2.13.0", "aarch64": TORCH_FOR_ARMV8_0}
+    assert {key for key, one in pins.items() if "setuptools" in one} >= {("x86_64", "3.13.5"), ("aarch64", "3.13.5")}
+    assert all({"jinja2", "markupsafe", "numpy"} & set(one) == {"jinja2", "markupsafe"} for one in pins.values())
+
+    installed = ssh_setup.distribution
+    older = SimpleNamespace(version="1.9.9", requires=[])
+    monkeypatch.setattr(ssh_setup, "distribution", lambda name: older if name == "sympy" else installed(name))
+    with pytest.raises(RuntimeSetupError, match=r"lock does not know sympy==1\.9\.9\. .*make setup"):
+        ssh_setup.pinned(("torch",), {"machine": "aarch64", "python": "3.13.5"})
+
+
+def test_what_crashes_on_a_device_does_not_count_as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ssh, "agent_command", over_pipes(tmp_path))
+    monkeypatch.setattr(ssh_setup, "TRIAL", crash)
+    kit("init", "alpha")
+    described = Path("kit.toml").read_text()
+    Path("kit.toml").write_text(described.replace("[defaults]\n", f'[defaults]\npython = "{sys.executable}"\n'))
+    assert "ends with SIGILL" in kit("setup", code=2)
+    monkeypatch.setattr(ssh_setup, "TRIAL", "import no_such_library")
+    assert "fails: ModuleNotFoundError: No module named 'no_such_library'" in kit("setup", code=2)
+
+    module = tmp_path / "module.py"
+    module.write_text("answer = 42\n")
+    with closing(ssh.Connection("alpha", ssh.agent_command(load_cluster("kit.toml").devices[0]))) as connection:
+        connection.open()
+        for trial, holds in ((crash, False), ("import module; assert module.answer == 42", True)):
+            with nullcontext() if holds else pytest.raises(RuntimeSetupError, match="ends with SIGILL"):
+                ssh_setup._bring_archive(connection, "env-1", [(module, Path("module.py"))], python=True, trial=trial)
+            assert connection.ask("holds", folder="env-1") is holds
+        assert sorted(path.name for path in Path(connection.greeting["kit"]).glob("env-1*")) == ["env-1"]
 
 
 def refusing(said: str, code: int = 255) -> str:
     return f"echo '{said}' >&2; exit {code}"
+
+
+def processor(features: str, torch: str) -> str:
+    """Return what makes a host an aarch64 one with these features and this torch."""
+    text = "".join(f"processor\t: {core}\nBogoMIPS\t: 108.00\nFeatures\t: {features}\nCPU architecture: 8\n\n" for core in range(4))
+    return (
+        f"import builtins, io, platform, subprocess, types\nread, run, text = open, subprocess.run, {text!r}\n"
+        "platform.machine = lambda: 'aarch64'\n"
+        "builtins.open = lambda path, *more, **named: io.StringIO(text) if path == '/proc/cpuinfo' else read(path, *more, **named)\n"
+        "def said(command, **named):\n"
+        f"    return types.SimpleNamespace(stdout='{torch}\\n') if 'importlib.metadata' in command[-1] else run(command, **named)\n"
+        "subprocess.run = said"
+    )
 
 
 FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Python runs before the agent; problem; mend
@@ -234,6 +290,13 @@ FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Py
         "Its clock is off by 86400 s.",
         "timedatectl set-ntp true",
     ),
+    "a Raspberry Pi 4 with torch 2.10": (
+        processor("fp asimd evtstrm crc32 cpuid", "2.10.0+cpu"),
+        "torch 2.10.0+cpu crashes on its processor (ARMv8.0, no atomics).",
+        f"Run: {sys.executable} -m pip install torch=={TORCH_FOR_ARMV8_0} there.",
+    ),
+    "a Raspberry Pi 4 with torch 2.9": (processor("fp asimd evtstrm crc32 cpuid", "2.9.1"), "", ""),
+    "a Raspberry Pi 5 with torch 2.10": (processor("fp asimd evtstrm aes crc32 atomics fphp", "2.10.0"), "", ""),
     "printing .bashrc": ("print('Welcome!\\n' * 100, flush=True)", "", ""),
 }
 

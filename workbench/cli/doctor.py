@@ -14,6 +14,10 @@ from typing import Literal, NamedTuple
 HUB_TIMEOUT_S = 2.0
 ENOUGH_MEMORY_BYTES, ENOUGH_DISK_BYTES = 4e9, 3e9
 BUSY_LOAD_PER_CORE = 0.5  # above this an emulated run is likely to overrun its deadlines
+TORCH_FOR_ARMV8_0 = "2.9.1"
+"""The lock's version for aarch64 Linux."""
+_CRASHING_ON_ARMV8_0 = ("2.0.0", "2.4.0", "2.6.0", "2.10.0")
+"""Releases of torch known to end with an illegal instruction on processors without atomics, such as a Raspberry Pi 4's."""
 PACKAGES = ("torch", "transformers", "datasets", "evaluate", "ipyparallel", "plotly", "papermill", "jupyterlab")
 
 
@@ -60,6 +64,25 @@ def _packages() -> list[Check]:
     if absent:
         return [Check("packages", "missing", f"not installed: {', '.join(absent)}", INSTALL)]
     return [Check("packages", "ok", ", ".join(found))]
+
+
+def crashes_on_armv8_0(torch: str, machine: str, has_atomics: bool | None) -> bool:
+    """Return whether a version of torch is known to crash on a processor.  has_atomics: None where the system does not say it."""
+    return machine == "aarch64" and has_atomics is False and torch.partition("+")[0] in _CRASHING_ON_ARMV8_0
+
+
+def _processor() -> list[Check]:
+    """Look at an ARM processor.  Others need no check."""
+    from workbench.runtime.ssh_agent import has_atomics
+
+    if platform.machine() != "aarch64":
+        return []
+    atomics, torch = has_atomics(), version("torch")
+    if crashes_on_armv8_0(torch, platform.machine(), atomics):
+        todo = f"Run: {sys.executable} -m pip install torch=={TORCH_FOR_ARMV8_0}"
+        return [Check("processor", "missing", f"torch {torch} crashes on this processor (ARMv8.0, no atomics)", todo)]
+    kind = {True: "ARMv8.1 or later", False: "ARMv8.0, no atomics", None: "aarch64"}[atomics]
+    return [Check("processor", "ok", f"{kind}; torch {torch} is not known to crash on it")]
 
 
 def _privileges() -> list[Check]:
@@ -151,4 +174,4 @@ def _hub() -> list[Check]:
     return [Check("hub", "degraded", f"{hub_endpoint()} does not answer within {HUB_TIMEOUT_S:g} s", todo)]
 
 
-PROBES = (_python, _packages, _privileges, _links, _memory, _cores, _chromium, _assets, _disk, _hub)
+PROBES = (_python, _packages, _processor, _privileges, _links, _memory, _cores, _chromium, _assets, _disk, _hub)

@@ -161,18 +161,20 @@ def _check(device: Device, trust: bool) -> Found:
         if trust and not known:
             say(f"{device.name}: trusted {', '.join(fingerprints(device)) or 'by a key that is known elsewhere'}")
         before_s = time.time()
-        facts = connection.ask("facts")
+        facts = connection.ask("facts", python=device.python or "")
         off_s = facts["time_s"] - (before_s + time.time()) / 2
         facts |= {"clock_off_s": off_s, "clock_bound_s": connection.clock_bound_s, **connection.greeting}
-        facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,)))
+        facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,), connection.greeting))
     return Found(device.name, device.address or "", *_judged(device, facts), facts)
 
 
 def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
     """Return what is wrong with a device that was reached, and what to do about it; ('', '') if nothing."""
+    from workbench.cli.doctor import TORCH_FOR_ARMV8_0, crashes_on_armv8_0
     from workbench.runtime.ssh_setup import OTHER_VERSIONS
 
     is_ready = bool(facts["environment"] or device.python)
+    install_torch = f"{device.python} -m pip install torch=={TORCH_FOR_ARMV8_0} there" if device.python else "workbench kit setup"
     for is_wrong, problem, todo in (
         (
             facts["free_memory_bytes"] < LEAST_MEMORY_BYTES,
@@ -191,6 +193,11 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
         ),
         (facts["throttled"], f"It reports: {facts['throttled']}.", "Give it a supply of its own strength and a short cable; cool it."),
         ((facts["temperature_c"] or 0.0) > MOST_CELSIUS, f"It has {facts['temperature_c']} °C and slows itself down.", "Cool it."),
+        (
+            crashes_on_armv8_0(facts["torch"], facts["machine"], facts["has_atomics"]),
+            f"torch {facts['torch']} crashes on its processor (ARMv8.0, no atomics).",
+            f"Run: {install_torch}.",
+        ),
         (not is_ready, "It has no libraries yet.", "Run: workbench kit setup."),
         (not device.python and facts["environment"] != facts["expected"], OTHER_VERSIONS, "Run: workbench kit setup."),
     ):
@@ -201,14 +208,16 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
 
 def _setup(device: Device) -> Found:
     from workbench.runtime.ssh import Connection, agent_command
-    from workbench.runtime.ssh_setup import bring_code, install
+    from workbench.runtime.ssh_setup import TRIAL, bring_code, install
 
     with closing(Connection(device.name, agent_command(device))) as connection:
         connection.open(owner="`workbench kit setup`")
         did = not device.python and install(connection, say)
+        if device.python:
+            connection.ask("tries", timeout_s=600.0, python=device.python, trial=TRIAL)
         bring_code(connection)
         say(f"{device.name}: {'ready' if did else 'is ready already'}")
-        return Found(device.name, device.address or "", facts=connection.ask("facts") | connection.greeting)
+        return Found(device.name, device.address or "", facts=connection.ask("facts", python=device.python or "") | connection.greeting)
 
 
 def _clean(device: Device) -> Found:

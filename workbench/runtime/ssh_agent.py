@@ -43,7 +43,7 @@ LOWEST = "127.0.0.0"
 OLDEST_PYTHON = (3, 11)
 OPERATIONS = (
     *("hello", "facts", "has", "begin_file", "start", "signal_engine", "ask_to_stop"),
-    *("expose", "reach", "holds", "unpack", "empty", "clean"),
+    *("expose", "reach", "holds", "unpack", "tries", "empty", "clean"),
 )
 """The methods that the laptop may call."""
 _LOG_TAIL = 2000
@@ -111,7 +111,7 @@ class Agent:
             if asked["op"] == "ping":
                 clock_s = time.monotonic()
                 self.say(id=asked["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=self.health() if asked.get("health") else None)
-            elif asked["op"] in ("has", "unpack", "clean", "facts"):  # they take time, and pings do not wait for them
+            elif asked["op"] in ("has", "unpack", "tries", "clean", "facts"):  # they take time, and pings do not wait for them
                 threading.Thread(target=self.do, args=(asked,), daemon=True).start()
             else:
                 self.do(asked)
@@ -196,16 +196,21 @@ class Agent:
         os.write(descriptor, owner.encode())
         return descriptor
 
-    def facts(self) -> dict[str, Any]:
-        """Return what `kit check` shows."""
+    def facts(self, python: str = "") -> dict[str, Any]:
+        """Return what `kit check` shows.  python: the environment of the device's own; '': the kit's."""
         disk = os.statvfs(self.base)
+        environment = "".join(glob.glob(self.base + "/env-*/ready"))[len(self.base) + 1 : -len("/ready")]
+        if environment and not python:
+            python = os.path.join(self.base, environment, "bin/python")
         return {
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_bytes": memory_bytes("MemTotal"),
             "free_disk_bytes": disk.f_bavail * disk.f_frsize,
             "time_s": time.time(),
             "libc": platform.libc_ver()[1],
-            "environment": "".join(glob.glob(self.base + "/env-*/ready"))[len(self.base) + 1 : -len("/ready")],
+            "environment": environment,
+            "torch": torch_version(python) if python else "",
+            "has_atomics": has_atomics(),
         } | self.health()
 
     def health(self) -> dict[str, Any]:
@@ -289,8 +294,11 @@ class Agent:
         """Return whether a folder of the kit was unpacked whole."""
         return os.path.exists(os.path.join(self.place("kit/" + folder), "ready"))
 
-    def unpack(self, archive: str, folder: str, python: bool) -> str:
-        """Unpack an archive in place of the folders of its kind; return where.  python: into a virtual environment of ours."""
+    def unpack(self, archive: str, folder: str, python: bool, trial: str = "") -> str:
+        """Unpack an archive in place of the folders of its kind; return where.
+
+        python: into a virtual environment of ours.  trial: what this environment's Python must be able to run before it counts as ready.
+        """
         made = self.place("kit/" + folder)
         for old in glob.glob(os.path.join(self.base, folder.partition("-")[0] + "-*")):
             shutil.rmtree(old, ignore_errors=True)
@@ -304,10 +312,26 @@ class Agent:
         with tarfile.open(self.place(archive)) as tar:
             checked: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4; the archive is ours
             tar.extractall(target, **checked)
+        if trial:
+            try:
+                self.tries(os.path.join(made, "bin/python"), trial)
+            except Refused:
+                shutil.rmtree(made, ignore_errors=True)
+                os.unlink(self.place(archive))
+                raise
         with open(os.path.join(made, "ready"), "w"):
             pass
         os.unlink(self.place(archive))
         return made
+
+    def tries(self, python: str, trial: str) -> None:
+        """Run a few lines of Python in an environment.  Refused if they fail."""
+        command = [os.path.expanduser(python), "-P", "-c", trial]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=die_with_us)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or [""])[-1]
+            ended = f"ends with {signal.Signals(-done.returncode).name}" if done.returncode < 0 else f"fails: {last}"
+            raise Refused(f"`{trial}` {ended}.")
 
     def clean(self) -> bool:
         """Remove every file that was put on the device, unless another run is at it."""
@@ -506,6 +530,21 @@ def kill(engine: Any) -> None:
 def memory_bytes(kind: str) -> int:
     """Return a figure of /proc/meminfo, 0 if there is none."""
     return sum(int(line.split()[1]) * 1024 for line in read_text("/proc/meminfo").splitlines() if line.startswith(kind + ":"))
+
+
+def has_atomics() -> bool | None:
+    """Return whether an ARM processor has the atomic instructions of ARMv8.1 (LSE); None where /proc/cpuinfo does not say it."""
+    lines = [line.split(":")[1].split() for line in read_text("/proc/cpuinfo").splitlines() if line.startswith("Features")]
+    return all("atomics" in features for features in lines) if lines else None
+
+
+def torch_version(python: str) -> str:
+    """Return the version of torch in an environment, '' if it has none.  torch is not imported: it may crash this processor."""
+    command = [os.path.expanduser(python), "-P", "-c", "from importlib.metadata import version; print(version('torch'))"]
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30.0).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def read_text(path: str) -> str:

@@ -27,8 +27,10 @@ from workbench.runtime.ssh import Connection
 PROJECT = "edge-llm-workbench"
 _LEFT_OUT = ("nvidia", "cuda", "triton")
 """Libraries of torch's GPU builds."""
-OTHER_VERSIONS = "Its libraries have other versions than this machine's."
+OTHER_VERSIONS = "Its libraries have other versions than the project's lock."
 _PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
+TRIAL = "import torch; torch.ones(9, 9) @ torch.ones(9, 9)"
+"""What a device must be able to run before its libraries count as installed."""
 
 
 def bring_code(connection: Connection) -> str:
@@ -61,34 +63,38 @@ def environment_python(connection: Connection) -> str:
     asked = f"Device '{connection.name}' was to run a job."
     if not environment:
         raise RuntimeSetupError(asked, "It has no libraries yet.", "Run `workbench kit setup` first, or name a Python of its own.")
-    if environment != environment_name(connection.greeting, pinned((PROJECT,))):
+    if environment != environment_name(connection.greeting, pinned((PROJECT,), connection.greeting)):
         raise RuntimeSetupError(asked, OTHER_VERSIONS, "Run `workbench kit setup`.")
     return f"{connection.greeting['kit']}/{environment}/bin/python"
 
 
 def install(connection: Connection, say: Callable[[str], None], packages: Sequence[str] = (PROJECT,)) -> bool:
-    """Put the libraries on a device, at this machine's versions, unless they are there; return whether anything was done.
+    """Put the libraries on a device, at the lock's versions, unless they are there; return whether anything was done.
 
     packages: which, with all that they need; by default what the workbench itself needs.
     They are installed into a folder here, for the device's Python and processor, with the digests of the project's lock, and sent as one
-    archive; it needs no network.
+    archive; it needs no network.  At the end the device imports torch and multiplies once.
     Raises RuntimeSetupError, which names the step that failed.
     """
     machine, version = _kind_of(connection.greeting)
     asked = f"The libraries for device '{connection.name}' (Python {version} on {machine}) were asked for."
     if machine not in _PLATFORMS:
         raise RuntimeSetupError(asked, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there.")
-    pins = pinned(packages)
+    pins = pinned(packages, connection.greeting)
     environment = environment_name(connection.greeting, pins)
     if connection.ask("holds", folder=environment):
         return False
     uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
     if uv is None:
         raise RuntimeSetupError(asked, "uv is not on this machine.", "Install it: pip install uv.")
-    target = ("--only-binary", ":all:", "--no-config", "--python-platform", _PLATFORMS[machine], "--python-version", version)
+    target = ["--only-binary", ":all:", "--no-config", "--python-platform", _PLATFORMS[machine], "--python-version", version]
+    target += index_options()
+    has_own_index = "UV_INDEX" in os.environ or "UV_DEFAULT_INDEX" in os.environ or index_options()
+    if machine == "x86_64" and not has_own_index:  # aarch64 gets a version of which the default index has a CPU build
+        target += ["--torch-backend", "cpu"]
 
     def run(*words: str, said: str = "") -> str:
-        done = subprocess.run([uv, "pip", *words, "--no-deps", *target, *index_options()], input=said, capture_output=True, text=True)
+        done = subprocess.run([uv, "pip", *words, "--no-deps", *target], input=said, capture_output=True, text=True)
         if done.returncode:
             last = " ".join(done.stderr.split())[:400]
             raise RuntimeSetupError(asked, f"uv could not: {last}", "Check the network, and that the index has wheels for it.")
@@ -104,7 +110,8 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
         root = Path(scratch)
         files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
         say(f"{connection.name}: sending {sum(path.stat().st_size for path in files) / 1e6:.0f} MB, compressed")
-        _bring_archive(connection, environment, ((path, path.relative_to(root)) for path in files), python=True)
+        trial = TRIAL if any(pin.startswith("torch==") for pin in pins) else ""
+        _bring_archive(connection, environment, ((path, path.relative_to(root)) for path in files), python=True, trial=trial)
     return True
 
 
@@ -129,37 +136,54 @@ def index_options() -> list[str]:
     return [*options, "--index-strategy", "unsafe-best-match"] if "extra-index-url" in found else options
 
 
-def pinned(packages: Sequence[str]) -> tuple[str, ...]:
-    """Return packages and all that they need at the versions of this machine, without what only GPUs use."""
+def pinned(packages: Sequence[str], greeting: Mapping[str, str]) -> tuple[str, ...]:
+    """Return packages and all that they need on a device, at the lock's versions for it, without what only GPUs use.
+
+    Raises RuntimeSetupError if this machine has a version that is not the lock's: a job would not do the same here and there.
+    """
+    version = greeting["python"]
+    there = {"python_full_version": version, "python_version": ".".join(version.split(".")[:2]), "implementation_version": version}
+    there |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": greeting["machine"]}
+    lock = [Requirement(text) for text in re.findall(r"^([^#\s][^\\\n]*)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE)]
+
+    def versions(**environment: str) -> dict[str, str]:
+        applying = [pin for pin in lock if pin.marker is None or pin.marker.evaluate(environment)]
+        return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in applying}
+
+    locked_here, locked_there = versions(), versions(**there)
     found: dict[str, str] = {}
+    unknown: list[str] = []
     left = [canonicalize_name(name) for name in packages]
     while left:
         name = left.pop()
         if name in found or name.startswith(_LEFT_OUT):
             continue
+        found[name] = locked_there.get(name, "")
         try:
-            here = distribution(name)
-        except PackageNotFoundError:
-            continue  # of another platform
-        if name != PROJECT:  # its code is brought before each run
-            found[name] = here.version.partition("+")[0]  # the build for a processor is the index's to choose
-        for text in here.requires or ():
+            installed = distribution(name)
+        except PackageNotFoundError:  # of the device's platform alone
+            continue
+        own = installed.version.partition("+")[0]  # the build for a processor is the index's to choose
+        if name != PROJECT and own != locked_here.get(name):
+            unknown.append(f"{name}=={own}")
+        for text in installed.requires or ():
             requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            if requirement.marker is None or requirement.marker.evaluate(there | {"extra": ""}):
                 left.append(canonicalize_name(requirement.name))
-    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+    if unknown:
+        asked = "The libraries for a device were asked for."
+        found_here = f"The project's lock does not know {', '.join(sorted(unknown))}."
+        raise RuntimeSetupError(asked, found_here, "Install this machine by `make setup`.")
+    found.pop(PROJECT, None)  # its code is brought before each run
+    return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if version)
 
 
 def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[str], None]) -> list[str]:
-    """Return pins with the digests of the project's lock, as requirements.  Raises RuntimeSetupError for a pin that is not in it.
+    """Return pins with the digests of the project's lock, as requirements.
 
     found_of: returns an index's torch with its digests.  A build that the lock does not know is taken by the index's word, which is said.
     """
     lock = dict(re.findall(r"^(\S+)[^\\\n]*((?: \\\n +--hash=\S+)+)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE))
-    unknown = [pin for pin in pins if pin not in lock]
-    if unknown:
-        asked = "The libraries for a device were asked for."
-        raise RuntimeSetupError(asked, f"The project's lock does not know {', '.join(unknown)}.", "Install this machine by `make setup`.")
     lines = []
     for pin in pins:
         digests = set(lock[pin].split()) - {"\\"}
@@ -172,11 +196,11 @@ def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[s
     return lines
 
 
-def _bring_archive(connection: Connection, folder: str, files: Iterable[tuple[Path, Path]], *, python: bool) -> None:
-    """Send files as one archive and have it unpacked."""
+def _bring_archive(connection: Connection, folder: str, files: Iterable[tuple[Path, Path]], *, python: bool, trial: str = "") -> None:
+    """Send files as one archive and have it unpacked, and tried."""
     with tempfile.NamedTemporaryFile(prefix="workbench-kit-", suffix=".tar.gz") as archive:
         with tarfile.open(archive.name, "w:gz", compresslevel=1) as tar:
             for path, name in files:
                 tar.add(path, str(name), recursive=False)
         connection.send_file(Path(archive.name), f"kit/{folder}.tar.gz").result()
-        connection.ask("unpack", timeout_s=600.0, archive=f"kit/{folder}.tar.gz", folder=folder, python=python)
+        connection.ask("unpack", timeout_s=600.0, archive=f"kit/{folder}.tar.gz", folder=folder, python=python, trial=trial)
