@@ -85,7 +85,7 @@ _AFFINE = "quant_affine_configs"
 def require_executorch() -> None:
     """Raise ConfigError if ExecuTorch is not installed."""
     if find_spec("executorch") is None:
-        todo = "Install the extra 'executorch' (pip install 'edge-llm-workbench[executorch]', then pip install --no-deps executorch==1.5.1)."
+        todo = "Install the extra: pip install 'edge-llm-workbench[executorch]', then pip install --no-deps executorch==1.5.1."
         if (sys.platform, platform.machine()) == ("linux", "aarch64"):
             todo = "Use an x86-64 machine: the release for the torch of aarch64 Linux lacks what such a program needs."
         raise ConfigError("A program of the inference engine was asked for.", "The package executorch is not installed.", todo)
