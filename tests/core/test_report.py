@@ -33,6 +33,16 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "memory of a device less": (lambda r: timeline(r)["memory"].pop(), "'memory' has 1 entries for 2 devices"),
     "memory before the beginning": (lambda r: timeline(r)["memory"][0][0].__setitem__(0, -1), "memory of device 0"),
     "a metric that is no number": (lambda r: r["metrics"].update(f1=None), "null"),
+    "a dilation of nothing": (lambda r: r.update(dilation=-3), "dilation = -3: Expected `float` > 0"),
+    "an epoch before the first": (lambda r: r["epochs"][0].update(epoch=-1), r"epochs\[0\].epoch = -1: Expected `int` >= 0"),
+    "an epoch after the last": (lambda r: r.update(chosen_epoch=99), "It chose epoch 99 of 2"),
+    "links emulated between real devices": (lambda r: r.update(source="real", fidelity="kernel"), "They are real"),
+    "a share of fewer samples than none": (
+        lambda r: r["plan"]["stages"][0]["shares"][0].update(samples=-5),
+        r"samples = -5: Expected `int` >= 0",
+    ),
+    "another version's": (lambda r: r.update(schema_version=99), "Another version of the workbench wrote it: schema_version = 99"),
+    "a field that nobody knows": (lambda r: r["steps"][0].update(los=1.0), "no field 'los'. Did you mean 'loss'"),
     "a loss without an end": (lambda r: r["steps"][0].update(loss=float("inf")), "malformed"),
 }  # fmt: skip
 
@@ -51,7 +61,7 @@ def test_what_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
     raw = json.loads(to_json(report()))
     spoil(raw)
     (tmp_path / "report.json").write_text(json.dumps(raw))
-    with pytest.raises(ConfigError, match=f"Asked to read.*{found}"):
+    with pytest.raises(ConfigError, match=f"(Asked to|In '.*report.json').*{found}"):
         Report.read(tmp_path / "report.json")
 
 

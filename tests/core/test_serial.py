@@ -92,3 +92,12 @@ def test_a_value_is_quoted_on_one_short_line():
     assert shown(10**400) == "a number of 401 digits"
     assert shown("red\x1b[31m\n") == r"red\x1b[31m\n"
     assert shown("n" * 300) == "n" * 80 + "... (300 characters)"
+
+
+def test_a_field_that_a_part_does_not_have_is_refused():
+    known = '{"name": "two", "devices": [{"name": "a", "flops_per_s": 1e9, "memory_bytes": 1000, "link": {"bytes_per_s": 1e6}}]}'
+    assert from_json(known, Cluster).devices[0].name == "a"
+    for wrong, found in (("bytes_per_s", "byte_per_s"), ("flops_per_s", "flops"), ("devices", "device")):
+        with pytest.raises(ConfigError) as caught:
+            from_json(known.replace(f'"{wrong}": ', f'"{found}": 1, "{wrong}": '), Cluster)
+        assert caught.value.found == f"It has no field '{found}'." and wrong in caught.value.todo

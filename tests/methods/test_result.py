@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from made_up_report import report
+from safetensors.torch import load_file, save_file
 
 from tests.tasks.prompts.official_files import write_official
 from workbench.core.errors import ConfigError
@@ -157,3 +159,56 @@ def test_tags_of_later_data_are_matched_by_name(tmp_path: Path) -> None:
         model.evaluate(write("c.jsonl", [(["Emma", "left"], ["B-ORG", "O"])]))
     [answer] = model.predict(["10\xa0km away"])
     assert str(answer.answer).count("/") == 2, "a no-break space divides no words"
+
+
+def trained(folder: Path, data: Path, names: tuple[str, str] = ("bad", "good")) -> Path:
+    """Write the result of a classification of two classes, of Parallel Adapters."""
+    data.write_text("text,label\n" + "".join(f'film {row},"{names[row % 2]}"\n' for row in range(40)))
+    saved(folder, Job(model="tiny-bert-2", task="classification", data=str(data)))
+    return folder
+
+
+def field(file: str, **changes: Any) -> Any:
+    """Return what changes fields of one of a result's JSON files."""
+
+    def change(folder: Path) -> None:
+        (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changes))
+
+    return change
+
+
+def integers(folder: Path) -> None:
+    path = folder / "adapter.safetensors"
+    save_file({name: tensor.to(torch.int32) for name, tensor in load_file(path).items()}, path)
+
+
+CHANGED: dict[str, tuple[Any, str]] = {
+    "another base model in adapter.json": (field("adapter.json", model="tiny-gpt2-2"), "trained for the base model tiny-gpt2-2"),
+    "integer weights": (integers, "holds integers"),
+    "an unknown kind": (field("result.json", kind="zzz"), "kind = 'zzz'"),
+    "another kind": (field("result.json", kind="question_answering"), "trained for the kind classification"),
+    "another version": (field("result.json", schema_version=99), "Another version of the workbench wrote it"),
+    "no class": (field("result.json", class_names=["bad"]), "number of classes 2"),
+    "a class more": (field("result.json", class_names=["bad", "good", "so"]), "names 3"),
+    "a class twice": (field("result.json", class_names=["bad", "bad"]), "Two are named 'bad'"),
+    "an unknown field": (field("result.json", words_=[]), "no field 'words_'. Did you mean 'words'"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_result_whose_files_contradict_each_other_is_refused(name: str, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "result", tmp_path / "films.csv")
+    change, found = CHANGED[name]
+    change(folder)
+    with pytest.raises(ConfigError, match=found) as caught:
+        load_result(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_card_shows_class_names_and_does_nothing_with_them(tmp_path: Path) -> None:
+    names = ("<img src=x onerror=alert(1)>", "a\n# Injected\n```python\n[b](c)")
+    folder = trained(tmp_path / "result", tmp_path / "<b>films.csv", names)
+    card = (folder / "README.md").read_text()
+    body = card.split("---\n", 2)[2].split("## How to load it")[0]
+    assert "# Injected" not in body.splitlines() and "```" not in body
+    assert r"\<img src=x" in body and r"\[b\](c)" in body and r"\<b\>films" in body

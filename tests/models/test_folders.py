@@ -285,6 +285,13 @@ def unpickles(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(f'cos\nsystem\n(S"touch {folder}/ran"\ntR.'.encode())
 
 
+def own_code(folder: Path) -> None:
+    """A folder that brings code for its configuration, tokenizer and model, which writes a file if it runs."""
+    maps = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
+    settings(model_type="evil", auto_map=maps)(folder)
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\nclass Tokenizer: pass\n")
+
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SPOILED: dict[str, tuple[Spoil, str]] = {
     "weights cut": (lambda folder: os.truncate(folder / WEIGHTS, 5000), "truncated"),
@@ -319,6 +326,17 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "vocabulary -1": (settings(vocab_size=-1), "vocab_size = -1"),
     "vocabulary 7": (settings(vocab_size=7), r"\(7, 32\)"),
     "positions 10^12": (settings(max_position_embeddings=10**12), "max_position_embeddings"),
+    "labels 10^9": (settings(num_labels=10**9), "num_labels = 1000000000"),
+    "already quantized": (settings(quantization_config={"quant_method": "bitsandbytes"}), "already quantized, by bitsandbytes"),
+    "a family with code of its own": (own_code, "family 'evil'"),
+    "a weight that is NaN": (
+        tensors(lambda found: found | {key: one * float("nan") for key, one in found.items() if "layer.0.output.dense" in key}),
+        "no numbers",
+    ),
+    "a weight without an end": (
+        tensors(lambda found: found | {key: one / 0 for key, one in found.items() if "layer.3.attention.self.key.weight" in key}),
+        "no numbers",
+    ),
     "activation": (settings(hidden_act="nope"), "nope"),
     "used as a decoder": (settings(is_decoder=True), "is_decoder"),
     "unknown type": (settings(model_type="nope"), "nope"),

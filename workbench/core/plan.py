@@ -8,22 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import Annotated
+
+from msgspec import Meta
 
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.core.ranges import Count, require_ranges
+
+Part = Annotated[int, Meta(ge=0, le=10**9)]
+"""How much of something divided a rank has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One rank's part of a stage; quantities that a method does not divide are 0."""
 
-    rank: int
-    samples: int = 0
-    heads: int = 0
-    columns: int = 0
-    tokens: int = 0
-    queries: int = 0
+    rank: Annotated[int, Meta(ge=0)]
+    samples: Part = 0
+    heads: Part = 0
+    columns: Part = 0
+    tokens: Part = 0
+    queries: Part = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +79,12 @@ class Plan:
     stages: tuple[Stage, ...]
     micro_batch_size: Count
     num_micro_batches: Count
-    predicted_s: dict[str, float] = field(default_factory=dict)
+    predicted_s: dict[str, Annotated[float, Meta(ge=0)]] = field(default_factory=dict)
     cached: Stage | None = None
     inference: InferencePlan | None = None
     notes: tuple[str, ...] = ()
     later: tuple[tuple[int, tuple[Stage, ...]], ...] = ()
-    in_flight: int = 0
+    in_flight: Part = 0
 
     def __post_init__(self) -> None:
         require_ranges(self, "A plan")

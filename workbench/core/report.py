@@ -18,6 +18,8 @@ from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Time
 
 Time = Annotated[float, Meta(ge=0)]
 """Seconds."""
+Index = Annotated[int, Meta(ge=0)]
+"""A number counted from 0."""
 TRAINED_WEIGHTS, ALL_WEIGHTS = "trained weights", "weights"
 """Names of bytes in a report, as float32 and computed from sizes: the weights trained once all layers are, and all weights."""
 
@@ -34,9 +36,9 @@ class StepRecord:
     lowest_trained: the lowest layer that is trained at its end, counted from 0; None if the method unfreezes no layers.
     """
 
-    epoch: int
-    step: int
-    samples: int
+    epoch: Index
+    step: Index
+    samples: Index
     cached: bool
     predicted_s: Time | None = None
     measured_s: Time | None = None
@@ -48,7 +50,7 @@ class StepRecord:
 class EpochRecord:
     """One epoch.  seconds: wall clock of its steps (emulated or real), or the simulated sum.  metrics: on the validation split."""
 
-    epoch: int
+    epoch: Index
     cached: bool
     seconds: Time
     loss: float | None = None
@@ -128,7 +130,7 @@ class Report(Kept):
     timelines: dict[str, Timeline] = field(default_factory=dict)
     sweep: tuple[SweepPoint, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
-    chosen_epoch: int = 0
+    chosen_epoch: Index = 0
     recoveries: tuple[Recovery, ...] = ()
     phases_s: dict[str, Time] = field(default_factory=dict)
     spent_s: dict[str, Time] = field(default_factory=dict)
@@ -144,12 +146,15 @@ class Report(Kept):
         return report
 
     def faults(self) -> Iterator[str]:
-        """Yield contradictions: devices that the cluster does not have, and impossible spans of timelines."""
+        """Yield contradictions: devices that the cluster does not have, an epoch that was not run, and impossible spans."""
         size, plan = self.cluster.world_size, self.plan
         ranks = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
         ranks |= {rank for point in self.sweep for stage in point.plan.stages for rank in stage.ranks}
         ranks |= set(plan.inference.ranks) if plan.inference else set()
         yield from (f"Its plan names device {rank}; the cluster has {size}" for rank in sorted(ranks) if not 0 <= rank < size)
+        last = 1 + max((record.epoch for record in self.epochs), default=-1)
+        if self.chosen_epoch > last:
+            yield f"It chose epoch {self.chosen_epoch} of {last}"
         for name, timeline in self.timelines.items():
             yield from (f"{fault} in its timeline '{name}'" for fault in timeline.faults())
             if timeline.world_size > size:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.files import whole_file
 
 T = TypeVar("T")
@@ -34,11 +36,16 @@ def to_builtins(value: Any) -> Any:
 
 
 def from_json(text: str | bytes, kind: type[T], *, source: str = "JSON text") -> T:
-    """Parse JSON text as a `kind`.  Raises ConfigError naming `source`, the invalid field and its value."""
+    """Parse JSON text as a `kind`.
+
+    Raises ConfigError naming `source`, the invalid field and its value, or a field that the `kind` and its parts do not have.
+    """
     try:
-        return msgspec.json.decode(text, type=kind)
+        value = msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(kind, source, error, lambda: msgspec.json.decode(text)) from error
+    _require_known_fields(_type_info(cast(Any, kind)), msgspec.Raw(text.encode() if isinstance(text, str) else text), source)
+    return value
 
 
 def from_builtins(value: Any, kind: type[T], *, source: str) -> T:
@@ -151,6 +158,56 @@ _PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
+def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) -> None:
+    """Raise ConfigError for a field that the dataclasses of a `kind` do not have: msgspec itself leaves such fields out.
+
+    data: valid JSON of that kind.  Only the parts that may hold a dataclass are decoded again.
+    """
+    if not _holds_dataclass(kind):
+        return
+    match kind:
+        case inspect.UnionType():
+            first = bytes(data).lstrip()[:1]
+            for choice in kind.types:
+                is_list = isinstance(choice, inspect.ListType | inspect.VarTupleType | inspect.TupleType)
+                if first == (b"[" if is_list else b"{"):
+                    _require_known_fields(choice, data, source)
+        case inspect.DataclassType():
+            known = {field.encode_name: field.type for field in kind.fields}
+            for name, part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items():
+                if name not in known:
+                    asked = f"Asked to read {source} as a {kind.cls.__name__}."
+                    raise ConfigError(asked, f"It has no field '{shown(name)}'.", did_you_mean(name, known, "Leave that field out."))
+                _require_known_fields(known[name], part, source)
+        case inspect.DictType():
+            for part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).values():
+                _require_known_fields(kind.value_type, part, source)
+        case inspect.ListType() | inspect.VarTupleType():
+            for part in msgspec.json.decode(data, type=list[msgspec.Raw]):
+                _require_known_fields(kind.item_type, part, source)
+        case inspect.TupleType():
+            for item_type, part in zip(kind.item_types, msgspec.json.decode(data, type=list[msgspec.Raw]), strict=True):
+                _require_known_fields(item_type, part, source)
+
+
+@functools.cache
+def _type_info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _holds_dataclass(kind: inspect.Type) -> bool:
+    match kind:
+        case inspect.UnionType():
+            return any(map(_holds_dataclass, kind.types))
+        case inspect.DictType():
+            return _holds_dataclass(kind.value_type)
+        case inspect.ListType() | inspect.VarTupleType():
+            return _holds_dataclass(kind.item_type)
+        case inspect.TupleType():
+            return any(map(_holds_dataclass, kind.item_types))
+    return isinstance(kind, inspect.DataclassType)
+
+
 def _malformed(kind: type, source: str, error: Exception, whole: Callable[[], Any]) -> ConfigError:
     # A ConfigError from a dataclass's __post_init__ comes wrapped; its message is better than msgspec's.
     cause = error.__cause__
@@ -162,6 +219,9 @@ def _malformed(kind: type, source: str, error: Exception, whole: Callable[[], An
     place = _PLACE.fullmatch(str(error))
     if place is None:
         return ConfigError(asked, f"{error}.", "Mend that place.")
+    if place[2].endswith("schema_version"):
+        found = f"Another version of the workbench wrote it: schema_version{_found(whole, place[2])}."
+        return ConfigError(asked, found, "Read it with that version, or make it again.")
     return ConfigError(asked, f"{place[2].lstrip('.')}{_found(whole, place[2])}: {place[1]}.", "Mend that field.")
 
 

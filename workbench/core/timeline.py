@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from msgspec import Meta
+
+from workbench.core.errors import ConfigError
 from workbench.core.schedule import COLLECTIVES, SEND, Op
 from workbench.core.serial import to_json, write_text
 
@@ -26,6 +29,13 @@ def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
     return ", ".join([source, *([f"{fidelity} links"] if fidelity else []), *([] if valid else ["host too busy"])])
 
 
+def _require_origin(source: Source, fidelity: Fidelity) -> None:
+    """Raise ConfigError if links that were not emulated are said to be."""
+    if fidelity and source != "emulated":
+        asked = f"Numbers from links emulated by '{fidelity}' were asked for."
+        raise ConfigError(asked, f"They are {source}.", "Leave the fidelity empty.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """Base of reports: the origin of their numbers, and writing as JSON.
@@ -36,12 +46,15 @@ class Kept:
 
     source: Source
     fidelity: Fidelity = ""
-    overrun_share: float = 0.0
-    dilation: float = 1.0
+    overrun_share: Annotated[float, Meta(ge=0)] = 0.0
+    dilation: Annotated[float, Meta(gt=0)] = 1.0
     valid: bool = True
     notes: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        _require_origin(self.source, self.fidelity)
 
     @property
     def label(self) -> str:
@@ -95,6 +108,9 @@ class Timeline:
     budget_bytes: tuple[int, ...] = ()
     title: str = ""
     clock_bound_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_origin(self.source, self.fidelity)
 
     @property
     def world_size(self) -> int:

@@ -90,26 +90,45 @@ def loaded(name: str, load: Callable[[bool], Any]) -> Any:
 
 
 MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
-"""Limits for the sizes in a configuration; larger ones are rejected as invalid."""
-HEADS = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "decoder_attention_heads"), MOST_UNITS)
-"""Limits of settings by which some of transformers' configurations divide."""
+_LIMITS = {
+    **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "decoder_layers"), MOST_LAYERS),
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "decoder_attention_heads", "num_labels"), MOST_UNITS),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings"), MOST_TOKENS),
+}
+"""Largest value of each size in a configuration, by transformers' common name for it.  A larger one is invalid."""
 SHOWN_MISSING = 3
 """Maximum number of missing tensors that an error names."""
 
 
-def require_sizes(name: str, config: Any, tensors: Mapping[str, object]) -> None:
-    """Reject an invalid configuration, and one whose layers differ from those in the files, before building anything.
+def require_settings(name: str, settings: Mapping[str, Any], common_names: Mapping[str, str]) -> None:
+    """Reject the settings of a config.json that no model can have, before transformers makes a configuration of them.
 
-    tensors: the tensors of the safetensors files by name, empty if there are no such files.
+    Missing settings and None are allowed.  common_names: a family's own name of each setting that has a common one (`n_embd` of
+    `hidden_size`).  Raises MissingDataError.
+    """
+    for common, most in _LIMITS.items():
+        for setting in {common, common_names.get(common, common)}:
+            value = settings.get(setting)
+            if value is not None and not (type(value) is int and 1 <= value <= most):
+                found = f"Its configuration has {setting} = {shown(value)}, which must be 1 to {most}."
+                raise refused(name, found, "Mend its config.json.")
+    if quantization := settings.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        found = f"Its weights are already quantized, by {shown(method)}."
+        todo = "Give the model with its full weights. The option backbone_dtype of fine_tuning and pac_plus quantizes them."
+        raise refused(name, found, todo)
+
+
+def require_layers(name: str, config: Any, tensors: Mapping[str, object]) -> None:
+    """Reject a configuration whose layers differ from those in the files, before building anything.
+
+    tensors: the tensors of the safetensors files by name, empty if there are no such files.  Raises MissingDataError.
     """
     family = family_of(config.model_type)
     parts: list[tuple[Part, str]] = [(family, "num_hidden_layers")]
     if family.decoder is not None:
         encoder, decoder = ("num_layers", "num_decoder_layers") if config.model_type == "t5" else ("encoder_layers", "decoder_layers")
         parts = [(family, encoder), (family.decoder, decoder)]
-    require_limits(name, config, dict.fromkeys((field for _, field in parts), MOST_LAYERS) | {"hidden_size": MOST_UNITS} | HEADS)
-    if not family.reads_images:
-        require_limits(name, config, dict.fromkeys(("vocab_size", "max_position_embeddings"), MOST_TOKENS))
     for part, field in parts:
         path = part.layers
         for ours, theirs in family.stored_names.items():
@@ -118,17 +137,6 @@ def require_sizes(name: str, config: Any, tensors: Mapping[str, object]) -> None
         count = getattr(config, field)
         if stored and count != len(stored):
             raise refused(name, f"Its files hold {len(stored)} layers, its configuration has {field} = {count}.", "Take both of one model.")
-
-
-def require_limits(name: str, config: Any, limits: Mapping[str, int]) -> None:
-    """Reject a configuration with a setting outside 1 to its limit.  Missing settings and None are allowed.
-
-    config: has the settings as attributes.
-    """
-    for field, most in limits.items():
-        value = getattr(config, field, None)
-        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
-            raise refused(name, f"Its configuration has {field} = {shown(value)}, which must be 1 to {most}.", "Mend its config.json.")
 
 
 def require_whole(name: str, found: Mapping[str, Any]) -> None:

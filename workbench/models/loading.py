@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,18 +19,26 @@ from torch import nn
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES, family_of
 from workbench.models.hub import (
-    HEADS,
     in_one_line,
     known_models,
     loaded,
     locate,
     refused,
-    require_limits,
-    require_sizes,
+    require_layers,
+    require_settings,
     require_whole,
     suggestion,
 )
-from workbench.models.partial_loading import HEADER, LACKING, StoredTensor, parameters_on_meta, read_head, read_stage, stored_tensors
+from workbench.models.partial_loading import (
+    HEADER,
+    LACKING,
+    StoredTensor,
+    parameters_on_meta,
+    read_head,
+    read_stage,
+    require_finite,
+    stored_tensors,
+)
 from workbench.models.products import Head, head_of
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import ImageTokenizer, TextTokenizer, image_tokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
@@ -135,7 +142,9 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     from transformers import AutoTokenizer
 
     with _quiet_transformers():
-        tokenizer = loaded(name, lambda local_only: AutoTokenizer.from_pretrained(place, local_files_only=local_only))
+        tokenizer = loaded(
+            name, lambda local_only: AutoTokenizer.from_pretrained(place, local_files_only=local_only, trust_remote_code=False)
+        )
     if not tokenizer.is_fast:
         raise ConfigError(f"The tokenizer of '{name}' was asked for.", "It has no tokenizer.json.", "Choose a model with a fast tokenizer.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
@@ -153,16 +162,26 @@ def model_facts(name: str) -> ModelFacts:
 
 def model_config(name: str) -> Any:
     """Return a model's Hugging Face configuration.  Raises as load_stack does."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
     if is_tiny(name):
         return AutoConfig.for_model(_tiny_parts(name)[0], **_tiny_settings(*_tiny_parts(name)))
     place = locate(name)
     if isinstance(place, Path):
-        require_limits(name, SimpleNamespace(**read_settings(place / "config.json")), HEADS)
-    with _quiet_transformers():
-        config = loaded(name, lambda local_only: AutoConfig.from_pretrained(place, local_files_only=local_only))
-    require_sizes(name, config, stored_weights(name) or {})
+        settings = read_settings(place / "config.json")
+    else:
+        settings = loaded(name, lambda local_only: PretrainedConfig.get_config_dict(place, local_files_only=local_only)[0])
+    # The family decides before anything is made of the settings: a folder's own code is never asked for, and no size builds a huge list.
+    if "model_type" not in settings:
+        raise refused(name, "Its config.json is no JSON object that names a model_type.", "Save the model's configuration again.")
+    family_of(settings["model_type"])
+    config_class = CONFIG_MAPPING[settings["model_type"]]
+    require_settings(name, settings, config_class.attribute_map)
+    try:
+        config = config_class.from_dict(settings)
+    except Exception as error:  # libraries raise many kinds of errors for a user's files
+        raise refused(name, f"Its config.json does not load: {in_one_line(error)}.", "Mend its config.json.") from error
+    require_layers(name, config, stored_weights(name) or {})
     return config
 
 
@@ -249,7 +268,7 @@ def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
 def _from_config(config: Any) -> Any:
     import transformers
 
-    return transformers.AutoModel.from_config(config, attn_implementation="sdpa")
+    return transformers.AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
 
 
 def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool = False) -> Any:
@@ -264,7 +283,9 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
     if with_head and family.is_causal:
         maker = transformers.AutoModelForCausalLM
     # We do not need the pooler, so the report of unused weights would only confuse.
-    options = {"add_pooling_layer": False} if config.model_type in ("bert", "vit") else {}
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if config.model_type in ("bert", "vit"):
+        options["add_pooling_layer"] = False
 
     place = locate(name)
     headers = place.glob(f"*{HEADER}") if isinstance(place, Path) else ()
@@ -286,6 +307,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
     with _quiet_transformers():
         model, found = loaded(name, load)
     require_whole(name, found)
+    for parameter in model.parameters():
+        require_finite(parameter, f"The weights of '{name}'")
     return model
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from workbench.core.errors import WriteError
+from workbench.core.errors import MissingDataError, WriteError
 from workbench.core.files import whole_file
 from workbench.core.serial import shown
 from workbench.models.families import Family, family_of, words_of
@@ -83,8 +83,11 @@ class StoredTensor(NamedTuple):
     offset: int
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the converted tensor.  Nothing else in the file is mapped or read."""
-        return self.read_into(torch.empty(self.shape, dtype=dtype))
+        """Return the converted tensor.  Nothing else in the file is mapped or read.
+
+        Raises MissingDataError if it holds NaN or infinity: every result computed with it would be meaningless.
+        """
+        return require_finite(self.read_into(torch.empty(self.shape, dtype=dtype)), f"The weights '{self.path.name}'")
 
     def read_into(self, out: Tensor) -> Tensor:
         """Return `out`, which has the tensor's shape, with its values."""
@@ -117,6 +120,15 @@ class StoredTensor(NamedTuple):
                 if target is not part:
                     part.copy_(target)
         return count * (stop - start) * itemsize
+
+
+def require_finite(tensor: Tensor, owner: str) -> Tensor:
+    """Return a weight unchanged.  owner: begins the error's sentence.  Raises MissingDataError if the weight holds NaN or infinity."""
+    # A sum needs no memory of the tensor's size, and NaN and infinity survive in it.
+    if tensor.is_floating_point() and not bool(tensor.sum(dtype=torch.float64).isfinite()):
+        found = "A tensor holds values that are no numbers."
+        raise MissingDataError(f"{owner} were asked for.", found, "Take the model's files from their source again.")
+    return tensor
 
 
 def _read(file: IO[bytes], at: int, view: memoryview) -> None:

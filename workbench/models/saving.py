@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, whole_file
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import from_json, shown, to_json, write_text
 from workbench.models.families import family_of
 from workbench.models.hub import EMBEDDED_MODELS, locate
 from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_tokenizer, local_folder, model_config, stored_weights
@@ -52,7 +52,7 @@ class TrainedDescription(Generic[Config]):
     model: str
     quantization: QuantizationConfig | None = None
     dtype: FloatType = "float32"
-    schema_version: int = 3
+    schema_version: Literal[3] = 3
 
 
 def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: TrainedDescription[ParallelAdapterConfig]) -> Path:
@@ -79,11 +79,20 @@ def _load(folder: Path, asked: str, kind: type[T], description: str, weights: st
     """Read a description and the trained tensors from the files with these names.  asked: sentence for the error."""
     try:
         found = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
-        return found, {} if weights is None else load_file(folder / weights)
+        return found, {} if weights is None else require_floats(load_file(folder / weights), asked)
     except OSError as error:
         raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or weights}'.", "Check the folder.") from error
     except SafetensorError as error:
         raise ConfigError(asked, f"Its {weights} is damaged: {error}.", "Train it again, or take a copy.") from error
+
+
+def require_floats(state: dict[str, Tensor], asked: str) -> dict[str, Tensor]:
+    """Return trained tensors unchanged.  asked: sentence for the error.  Raises ConfigError if one holds integers, or NaN or infinity."""
+    for name, tensor in state.items():
+        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            found = f"Its weight '{shown(name)}' holds {'values that are no numbers' if tensor.is_floating_point() else 'integers'}."
+            raise ConfigError(asked, found, "Train it again, or take a copy.")
+    return state
 
 
 def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str) -> ParallelAdapter:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.serial import shown
 from workbench.models.loading import is_tiny
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.saving import WHOLE_MODEL
@@ -62,6 +64,7 @@ def model_card(folder: Path, about: Result) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     job, (library, words, code) = about.job, _loading(folder, about)
+    source = _plain(about.source)
     kind = _PIPELINES.get(about.kind, "text-classification") if about.texts else "image-classification"
     told: Any = {"task_type": kind, "dataset_type": job.task, "dataset_name": about.source, "dataset_split": "test"}
     title = f"{Path(job.model).name} for {job.task}, trained by {about.technique.replace('_', ' ')}"
@@ -74,31 +77,31 @@ def model_card(folder: Path, about: Result) -> str:
         model_name=title,
         eval_results=[EvalResult(**told, metric_type=name, metric_value=value) for name, value in about.metrics.items()],
     )
-    names = ", ".join(about.class_names)
+    names = ", ".join(map(_plain, about.class_names))
     what = f"one of the classes {names}" if names else "a number" if about.kind == "regression" else "a text"
     if about.kind == "token_classification":
         what = f"one of the classes {names} for each word"
-    shell = '"a sentence"' + (f' --pair "its {about.texts[1]}"' if len(about.texts) > 1 else "")
-    metrics = "\n".join(f"| {name} | {value:.4f} |" for name, value in about.metrics.items())
-    options = "".join(f", {name} = {value}" for name, value in job.options.items())
+    shell = '"a sentence"' + (' --pair "its second text"' if len(about.texts) > 1 else "")
+    metrics = "\n".join(f"| {_plain(name)} | {value:.4f} |" for name, value in about.metrics.items())
+    options = "".join(f", {name} = {_plain(value)}" for name, value in job.options.items())
     rate = job.peak_learning_rate
     return f"""---
 {data.to_yaml()}
 ---
-# {title}
+# {_plain(title)}
 
-It reads {" and ".join(about.texts) or "a picture"} and answers with {what}.
+It reads {" and ".join(map(_plain, about.texts)) or "a picture"} and answers with {what}.
 
-- Base model: `{job.model}`
-- Method: `{job.method}`{options}; {job.epochs} epochs, batches of {job.batch_size}, learning rate {rate:g}, seed {job.seed}
-- Data: {about.source}, each of at most {about.max_length} tokens
-- Plan: {about.plan}
+- Base model: {_code(job.model)}
+- Method: {_code(job.method)}{options}; {job.epochs} epochs, batches of {job.batch_size}, learning rate {rate:g}, seed {job.seed}
+- Data: {source}, each of at most {about.max_length} tokens
+- Plan: {_plain(about.plan)}
 
 | metric | value |
 | --- | --- |
 {metrics}
 
-Measured {about.obtained}.
+Measured {_plain(about.obtained)}.
 
 ## How to load it
 
@@ -110,6 +113,19 @@ Measured {about.obtained}.
 
 In the shell: `workbench predict FOLDER {shell}`, `workbench evaluate FOLDER --data FILE`. `result.json` holds all this for programs.
 """
+
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>&|~$])")
+
+
+def _plain(value: object) -> str:
+    """Return a name or text of the user's data as Markdown that shows it and does nothing else: no HTML, link or code."""
+    return _MARKDOWN.sub(r"\\\1", shown(value if isinstance(value, str) else str(value), 400))
+
+
+def _code(value: str) -> str:
+    """Return a name as Markdown's inline code, which a backtick would end."""
+    return "`" + shown(value, 400).replace("`", "'") + "`"
 
 
 def _loading(folder: Path, about: Result) -> tuple[str, str, str]:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.job import Job
+from workbench.core.ranges import Tokens, require_ranges
 from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
 from workbench.methods.common.folder import ADAPTER
@@ -25,7 +26,7 @@ from workbench.methods.common.model_card import CARD, model_card
 from workbench.models import evaluation, saving, techniques
 from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts
 from workbench.models.quantization import quantize
-from workbench.models.saving import kept_name
+from workbench.models.saving import TrainedDescription, kept_name
 from workbench.models.zeroth_order import load_trained
 from workbench.tasks import load_task
 from workbench.tasks.instructions import alpaca_prompt
@@ -34,10 +35,10 @@ from workbench.tasks.own import FROM_FILES, OWN, Columns, class_numbers, classes
 from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_log_likelihoods, load_prompt_task
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.scoring import MAX_NEW_TOKENS, Calibration, LogitsAt, PromptBatch, choices, generate, generate_answers
-from workbench.tasks.prompts.templates import Prompt
+from workbench.tasks.prompts.templates import Prompt, PromptKind
 from workbench.tasks.question_answering import joined, read_questions, words_of
 from workbench.tasks.tables import SPLITS, read_tables
-from workbench.tasks.task import Split, Task, as_text_to_text, samples_digest
+from workbench.tasks.task import Kind, Split, Task, as_text_to_text, samples_digest
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
 RESULT = "result.json"
@@ -58,19 +59,25 @@ class Result:
     job: Job
     technique: str
     base_digest: str
-    kind: str
+    kind: Kind | PromptKind
     texts: tuple[str, ...]
     class_names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     prompt: Prompt | None = None
     may_be_none: bool = False
-    max_length: int
+    max_length: Tokens
     metrics: dict[str, float]
     obtained: str
     plan: str
     source: str
     digests: dict[str, str]
-    schema_version: int = 1
+    schema_version: Literal[2] = 2
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "A result")
+        if twice := [name for name in dict.fromkeys(self.class_names) if self.class_names.count(name) > 1]:
+            asked = f"A result with {len(self.class_names)} classes was asked for."
+            raise ConfigError(asked, f"Two are named '{shown(twice[0])}'.", "Train again.")
 
 
 class Answer(NamedTuple):
@@ -171,15 +178,22 @@ def load_result(place: Path | str) -> LoadedResult:
 
 
 class LoadedResult:
-    """A trained model with everything needed to predict.  about: its result.json."""
+    """A trained model with everything needed to predict.  about: its result.json.
+
+    Raises ConfigError if the trained weights are of another model, task or number of classes than result.json says.
+    """
 
     def __init__(self, folder: Path, about: Result) -> None:
         self.about = about
         name = str(folder) if (folder / saving.WHOLE_MODEL).is_file() else about.job.model
         self._tokenizer: Any = load_tokenizer(name)
-        self._logits_of: Any = load_trained(folder)[0].logits_at if about.prompt is not None else None
-        if about.prompt is None:
-            self._logits_of, self._logits_at = _head_model(folder)
+        described: TrainedDescription[Any]
+        if about.prompt is not None:
+            model, described = load_trained(folder)
+            self._logits_of: Any = model.logits_at
+        else:
+            described, self._logits_of, self._logits_at = _head_model(folder)
+        _require_agreement(folder, about, described)
 
     def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
         """Return the answer to each sample: a text, or as many texts as about.texts names.
@@ -341,11 +355,26 @@ class LoadedResult:
         return tokenized, self._logits_of(evaluation_batches(tokenized))
 
 
-def _head_model(folder: Path) -> tuple[Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:
-    """Return the predictor of a saved adapter or fine-tuned model, and what computes its head's logits at some positions."""
+def _require_agreement(folder: Path, about: Result, described: TrainedDescription[Any]) -> None:
+    """Raise ConfigError if the description of trained weights contradicts result.json, which the tokenizer and the answers follow."""
+    pairs: dict[str, tuple[object, object]] = {"base model": (kept_name(described.model), about.job.model)}
+    if about.prompt is None:
+        pairs["kind"] = (described.config.kind, about.kind)
+        if about.class_names and not about.words:
+            pairs["number of classes"] = (described.config.num_outputs, len(about.class_names))
+    for what, (trained, wanted) in pairs.items():
+        if trained != wanted:
+            found = f"Its weights were trained for the {what} {shown(trained)}. Its {RESULT} names {shown(wanted)}."
+            raise ConfigError(f"The result '{shown(str(folder), 200)}' was asked for.", found, "Take both files of one run.")
+
+
+def _head_model(
+    folder: Path,
+) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:
+    """Return a saved adapter or fine-tuned model: its description, its predictor, and what computes its head's logits at positions."""
     if not (folder / saving.DESCRIPTION).is_file():
-        model, _ = saving.load_trained(folder)
-        return partial(techniques.predict, model), partial(_logits_at, lambda *inputs: model(*inputs)[1], model.logits)
+        model, described = saving.load_trained(folder)
+        return described, partial(techniques.predict, model), partial(_logits_at, lambda *inputs: model(*inputs)[1], model.logits)
     adapter, about = saving.load_adapter(folder)
     stack = load_stack(about.model, with_head=about.config.kind == "text_generation")
     if about.quantization is not None:
@@ -359,7 +388,7 @@ def _head_model(folder: Path) -> tuple[Callable[[Iterable[Batch]], evaluation.Pr
     def head(states: tuple[Tensor, Tensor], *rest: Any) -> Tensor:
         return adapter.head(*states, *rest)
 
-    return lambda batches: evaluation.predict(stack, [adapter], batches)[0], partial(_logits_at, last, head)
+    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], partial(_logits_at, last, head)
 
 
 def _logits_at(last: Callable[..., Any], head: Callable[..., Tensor], batch: PromptBatch) -> Tensor:

@@ -12,7 +12,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
 from workbench.models import loading
 from workbench.models.families import POSITION_OFFSET, Family, Part, family_of
-from workbench.models.partial_loading import Span, StoredTensor, parameters_on_meta, stored_under
+from workbench.models.partial_loading import Span, StoredTensor, parameters_on_meta, require_finite, stored_under
 from workbench.models.sharding.layout import ITEM_BYTES, Block, Cut, Kind, ModelLayout, NormLayout, StackLayout
 from workbench.models.stack import LayerStack, module_at
 
@@ -196,6 +196,7 @@ class WeightSource:
         found = self._tensors[name]
         if isinstance(found, StoredTensor):
             self.bytes_read += found.fill(out, rows, columns)
+            require_finite(out, f"The weights '{found.path.name}'")
             return
         piece = found[slice(*rows)] if columns is None else found[slice(*rows), slice(*columns)]
         out.copy_(piece)

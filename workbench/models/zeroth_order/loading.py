@@ -25,7 +25,7 @@ from workbench.models.lora import save_lora
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import QuantizationConfig
-from workbench.models.saving import PeftTask, Published, TrainedDescription, base_of, published
+from workbench.models.saving import PeftTask, Published, TrainedDescription, base_of, published, require_floats
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
 from workbench.models.zeroth_order.causal_model import CausalModel
@@ -113,7 +113,7 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription[Trai
         raise ConfigError(asked, wrong, "Train again, or give one that P-RGE wrote.") from error
     dtype = getattr(torch, description.dtype)
     model = load_causal_model(description.model, description.config, quantization=description.quantization, dtype=dtype)
-    model.trainables.load_state(state)
+    model.trainables.load_state(require_floats(state, asked))
     return model, description
 
 
