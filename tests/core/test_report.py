@@ -35,7 +35,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a metric that is no number": (lambda r: r["metrics"].update(f1=None), "null"),
     "a dilation of nothing": (lambda r: r.update(dilation=-3), "dilation = -3: Expected `float` > 0"),
     "an epoch before the first": (lambda r: r["epochs"][0].update(epoch=-1), r"epochs\[0\].epoch = -1: Expected `int` >= 0"),
-    "an epoch after the last": (lambda r: r.update(chosen_epoch=99), "It chose epoch 99 of 2"),
+    "an epoch after the last": (lambda r: r.update(chosen_epoch=99), "It chose epoch 99 of 3"),
     "links emulated between real devices": (lambda r: r.update(source="real", fidelity="kernel"), "They are real"),
     "a share of fewer samples than none": (
         lambda r: r["plan"]["stages"][0]["shares"][0].update(samples=-5),
