@@ -93,13 +93,16 @@ def _has_no_label(table: Table, column: str) -> bool:
     return column not in table.columns or all(is_missing(value) or value in (-1, "-1") for value in table.values(column))
 
 
-def named_columns(columns: str, roles: Sequence[str], table: Table, example: str = EXAMPLE) -> dict[str, str]:
+def named_columns(
+    columns: str, roles: Sequence[str], table: Table, example: str = EXAMPLE, *, left_out: Sequence[str] = ()
+) -> dict[str, str]:
     """Return the column of each role in 'text=review,label=stars'.  A column's name may contain commas and blanks.
 
+    left_out: roles that are not needed, whose columns the table may lack.
     Raises ConfigError for an unknown role or column, for a role that is named twice, and for a name that two columns have.
     """
     blank, *parts = re.split(rf"(?:^|,)\s*({'|'.join(roles)})\s*=", columns)
-    named = list(zip(parts[::2], parts[1::2], strict=True))
+    named = [(role, name) for role, name in zip(parts[::2], parts[1::2], strict=True) if role not in left_out]
     trimmed = {name.strip(): name for name in reversed(table.names)}
     found = {role: name if name in table.columns else trimmed.get(name.strip(), "") for role, name in named}
     wrong = blank.strip(" ,") or next((f"{role}={name}" for role, name in named if found[role] not in table.columns), "")

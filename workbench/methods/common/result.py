@@ -318,8 +318,8 @@ class LoadedResult:
             raise ConfigError(asked, "Its answers are texts, not classes.", f"Give --data FOLDER with the files of '{about.job.task}'.")
         tables = read_tables(about.job.task, data)
         table = tables.get(split) or next(iter(tables.values()))
-        named = named_columns(about.job.columns if columns is None else columns, Columns._fields, table)
-        named = {role: name for role, name in named.items() if role != "source" and (has_labels or role != "label")}
+        left_out = ("source",) if has_labels else ("source", "label")
+        named = named_columns(about.job.columns if columns is None else columns, Columns._fields, table, left_out=left_out)
         wanted = [named]
         if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.names):
             wanted = [{role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts]
