@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
 from workbench.profiler.host import HostProfile, LinkSample
 from workbench.runtime.measuring import PacedGroup
-from workbench.runtime.pacing import PacedLinks
+from workbench.runtime.pacing import RankLinks
 from workbench.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, alike, survey_devices, survey_layers, survey_links
 
 HOST = HostProfile(
@@ -51,18 +52,19 @@ def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalo
 
 
 def test_links_between_emulated_devices_are_measured() -> None:
-    used, rows = survey_links(two_devices(), fidelity="paced", repeats=2)
-    assert used == "paced"
+    used, rows = survey_links(two_devices(), repeats=2)
+    assert used in ("kernel", "paced")
     assert [(row.source, row.destination) for row in rows] == [("left", "right"), ("right", "left")]
     for row in rows:
         assert row.described == Link(bytes_per_s=12.5e6, latency_s=0.004)
-        assert row.measured.bytes_per_s < 1.1 * 12.5e6  # sleeping out the link's time cannot be too fast
+        assert row.measured.bytes_per_s < 1.1 * 12.5e6 and row.measured.latency_s > 0.0039  # an emulated link cannot be too fast
         assert max(sample.nbytes for sample in row.samples) <= 0.3 * 12.5e6
     with pytest.raises(ConfigError, match="one device"):
         survey_links(two_devices().part([1]))
 
 
-def test_a_paced_group_waits_as_long_as_the_link_takes() -> None:
+@pytest.mark.parametrize(("fidelity", "seconds"), [("paced", 0.014), ("kernel", 0.004), ("real", 0.0)])
+def test_a_paced_group_waits_for_what_the_kernel_does_not_emulate(fidelity: Any, seconds: float) -> None:
     calls: list[tuple] = []
 
     class Group:
@@ -70,9 +72,11 @@ def test_a_paced_group_waits_as_long_as_the_link_takes() -> None:
             calls.append(("send", destination, tag))
             return "work"
 
-    paced = PacedGroup(Group(), PacedLinks(cluster=two_devices(), rank=0), sleep=lambda seconds: calls.append(("sleep", seconds)))
+    paced = PacedGroup(
+        Group(), RankLinks(cluster=two_devices(), rank=0, fidelity=fidelity), sleep=lambda seconds: calls.append(("sleep", seconds))
+    )
     assert paced.send([torch.zeros(125_000, dtype=torch.uint8)], 1, 7) == "work"
-    assert calls == [("sleep", pytest.approx(0.014)), ("send", 1, 7)]
+    assert calls == [("sleep", pytest.approx(seconds)), ("send", 1, 7)]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -31,11 +32,14 @@ def program(schedule: Schedule, spec: Callable[[Value], Spec], **seconds: float)
     return Program(schedule=schedule, costs=Costs(seconds_by_kind=seconds), devices=devices)
 
 
+def cluster_of(count: int, bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
+    """Return up to six equal devices, named a to f.  latency_s: of a device's link; a path between two has both."""
+    device = Device(name="a", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s), host_share=1.0)
+    return Cluster(name="equal devices", devices=tuple(replace(device, name=name) for name in "abcdef"[:count]))
+
+
 def cluster_of_two(bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
-    link = Link(bytes_per_s=bytes_per_s, latency_s=latency_s)
-    return Cluster(
-        name="pair", devices=tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link, host_share=1.0) for name in "ab")
-    )
+    return cluster_of(2, bytes_per_s, latency_s)
 
 
 def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:

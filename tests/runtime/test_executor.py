@@ -17,7 +17,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor
-from workbench.runtime.pacing import PacedLinks, Pacer
+from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import require_one_program
 from workbench.runtime.step_values import nbytes
 from workbench.runtime.transport import Transport
@@ -110,7 +110,7 @@ def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tens
         made = program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S, B=BACKWARD_S)
         return executor.run(made, layer.table(), dict.fromkeys(schedule.inputs[rank])), layer
 
-    return on_executors(2, work, factor=factor, paced_links=lambda rank: PacedLinks(cluster=cluster, rank=rank))
+    return on_executors(2, work, factor=factor, links=lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity="paced"))
 
 
 def made_up() -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import cluster_of_two, on_executors, program
+from gloo_pairs import cluster_of, cluster_of_two, on_executors, program
 
-from workbench.core.costs import Spec
+from workbench.core.costs import MESSAGE_S, Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.methods.common.session import transfers_of
 from workbench.runtime.executor import Execution, Executor
-from workbench.runtime.pacing import PacedLinks
+from workbench.runtime.pacing import RankLinks
+from workbench.runtime.transport import stamped, without_stamp
 from workbench.schedules import check
 
 SIZE = 500
@@ -140,18 +142,76 @@ def test_a_channel_keeps_its_order() -> None:
     assert [span.op.reads[0] for span in first.spans if span.op.kind == "SEND"] == [late, early]
 
 
-def test_paced_messages_take_as_long_as_the_link() -> None:
-    cluster = cluster_of_two(bytes_per_s=4 * SIZE / 0.01, latency_s=0.002)
-    done = run(swap(3), makers(SIZE), paced_links=lambda rank: PacedLinks(cluster=cluster, rank=rank))
-    for execution in done:
-        sent: list[Span] = [span for span in execution.spans if span.op.kind == "SEND"]
-        assert len(sent) == 3 and all(span.end_s - span.start_s >= 0.014 for span in sent)
-        assert all(earlier.end_s <= later.start_s for earlier, later in itertools.pairwise(sent)), "one after the other"
+LINK_S = 0.014
+"""Both latencies, and 10 ms for the bytes."""
+
+
+def emulated(fidelity: Any, count: int) -> Callable[[int], RankLinks]:
+    """Return the links of each of some ranks, over which a message of SIZE takes LINK_S."""
+    cluster = cluster_of(count, bytes_per_s=4 * SIZE / 0.01, latency_s=0.002)
+    return lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity=fidelity)
+
+
+def transfers(done: list[Execution], kind: str, rank: int) -> list[Span]:
+    return sorted((span for span in done[rank].spans if span.op.kind == kind), key=lambda span: span.start_s)
+
+
+def one_after_the_other(spans: list[Span]) -> bool:
+    return all(earlier.start_s + LINK_S <= later.start_s + 1e-9 for earlier, later in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("fidelity", ["kernel", "paced"])
+def test_a_message_over_an_emulated_link_takes_its_latency_and_its_bytes(fidelity: str) -> None:
+    """Both ends agree on when a message begins, because it carries that time; the next one begins when it has ended."""
+    done = run(swap(3), makers(SIZE), links=emulated(fidelity, 2))
+    for rank in range(2):
+        sent, received = transfers(done, "SEND", rank), transfers(done, "RECV", 1 - rank)
+        assert len(sent) == 3 and one_after_the_other(sent)
+        assert [span.start_s for span in received] == [span.start_s for span in sent]
+        assert all(span.end_s - span.start_s >= LINK_S for span in (*sent, *received))
+        assert done[rank].outputs[value("total")].tolist() == [2.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["SEND", "RECV"])
+def test_messages_of_several_devices_take_turns_at_one_end_of_a_link(kind: str) -> None:
+    """Two messages leave one device for two others, or arrive from them: as in the simulator, for the latency too."""
+    first, second = value("first"), value("second")
+    pairs = {first: (0, 1), second: (0, 2)} if kind == "SEND" else {first: (1, 0), second: (2, 0)}
+    schedule = Schedule(
+        ops=tuple(
+            tuple((send if rank == pair[0] else recv)(one, *pair) for one, pair in pairs.items() if rank in pair) for rank in range(3)
+        ),
+        inputs=tuple(tuple(one for one, pair in pairs.items() if rank == pair[0]) for rank in range(3)),
+        outputs=tuple(tuple(one for one, pair in pairs.items() if rank == pair[1]) for rank in range(3)),
+    )
+    spans = transfers(run(schedule, {}, links=emulated("kernel", 3)), kind, 0)
+    assert len(spans) == 2 and one_after_the_other(spans)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (3,), (5, 7)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "int8", "bool"])
+def test_a_message_that_carries_its_time_keeps_its_content(dtype: str, shape: tuple[int, ...]) -> None:
+    content = (torch.randn(shape) * 100).to(getattr(torch, dtype))
+    received, time_s = without_stamp(stamped(content, 1234.5), Spec(shape, dtype))
+    assert received.dtype == content.dtype and torch.equal(received, content) and time_s == 1234.5
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("ALLREDUCE", 4), ("ALLGATHER", 2), ("REDUCESCATTER", 2), ("BROADCAST", 2)])
+def test_collectives_over_kernel_links_take_their_latency(kind: str, rounds: int) -> None:
+    """The kernel emulates their bytes.  rounds: of messages among three devices."""
+
+    def work(executor: Executor) -> float:
+        op = Op(kind, ranks=(0, 1, 2))
+        result, span = executor.transport.collective(op, torch.ones(3), (1, 1, 1) if kind != "ALLGATHER" else (3, 3, 3))
+        assert result.sum() > 0
+        return span.end_s - span.start_s
+
+    assert min(on_executors(3, work, links=emulated("kernel", 3))) >= rounds * 0.004
 
 
 def test_a_slow_link_delays_what_is_sent_over_it() -> None:
     """An injected fault, whether the kernel shapes the links or not; the receiver's end tells how long a message took."""
-    links = PacedLinks(cluster=cluster_of_two(bytes_per_s=4 * SIZE / 0.02, latency_s=0.0), rank=0)
+    links = RankLinks(cluster=cluster_of_two(bytes_per_s=4 * SIZE / 0.02, latency_s=0.0), rank=0, fidelity="real")
 
     def work(executor: Executor) -> Execution:
         if executor.rank == 0:
@@ -190,10 +250,20 @@ def test_a_silent_peer_is_an_error(passes: bool) -> None:
 
 
 def test_paced_times_are_the_links() -> None:
-    links = PacedLinks(cluster=cluster_of_two(bytes_per_s=1e6, latency_s=0.001), rank=0)
-    assert links.transfer_s(1, 500_000) == pytest.approx(0.502)
+    links = RankLinks(cluster=cluster_of_two(bytes_per_s=1e6, latency_s=0.001), rank=0, fidelity="paced")
+    assert links.transfer_s(0, 1, 500_000) == links.added_s(0, 1, 500_000) == pytest.approx(0.502)
     assert links.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(2 * (0.002 + 0.25))
     assert links.collective_s("ALLGATHER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25)
     assert links.collective_s("REDUCESCATTER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25)
     assert links.collective_s("BROADCAST", (0, 1), 500_000) == pytest.approx(0.502)
     assert links.collective_s("ALLREDUCE", (0,), 500_000) == 0
+    slowly = replace(links, dilation=4.0)
+    assert slowly.transfer_s(0, 1, 500_000) == pytest.approx(4 * 0.502)
+    assert slowly.occupied_s(0, 1, 500_000) == pytest.approx(4 * (0.502 + MESSAGE_S))
+    assert slowly.added_s(0, 1, 500_000) == pytest.approx(4 * 0.502 + 3 * MESSAGE_S), "this machine takes MESSAGE_S once by itself"
+    assert slowly.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(4 * 0.504 + 2 * 3 * MESSAGE_S)
+    kernel, real = replace(links, fidelity="kernel"), replace(links, fidelity="real")
+    assert kernel.added_s(0, 1, 500_000) == pytest.approx(0.002) and real.added_s(0, 1, 500_000) == 0
+    assert kernel.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(0.004)
+    assert kernel.collective_s("BROADCAST", (0, 1), 500_000) == pytest.approx(0.002)
+    assert real.collective_s("ALLREDUCE", (0, 1), 500_000) == real.collective_s("BROADCAST", (0, 1), 500_000) == 0

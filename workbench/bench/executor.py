@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import chain
 from statistics import median
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from workbench.bench.frame import Progress, line_of, require_kernel_links
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, TableCosts, ring_allreduce_s
+from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts, ring_allreduce_s
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, unrolled
 from workbench.core.schedule import ALLREDUCE, NONE, SEND, Op, Schedule, Value
@@ -23,7 +25,7 @@ from workbench.methods.pac_plus.rank_job import backbone_part
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.executor import Executor, Handler
-from workbench.runtime.pacing import Pacer
+from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import group
 from workbench.runtime.transport import Transport, empty
 from workbench.schedules import (
@@ -35,7 +37,6 @@ from workbench.schedules import (
     ring_allgather_gemm,
     split_heads,
 )
-from workbench.schedules.inference.costs import MESSAGE_S
 from workbench.simulator import simulate
 
 SIZES = (2, 3, 4)
@@ -44,6 +45,13 @@ MBIT_PER_S = 500
 CROSSING = Spec((4, 32, 128))
 """The value that crosses a boundary: 64 KB, 1.05 ms on the link."""
 GRADIENT = Spec((25_000,))
+LATENCIES_MS = (1, 5)
+"""Of a path, for the programs whose time is mostly latency; all others have the latency of the cluster 'laptop'."""
+SMALL = Spec((4, 128))
+"""The value that crosses a boundary in those programs: 2 KB, 0.03 ms on the link."""
+SMALL_GEMM_S = 1e-3
+TILES = 8
+"""Number of tiles of each device in the ring of many tiles."""
 SECONDS = {"F": 6e-3, "SF": 2e-3, "B": 9e-3, "SB": 3e-3, "STEP": 1e-3, "GEMM": 8e-3, "ATTN": 6e-3, "MLP": 5e-3, "MLPB": 9e-3, "ATTNB": 8e-3}
 SENT = frozenset({"act", "grad", "side", "sgrad", "tile"})
 ROUNDS = 15
@@ -54,22 +62,31 @@ NUM_OPS = 2000
 """Number of operations in the chain whose unpaced time is the executor's overhead."""
 
 
-def costs_on(cluster: Cluster) -> TableCosts:
-    """Return SECONDS by kind, and transfers by the cluster's links."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program that is measured.  num_steps: steps that follow without a pause.  cluster: whose links it runs on."""
+
+    program: Program
+    num_steps: int = 1
+    cluster: Cluster
+
+
+def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, float] = SECONDS) -> TableCosts:
+    """Return seconds by kind, and transfers by the cluster's links.  crossing: the value that crosses a boundary."""
 
     def send_s(rank: int, op: Op) -> float:
-        return cluster.link(*op.ranks).transfer_s(CROSSING.nbytes) + MESSAGE_S
+        return cluster.link(*op.ranks).transfer_s(crossing.nbytes) + MESSAGE_S
 
     def allreduce_s(rank: int, op: Op) -> float:
         return ring_allreduce_s(cluster, op.ranks, GRADIENT.nbytes) + 2 * (len(op.ranks) - 1) * MESSAGE_S
 
-    nbytes = dict.fromkeys(SENT, CROSSING) | {"gsum": GRADIENT}
-    return TableCosts(seconds_by_kind={**SECONDS, SEND: send_s, ALLREDUCE: allreduce_s}, bytes_by_name=nbytes)
+    nbytes = dict.fromkeys(SENT, crossing) | {"gsum": GRADIENT}
+    return TableCosts(seconds_by_kind={**seconds, SEND: send_s, ALLREDUCE: allreduce_s}, bytes_by_name=nbytes)
 
 
-def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
-    """Return the programs for a cluster by name, with the number of steps of each that follow without a pause."""
-    size = cluster.world_size
+def cases(size: int) -> dict[str, Case]:
+    """Return the programs for this many devices by name."""
+    cluster = _cluster(size)
     plan = _plan([(rank,) for rank in range(size)])
     one = (1,) * MICRO_BATCHES
     groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
@@ -84,8 +101,15 @@ def programs(cluster: Cluster) -> dict[str, tuple[Program, int]]:
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
     costs = costs_on(cluster)
-    found = {name: (Program.on(cluster, schedule, costs), 1) for name, schedule in schedules.items()}
-    found["not draining"] = (found["forward-only chain"][0], STEPS)
+    found = {name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster) for name, schedule in schedules.items()}
+    found["not draining"] = replace(found["forward-only chain"], num_steps=STEPS)
+    rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
+    by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
+    for latency_ms in LATENCIES_MS:
+        slow = _cluster(size, latency_ms)
+        costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
+        for name, schedule in by_latency.items():
+            found[f"{name}, {latency_ms} ms"] = Case(program=Program.on(slow, schedule, costs), cluster=slow)
     return found
 
 
@@ -100,9 +124,9 @@ def bench(progress: Progress = print) -> dict[str, Any]:
         cluster = _cluster(size)
         with EngineCluster.start(cluster) as engines:
             require_kernel_links(engines, "executor")
-            results = engines.run(run_rank, [cluster] * size)
-        for name, (program, num_steps) in programs(cluster).items():
-            points.append(_point(name, size, program, num_steps, [result["rounds"][name] for result in results]))
+            results = engines.run(run_rank, [size] * size)
+        for name, case in cases(size).items():
+            points.append(_point(name, size, case, [result["rounds"][name] for result in results]))
             progress(line_of(points[-1]))
         own += [result["own_s"] for result in results]
     return {
@@ -117,23 +141,27 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     }
 
 
-def run_rank(context: RankContext, cluster: Cluster) -> dict[str, Any]:
+def run_rank(context: RankContext, size: int) -> dict[str, Any]:
     """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the overhead."""
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
         subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        chosen = programs(cluster)
-        every_op = (op for program, _ in chosen.values() for ops in program.schedule.ops for op in ops)
+        chosen = cases(size)
+        every_op = (op for case in chosen.values() for ops in case.program.schedule.ops for op in ops)
         for ranks in sorted({tuple(sorted(op.ranks)) for op in every_op if len(op.ranks) > 1}):
             subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=30))
-        transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))])
-        pacer = Pacer(1.0)
-        with Executor(context.rank, transport, pacer) as executor:
-            own_s = _own_cost(executor)
+        pacer, executors = Pacer(1.0), dict[str, Executor]()
+        with ExitStack() as opened:
+            for case in chosen.values():
+                if case.cluster.name not in executors:
+                    links = RankLinks(cluster=case.cluster, rank=context.rank, fidelity=context.fidelity)
+                    transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links)
+                    executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
+            own_s = _own_cost(executors[_cluster(size).name])
             for turn in range(ROUNDS + 1):
-                for name, (program, num_steps) in chosen.items():
+                for name, case in chosen.items():
                     pacer.reset()
-                    begin, end = _time(executor, program, num_steps)
+                    begin, end = _time(executors[case.cluster.name], case.program, case.num_steps)
                     if turn:
                         rounds.setdefault(name, []).append((begin, end, pacer.late_s, pacer.paced_s))
     return {"rounds": rounds, "own_s": own_s}
@@ -192,8 +220,8 @@ def _own_cost(executor: Executor) -> float:
     return min(seconds)
 
 
-def _point(name: str, size: int, program: Program, num_steps: int, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> dict:
-    simulated_s = max(span.end_s for span in simulate(unrolled(program, num_steps), memory=False).spans)
+def _point(name: str, size: int, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> dict[str, Any]:
+    simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
     ratios = sorted(seconds / simulated_s for seconds in measured)
     late, paced = (sum(entry[place] for own in by_rank for entry in own) for place in (2, 3))
@@ -209,8 +237,13 @@ def _point(name: str, size: int, program: Program, num_steps: int, by_rank: Sequ
     }
 
 
-def _cluster(size: int) -> Cluster:
-    return load_cluster("laptop").part(range(size)).with_bandwidth(MBIT_PER_S)
+def _cluster(size: int, latency_ms: float | None = None) -> Cluster:
+    """Return the devices of the cluster 'laptop' with links of MBIT_PER_S.  latency_ms: of each path; None: the cluster's."""
+    cluster = load_cluster("laptop").part(range(size)).with_bandwidth(MBIT_PER_S)
+    if latency_ms is None:
+        return cluster
+    devices = tuple(replace(one, link=replace(one.link, latency_s=latency_ms / 2e3)) for one in cluster.devices)
+    return replace(cluster, name=f"{cluster.name}, {latency_ms:g} ms", devices=devices)
 
 
 def _plan(groups: Sequence[Sequence[int]]) -> Plan:
@@ -230,3 +263,9 @@ def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
 
     fields = ("ops", "inputs", "outputs")
     return Schedule(**{name: joined(getattr(schedule, name) for schedule in schedules) for name in fields})
+
+
+def _side_by_side(schedules: Sequence[Schedule]) -> Schedule:
+    """Return the first operation of every schedule on each rank, then the second of every schedule, and so on."""
+    ops = tuple(tuple(chain.from_iterable(zip(*own, strict=True))) for own in zip(*(one.ops for one in schedules), strict=True))
+    return replace(_in_turn(schedules), ops=ops)

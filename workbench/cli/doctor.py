@@ -95,8 +95,11 @@ def _links() -> list[Check]:
     from workbench.runtime.network import probe
 
     support = probe()
-    degraded = support.fidelity != "kernel" or bool(support.remedy)
-    return [Check("emulated links", "degraded" if degraded else "ok", f"{support.fidelity}: {support.reason}", support.remedy)]
+    return [
+        Check(
+            "emulated links", "ok" if support.fidelity == "kernel" else "degraded", f"{support.fidelity}: {support.reason}", support.remedy
+        )
+    ]
 
 
 def _memory() -> list[Check]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from workbench.cli.output import print_json, print_table, say
@@ -109,8 +108,6 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     ]
     columns = ("link", "Mbit/s described", "Mbit/s measured", "ms described", "ms measured")
     print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
-    if used == "kernel" and median(link.measured.latency_s for link in links) < median(link.described.latency_s for link in links) / 2:
-        print("This kernel limits rates but does not delay packets: latencies are this machine's own.")
     return found
 
 

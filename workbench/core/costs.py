@@ -79,9 +79,18 @@ class TableCosts:
         return self.resident_by_rank.get(rank, 0)
 
 
+MESSAGE_S = 1e-4
+"""Overhead of a message on its device, in addition to latency and transfer time: about 0.1 ms with gloo on Linux, measured."""
+
+
 def ring_steps(kind: str, size: int) -> int:
     """Return how many times each rank sends 1/size of the tensor in a ring algorithm (Patarasuk and Yuan, 2009)."""
     return {ALLREDUCE: 2 * (size - 1), ALLGATHER: size - 1, REDUCESCATTER: size - 1}[kind]
+
+
+def num_rounds(kind: str, size: int) -> int:
+    """Return how many messages follow each other in a collective: in a ring, or from a broadcast's root along a binomial tree."""
+    return (size - 1).bit_length() if kind == BROADCAST else ring_steps(kind, size)
 
 
 def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> int:
@@ -108,7 +117,16 @@ def broadcast_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
     """Return the seconds of a broadcast from ranks[0] along a binomial tree."""
     if len(ranks) < 2:
         return 0.0
-    return (len(ranks) - 1).bit_length() * max(cluster.link(ranks[0], rank).transfer_s(nbytes) for rank in ranks[1:])
+    return num_rounds(BROADCAST, len(ranks)) * max(cluster.link(ranks[0], rank).transfer_s(nbytes) for rank in ranks[1:])
+
+
+def collective_latency_s(cluster: Cluster, kind: str, ranks: Sequence[int]) -> float:
+    """Return the part of `ring_s`, or of `broadcast_s`, that is latency and not bytes / rate."""
+    if len(ranks) < 2:
+        return 0.0
+    first = (ranks[0],) * (len(ranks) - 1)
+    pairs = zip(first, ranks[1:], strict=True) if kind == BROADCAST else zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+    return num_rounds(kind, len(ranks)) * max(cluster.link(*pair).latency_s for pair in pairs)
 
 
 def busiest_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> float:

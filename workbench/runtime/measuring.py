@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from workbench.profiler.host import HostProfile, LinkSample, measure_host, measure_links
 from workbench.runtime.context import RankContext
-from workbench.runtime.pacing import PacedLinks
+from workbench.runtime.pacing import RankLinks
 from workbench.runtime.process_group import group
 
 
 def measure_rank_links(context: RankContext, asked: tuple[tuple[int, ...], int]) -> tuple[tuple[LinkSample, ...], ...]:
     """Return the samples of each link that starts at this rank.  asked: message sizes and repeats."""
     sizes, repeats = asked
-    with group(context, 60.0, "links") as opened:
-        links = PacedLinks(cluster=context.cluster, rank=context.rank) if context.fidelity == "paced" else None
-        measured = measure_links(opened if links is None else PacedGroup(opened, links), context.rank, sizes=sizes, repeats=repeats)
-    return tuple(measured.values())
+    with paced_group(context, 60.0, "links") as opened:
+        return tuple(measure_links(opened, context.rank, sizes=sizes, repeats=repeats).values())
+
+
+@contextmanager
+def paced_group(context: RankContext, timeout_s: float = 30.0, name: str = "main") -> Iterator[PacedGroup]:
+    """Open a group of all ranks (see open_group) whose messages take as long as the cluster's links."""
+    with group(context, timeout_s, name) as opened:
+        yield PacedGroup(opened, RankLinks(cluster=context.cluster, rank=context.rank, fidelity=context.fidelity))
 
 
 class PacedGroup:
-    """A process group that delays its messages where the kernel does not shape the links, as the runtime's transport does."""
+    """A process group that delays its messages by what the kernel does not emulate of the links, as the runtime's transport does."""
 
-    def __init__(self, opened: Any, links: PacedLinks, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, opened: Any, links: RankLinks, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._group, self._links, self._sleep = opened, links, sleep
 
     def send(self, tensors: Sequence[Any], destination: int, tag: int) -> Any:
-        """Wait for the link's time, then send."""
-        self._sleep(self._links.transfer_s(destination, sum(tensor.numel() * tensor.element_size() for tensor in tensors)))
+        """Wait for this part of the link's time, then send."""
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._sleep(self._links.added_s(self._links.rank, destination, nbytes))
         return self._group.send(tensors, destination, tag)
 
     def __getattr__(self, name: str) -> Any:

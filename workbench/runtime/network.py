@@ -1,4 +1,4 @@
-"""Emulate links in the kernel: anonymous network namespaces joined by a bridge, with HTB at both ends of every veth.
+"""Emulate the rates of links in the kernel: anonymous network namespaces joined by a bridge, with HTB at both ends of every veth.
 
 A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces.  The caller therefore needs no privileges and may
 have threads.  Nothing is left behind: the namespaces disappear when the holder and the engines end.
@@ -79,12 +79,11 @@ Fidelity = Literal["kernel", "paced"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSupport:
-    """The link emulation that this machine supports.  reason: why not more; remedy: how to get more; latency: whether netem works."""
+    """The link emulation that this machine supports.  reason: why not more; remedy: how to get more."""
 
     fidelity: Fidelity
     reason: str
     remedy: str = ""
-    latency: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +112,6 @@ class Layout:
     """The holder's report once all links are up."""
 
     endpoints: tuple[Endpoint, ...]
-    latency: bool
     unprivileged: bool
 
 
@@ -123,7 +121,6 @@ class EmulatedNetwork:
     def __init__(self, holder: subprocess.Popen[str], layout: Layout) -> None:
         self._holder = holder
         self.endpoints = layout.endpoints
-        self.latency = layout.latency
         self.unprivileged = layout.unprivileged
 
     @property
@@ -192,13 +189,7 @@ def probe() -> NetworkSupport:
     try:
         with contextlib.closing(EmulatedNetwork.create(Cluster(name="probe", devices=devices), Path("workbench-probe"))) as network:
             how = "in a user namespace" if network.unprivileged else "as root"
-            note = "" if network.latency else "; this kernel has no netem, so link latency is not emulated"
-            return NetworkSupport(
-                fidelity="kernel",
-                reason=f"network namespaces with HTB links work {how}{note}",
-                remedy="" if network.latency else "Load the kernel module sch_netem to emulate latency too.",
-                latency=network.latency,
-            )
+            return NetworkSupport(fidelity="kernel", reason=f"network namespaces with HTB links work {how}; our transport adds latency")
     except (RuntimeSetupError, OSError) as error:
         reason = error.found if isinstance(error, RuntimeSetupError) else str(error)
         return NetworkSupport(
@@ -245,13 +236,13 @@ def _hold() -> None:
     unprivileged = not has_network_privilege()
     if unprivileged:
         become_root_of_new_user_namespace()
-    ends, latency = build_links(cluster)
+    ends = build_links(cluster)
     user_path = f"/proc/{os.getpid()}/ns/user" if unprivileged else ""
     endpoints = tuple(
         Endpoint(network_path=f"/proc/{os.getpid()}/fd/{end.descriptor}", user_path=user_path, interface=end.interface, address=end.address)
         for end in ends
     )
-    layout = to_json(Layout(endpoints=endpoints, latency=latency, unprivileged=unprivileged), indent=-1)
+    layout = to_json(Layout(endpoints=endpoints, unprivileged=unprivileged), indent=-1)
     print(layout, flush=True)
     for line in sys.stdin:
         shape_links(from_json(line, Cluster, source="the caller's cluster"), [end.descriptor for end in ends])

@@ -1,4 +1,4 @@
-"""Slow a fast host down to an emulated device: paces compute, and also messages where the kernel does not shape links."""
+"""Slow a fast host down to an emulated device: its compute, and what the kernel does not emulate of its links."""
 
 from __future__ import annotations
 
@@ -6,33 +6,57 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import broadcast_s, ring_s
+from workbench.core.costs import MESSAGE_S, broadcast_s, collective_latency_s, num_rounds, ring_s
 from workbench.core.errors import ConfigError
 from workbench.core.schedule import BROADCAST
 from workbench.core.serial import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PacedLinks:
-    """The emulated links of one rank."""
+class RankLinks:
+    """The links of one rank, and which part of their time our transport adds.  All times are this machine's.
+
+    fidelity: 'kernel': the kernel limits the rates, and the transport adds the latency.  'paced': the transport adds both.
+    'real': it adds nothing.  dilation: so many times slower than described (see RankContext).
+    """
 
     cluster: Cluster
     rank: int
+    fidelity: Literal["kernel", "paced", "real"]
+    dilation: float = 1.0
 
-    def transfer_s(self, destination: int, nbytes: int) -> float:
-        """Return the transfer time in seconds: latency plus bytes divided by the link's rate."""
-        return self.cluster.link(self.rank, destination).transfer_s(nbytes)
+    def transfer_s(self, source: int, destination: int, nbytes: int) -> float:
+        """Return the seconds of a transfer: latency plus bytes divided by the link's rate."""
+        return self.dilation * self.cluster.link(source, destination).transfer_s(nbytes)
+
+    def occupied_s(self, source: int, destination: int, nbytes: int) -> float:
+        """Return the seconds for which a message occupies both ends of the link: of its transfer, and MESSAGE_S."""
+        return self.transfer_s(source, destination, nbytes) + self.dilation * MESSAGE_S
+
+    def added_s(self, source: int, destination: int, nbytes: int) -> float:
+        """Return the seconds of a message that neither the kernel nor a real link takes, nor gloo, which takes MESSAGE_S."""
+        if self.fidelity == "real":
+            return 0.0
+        link = self.cluster.link(source, destination)
+        seconds = link.latency_s if self.fidelity == "kernel" else link.transfer_s(nbytes)
+        return self.dilation * seconds + (self.dilation - 1) * MESSAGE_S
 
     def slower_s(self, factors: Mapping[str, float], destination: int, nbytes: int) -> float:
         """Return the seconds that a transfer takes longer.  factors: how many times slower, by the destination's name."""
-        return (factors.get(self.cluster.devices[destination].name, 1.0) - 1) * self.transfer_s(destination, nbytes)
+        return (factors.get(self.cluster.devices[destination].name, 1.0) - 1) * self.transfer_s(self.rank, destination, nbytes)
 
     def collective_s(self, kind: str, ranks: Sequence[int], nbytes: int) -> float:
-        """Return the seconds of a collective on a tensor of this many bytes."""
-        return broadcast_s(self.cluster, ranks, nbytes) if kind == BROADCAST else ring_s(self.cluster, kind, ranks, nbytes)
+        """Return the seconds to add to a collective on a tensor of this many bytes (see added_s)."""
+        if self.fidelity == "real" or len(ranks) < 2:
+            return 0.0
+        if self.fidelity == "kernel":
+            seconds = collective_latency_s(self.cluster, kind, ranks)
+        else:
+            seconds = broadcast_s(self.cluster, ranks, nbytes) if kind == BROADCAST else ring_s(self.cluster, kind, ranks, nbytes)
+        return self.dilation * seconds + (self.dilation - 1) * MESSAGE_S * num_rounds(kind, len(ranks))
 
 
 T = TypeVar("T")

@@ -2,6 +2,10 @@
 
 The thread that has the value passes the message to gloo.  If an earlier message still occupies the egress, the sending thread does.
 A forwarded value is sent by the thread that received it, whatever the streams are doing.
+
+Latency of emulated links: as in the simulator, a message occupies the sender's egress and the receiver's ingress for
+latency + bytes / rate + MESSAGE_S.  It carries the time at which it begins to occupy the egress (all clocks are this machine's),
+and the receiver holds it back until the end.  So what the host needs to deliver a message is hidden in its latency.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ from typing import Any
 
 import torch
 
-from workbench.core.costs import Spec, sent_bytes
+from workbench.core.costs import MESSAGE_S, Spec, opaque, sent_bytes
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op, Value
 from workbench.core.timeline import Span
-from workbench.runtime.pacing import PacedLinks
+from workbench.runtime.pacing import RankLinks
 from workbench.runtime.step_values import StepValues, nbytes
 
 WINDOW = 16
@@ -39,12 +43,15 @@ class _Message:
     def __init__(self, op: Op, values: StepValues, spans: list[Span]) -> None:
         self.op, self.values, self.spans = op, values, spans
         self.content: torch.Tensor | None = None
+        self.nbytes = 0
         self.work: Any = None
-        self.start_s = 0.0
+        self.ready_s = 0.0  # when its value was present and it was next in its channel
+        self.start_s = 0.0  # when it begins to occupy the egress
+        self.end_s = 0.0  # not before: until then an emulated link is occupied
 
     @property
     def is_large(self) -> bool:
-        return nbytes(self.content) > SMALL_BYTES
+        return self.nbytes > SMALL_BYTES
 
 
 class _Channel:
@@ -60,8 +67,8 @@ class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it.
 
     group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called only on its members).
-    paced_links: None where the kernel shapes the links.  links: as described, for slow_links: how many times slower messages to a device
-    are, by its name (an injected fault).  timeout_s: how long to wait for a value from another rank.
+    links: as described, and what is to be emulated of them; None: gloo's own time alone.  slow_links: how many times slower messages to a
+    device are, by its name (an injected fault).  timeout_s: how long to wait for a value from another rank.
     peers: the group's number of each rank named in operations (None: the same numbers).  The numbers differ if the survivors of a
     failure have formed a new group.
     """
@@ -72,18 +79,20 @@ class Transport:
         rank: int,
         *,
         subgroup: Callable[[tuple[int, ...]], torch.distributed.ProcessGroup],
-        paced_links: PacedLinks | None = None,
-        links: PacedLinks | None = None,
+        links: RankLinks | None = None,
         timeout_s: float = 30.0,
         peers: Mapping[int, int] | None = None,
     ) -> None:
-        self.subgroup, self.paced_links, self.timeout_s = subgroup, paced_links, timeout_s
+        self.subgroup, self.links, self.timeout_s = subgroup, links, timeout_s
         self._group, self._rank, self._peers = group, rank, peers
-        self._links, self.slow_links = links, dict[str, float]()
+        self.slow_links = dict[str, float]()
         self._channels: dict[int, _Channel] = {}
         self._egress = threading.Lock()
         self._num_waiting = 0  # messages that the sending thread has yet to pass to gloo
         self._num_large = 0  # large messages that were passed to gloo but not sent yet
+        self._egress_free_s = 0.0  # when the messages to emulated links will have left
+        self._ingress = threading.Lock()
+        self._ingress_free_s = 0.0  # when those from emulated links will have arrived
         self._leaving: queue.SimpleQueue = queue.SimpleQueue()
         self._receives: dict[int, queue.SimpleQueue] = {}
         self.failure: BaseException | None = None
@@ -104,6 +113,7 @@ class Transport:
         def present(value: Value, content: Any) -> None:
             for channel, message in outgoing.pop(value, ()):
                 message.content = content.detach().contiguous()
+                message.nbytes = nbytes(message.content)
                 self._advance(channel)
 
         return present
@@ -145,9 +155,9 @@ class Transport:
                 "See the first device that failed.",
             ) from error
         size = nbytes(whole)
-        if self.paced_links is not None:
+        if self.links is not None and (added_s := self.links.collective_s(op.kind, op.ranks, size)):
             # All members leave a collective at the same time, so each can wait out the link time locally.
-            time.sleep(self.paced_links.collective_s(op.kind, op.ranks, size))
+            time.sleep(added_s)
         sent = sent_bytes(op.kind, len(op.ranks), size, is_root=position == 0)
         return result, Span(self._rank, op, start_s, time.monotonic(), sent)
 
@@ -188,7 +198,8 @@ class Transport:
             while channel.pending and channel.pending[0].content is not None:
                 message = channel.pending[0]
                 with self._egress:
-                    if self.paced_links is None and not self.slow_links and not self._num_waiting and not self._num_large:
+                    message.ready_s = time.monotonic()
+                    if not self.slow_links and not self._num_waiting and not self._num_large:
                         self._give_to_gloo(message)
                     else:
                         self._num_waiting += 1
@@ -198,8 +209,14 @@ class Transport:
     def _give_to_gloo(self, message: _Message) -> None:
         destination = message.op.ranks[1]
         channel = self._channels[destination]
-        if not message.start_s:
-            message.start_s = time.monotonic()
+        begin_s = time.monotonic()
+        if self._is_emulated(self._rank, destination):
+            assert self.links is not None and message.content is not None
+            begin_s = max(message.ready_s, self._egress_free_s)
+            self._egress_free_s = begin_s + self.links.occupied_s(self._rank, destination, message.nbytes)
+            message.end_s = self._egress_free_s - MESSAGE_S
+            message.content = stamped(message.content, begin_s)
+        message.start_s = message.start_s or begin_s
         try:
             message.work = self._group.send([message.content], self._peer(destination), channel.num_sent)
         except RuntimeError as error:
@@ -221,13 +238,11 @@ class Transport:
             item.content = item.work = None
 
     def _see_off(self, message: _Message) -> None:
-        size = nbytes(message.content)
         if message.work is None:
-            message.start_s = time.monotonic()
-            if self.paced_links is not None:
-                time.sleep(self.paced_links.transfer_s(message.op.ranks[1], size))
-            if self.slow_links and self._links is not None:
-                time.sleep(self._links.slower_s(self.slow_links, message.op.ranks[1], size))
+            if self.slow_links and self.links is not None:
+                message.start_s = time.monotonic()
+                time.sleep(self.links.slower_s(self.slow_links, message.op.ranks[1], message.nbytes))
+                message.ready_s = time.monotonic()
             with self._egress:
                 self._give_to_gloo(message)
                 self._num_waiting -= 1
@@ -238,13 +253,15 @@ class Transport:
         finally:
             with self._egress:
                 self._num_large -= message.is_large
-        message.spans.append(Span(self._rank, message.op, message.start_s, time.monotonic(), size))
+        end_s = wait_until(message.end_s)
+        message.spans.append(Span(self._rank, message.op, message.start_s, end_s, message.nbytes))
         message.values.release(message.op.reads[0])
 
     def _receive_loop(self, source: int) -> None:
         batches, peer, number = self._receives[source], self._peer(source), 0
+        is_emulated = self._is_emulated(source, self._rank)
         coming: deque[tuple[Op, Spec, StepValues, list[Span]]] = deque()
-        posted: deque[tuple[Op, torch.Tensor, Any, StepValues, list[Span]]] = deque()
+        posted: deque[tuple[Op, Spec, torch.Tensor, Any, StepValues, list[Span]]] = deque()
         posted_bytes = 0
         values: StepValues | None = None
         try:
@@ -256,22 +273,71 @@ class Transport:
                     coming.extend(batch)
                 while coming and (len(posted) < LEAST_WINDOW or (len(posted) < WINDOW and posted_bytes < WINDOW_BYTES)):
                     op, spec, values, spans = coming.popleft()
-                    buffer = empty(spec)
-                    posted.append((op, buffer, self._group.recv([buffer], peer, number), values, spans))
+                    buffer = _empty_with_stamp(spec) if is_emulated else empty(spec)
+                    posted.append((op, spec, buffer, self._group.recv([buffer], peer, number), values, spans))
                     posted_bytes += nbytes(buffer)
                     number = (number + 1) % (1 << 30)
-                op, buffer, work, values, spans = posted.popleft()
-                start = time.monotonic()
+                op, spec, buffer, work, values, spans = posted.popleft()
+                start_s = time.monotonic()
                 work.wait()
-                end = time.monotonic()
                 posted_bytes -= nbytes(buffer)
-                spans.append(Span(self._rank, op, start, end, nbytes(buffer)))
-                values.put(op.writes[0], buffer, end)
+                content, end_s = buffer, 0.0
+                if is_emulated:
+                    content, sent_s = without_stamp(buffer, spec)
+                    start_s, end_s = self._occupy_ingress(source, sent_s, spec.nbytes)
+                end_s = wait_until(end_s)
+                spans.append(Span(self._rank, op, start_s, end_s, spec.nbytes))
+                values.put(op.writes[0], content, end_s)
         except BaseException as error:  # passed to the streams, which raise it
-            for _, _, _, waiting, _ in posted:
+            for _, _, _, _, waiting, _ in posted:
                 waiting.fail(error)
             if values is not None:
                 self._fail(values, error)
+
+    def _is_emulated(self, source: int, destination: int) -> bool:
+        """Return whether messages between two ranks are held back, and carry the time for it."""
+        return self.links is not None and self.links.added_s(source, destination, 1) > 0
+
+    def _occupy_ingress(self, source: int, sent_s: float, size: int) -> tuple[float, float]:
+        """Return when a message begins to occupy this rank's ingress, after those before it, and until when it is held back.
+
+        To wake up and to pass the message on takes this machine MESSAGE_S, the rest of the time for which it occupies the ingress.
+        """
+        assert self.links is not None
+        with self._ingress:
+            begin_s = max(sent_s, self._ingress_free_s)
+            self._ingress_free_s = begin_s + self.links.occupied_s(source, self._rank, size)
+            return begin_s, self._ingress_free_s - MESSAGE_S
+
+
+def wait_until(time_s: float) -> float:
+    """Sleep until a time of the monotonic clock; return the time then, which is later if it had passed already."""
+    while (left_s := time_s - (now_s := time.monotonic())) > 0:
+        time.sleep(left_s)
+    return now_s
+
+
+_STAMP_BYTES = 8
+
+
+def stamped(content: torch.Tensor, time_s: float) -> torch.Tensor:
+    """Return the bytes of a tensor, followed by a time.  The time lies at a multiple of its size, as torch requires."""
+    size = nbytes(content)
+    buffer = _empty_with_stamp(opaque(size))
+    buffer[:size] = content.view(-1).view(torch.uint8)
+    buffer[-_STAMP_BYTES:].view(torch.float64)[0] = time_s
+    return buffer
+
+
+def _empty_with_stamp(spec: Spec) -> torch.Tensor:
+    """Return an uninitialized buffer for a tensor and a time."""
+    return torch.empty(-(-spec.nbytes // _STAMP_BYTES) * _STAMP_BYTES + _STAMP_BYTES, dtype=torch.uint8)
+
+
+def without_stamp(buffer: torch.Tensor, spec: Spec) -> tuple[torch.Tensor, float]:
+    """Return the tensor and the time in a buffer, without a copy."""
+    content = buffer[: spec.nbytes].view(getattr(torch, spec.dtype)).view(spec.shape)
+    return content, buffer[-_STAMP_BYTES:].view(torch.float64).item()
 
 
 def empty(spec: Spec) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Build the emulated network inside the holder process: bridge, veth pairs, HTB rates, netem latency (by pyroute2)."""
+"""Build the emulated network inside the holder process: bridge, veth pairs, HTB rates (by pyroute2).
+
+Latency is the transport's (runtime/transport.py): many kernels have no netem.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,8 @@ def address_of(rank: int) -> str:
     return f"10.77.{rank // 250}.{rank % 250 + 1}"
 
 
-def build_links(cluster: Cluster) -> tuple[tuple[LinkEnd, ...], bool]:
-    """Join all devices by a bridge in a new namespace of this process; return their ends and whether latency is emulated.
+def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
+    """Join all devices by a bridge in a new namespace of this process; return their ends.
 
     Each access link is shaped at the device's end (upload) and at the bridge's end (download).  Pairs with a different rate get a
     separate class at the sender's end, selected by destination address.  Raises OSError if not allowed.
@@ -59,12 +62,12 @@ def build_links(cluster: Cluster) -> tuple[tuple[LinkEnd, ...], bool]:
             index = device_side.link_lookup(ifname=INTERFACE)[0]
             device_side.addr("add", index=index, address=address_of(rank), prefixlen=16)
             device_side.link("set", index=index, state="up")
-    return ends, shape_links(cluster, descriptors)
+    shape_links(cluster, descriptors)
+    return ends
 
 
-def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> bool:
-    """Set the links of `build_links` to the cluster's rates; return whether latency is emulated.  Raises OSError if not allowed."""
-    latency = True
+def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> None:
+    """Set the links of `build_links` to the cluster's rates.  Raises OSError if not allowed."""
     names = [device.name for device in cluster.devices]
     for rank, device in enumerate(cluster.devices):
         pairs = {}
@@ -73,38 +76,29 @@ def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> bool:
             if source == device.name:
                 pairs[address_of(names.index(destination))] = link
         with _netlink() as hub:
-            latency &= _shape(hub, hub.link_lookup(ifname=f"port{rank}")[0], device.link, {})
+            _shape(hub, hub.link_lookup(ifname=f"port{rank}")[0], device.link, {})
         with _inside(descriptors[rank]), _netlink() as device_side:
-            latency &= _shape(device_side, device_side.link_lookup(ifname=INTERFACE)[0], device.link, pairs)
-    return latency
+            _shape(device_side, device_side.link_lookup(ifname=INTERFACE)[0], device.link, pairs)
 
 
-def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> bool:
-    """Limit an interface's egress; return whether its latency could be set too."""
+def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> None:
+    """Limit an interface's egress."""
     netlink.link("set", index=index, gso_max_size=_BURST_BYTES)
     with contextlib.suppress(NetlinkError):  # the first time there is nothing to delete
         netlink.tc("del", "htb", index, _ROOT)
     netlink.tc("add", "htb", index, _ROOT, default=_DEFAULT_CLASS)
-    latency = _add_class(netlink, index, _DEFAULT_CLASS, link)
+    _add_class(netlink, index, _DEFAULT_CLASS, link)
     for number, (address, own) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):
-        latency &= _add_class(netlink, index, number, own)
+        _add_class(netlink, index, number, own)
         packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
         keys = [f"{packed:#x}/0xffffffff+16"]  # destination address in the IP header
         netlink.tc("add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | number, keys=keys)
-    return latency
 
 
-def _add_class(netlink: IPRoute, index: int, number: int, link: Link) -> bool:
+def _add_class(netlink: IPRoute, index: int, number: int, link: Link) -> None:
     bits = max(1000, int(link.bytes_per_s * 8))
     speed = f"{bits}bit"
     netlink.tc("add-class", "htb", index, _ROOT | number, parent=_ROOT, rate=speed, ceil=speed, burst=_BURST_BYTES, cburst=_BURST_BYTES)
-    if link.latency_s == 0:
-        return True
-    try:
-        netlink.tc("add", "netem", index, number << 16, parent=_ROOT | number, delay=int(link.latency_s * 1e6), limit=100_000)
-    except NetlinkError:
-        return False  # the kernel has no netem: rates are shaped, but latency is the host's
-    return True
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import MESSAGE_S
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
@@ -31,7 +32,6 @@ from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, sim
 from workbench.planners import galaxy_plus
 from workbench.plots import OverlapCell, request_latencies, serving
 from workbench.profiler.inference import analytic_inference
-from workbench.schedules.inference import MESSAGE_S
 from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
 from workbench.widgets.planning import Comparison, as_described, compared, costs_on, with_bandwidth
 

@@ -26,7 +26,7 @@ from workbench.runtime.commands import Transfer
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor, Handler
 from workbench.runtime.memory import MemoryBudget
-from workbench.runtime.pacing import PacedLinks, Pacer
+from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import Meeting, require_one_program
 from workbench.runtime.transport import Transport
 
@@ -202,13 +202,12 @@ class DeviceSession:
         self._meeting = Meeting(context, [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted)
         self.slows_down = is_paced and context.fidelity != "real"
         self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation)
-        links = PacedLinks(cluster=cluster.with_slower_links(context.dilation), rank=self.rank)
-        paced = self.slows_down and context.fidelity == "paced"
+        fidelity = context.fidelity if self.slows_down else "real"
+        links = RankLinks(cluster=cluster, rank=self.rank, fidelity=fidelity, dilation=context.dilation)
         transport = Transport(
             group,
             self.rank,
             subgroup=self._subgroup,
-            paced_links=links if paced else None,
             links=links,
             timeout_s=self._timeout_s,
             peers=self._peers,

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import MESSAGE_S
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
 from workbench.core.program import Program
@@ -22,7 +23,7 @@ from workbench.core.timeline import Timeline
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
 from workbench.planners.galaxy_plus import plans as candidates
 from workbench.planners.galaxy_plus.search import Search
-from workbench.schedules.inference import MESSAGE_S, InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
+from workbench.schedules.inference import InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
 from workbench.simulator import simulate
 
 KEPT_PROGRAMS = 128

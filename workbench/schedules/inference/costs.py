@@ -5,13 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, broadcast_s, opaque, ring_allreduce_s
+from workbench.core.costs import MESSAGE_S, TOKEN, Spec, broadcast_s, opaque, ring_allreduce_s
 from workbench.core.inference import InferenceProfile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, SEND, Op, Value
 from workbench.schedules.inference.layout import InferenceLayout
-
-MESSAGE_S = 1e-4
-"""Overhead per message, in addition to latency and transfer time: about 0.1 ms with gloo on Linux, measured."""
 
 _FLOATS = {2: "float16", 4: "float32"}
 _WIDE = frozenset({"emb", "wide", "hid", "res", "prod", "sum", "mem"})
