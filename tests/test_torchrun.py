@@ -7,7 +7,6 @@ import json
 import pickle
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import workbench
+from tests.waiting import LIMIT_S
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import CacheError, ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.core.schedule import Op
@@ -53,6 +53,7 @@ def two_devices() -> Cluster:
     )
 
 
+over = threading.Event()
 CALLS = CallTable({f"{__name__}:{name}": "" for name in ("talk", "fail", "wait_or_fail", "hold")})
 
 
@@ -70,7 +71,7 @@ def leader(store: dist.Store) -> Iterator[TorchrunEngines]:
     thread.start()
     yield engines
     engines.end()
-    thread.join(10)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 
@@ -106,14 +107,16 @@ def test_the_cause_is_raised_and_the_next_call_works(leader: TorchrunEngines) ->
 
 def test_a_failure_does_not_wait_long_for_the_others(leader: TorchrunEngines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.runtime.torchrun._GRACE_S", 0.1)
+    over.clear()
     with pytest.raises(RuntimeError, match="rank 0 fails"):
         leader.run(wait_or_fail, [None, None])
+    over.set()
 
 
 def wait_or_fail(context: RankContext, payload: None) -> None:
     if context.rank == 0:
         raise RuntimeError("rank 0 fails at once")
-    time.sleep(0.5)
+    assert over.wait(LIMIT_S)
 
 
 def hold(context: RankContext, payload: dict[str, torch.Tensor]) -> tuple[np.ndarray, Path]:

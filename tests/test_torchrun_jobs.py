@@ -14,6 +14,7 @@ from tests.methods.builders import write_sentences
 from tests.methods.p_rge.worlds import in_one_process, shared
 from tests.methods.p_rge.worlds import prepared_job as p_rge_job
 from tests.models.plain_training import train_reference
+from tests.waiting import LIMIT_S
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report
@@ -86,7 +87,7 @@ def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
         "WORKBENCH_CACHE": str(folder / "cache"),
         "TMPDIR": str(temporary),
     }
-    return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=200, cwd=folder)
+    return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder)
 
 
 def share(rank: int, samples: int) -> Share:

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 from tiny_job import CLUSTER_FILE
 
+from tests.waiting import LIMIT_S
+
 EPOCHS = 8
 JOB = ("--model", "tiny-bert", "--epochs", str(EPOCHS), "--batch-size", "8")
 
@@ -69,8 +71,8 @@ class Command:
         return family, ports
 
     def survivors(self) -> list[str]:
-        """Return what still runs or lies there of it, some seconds after its end."""
-        deadline = time.monotonic() + 10
+        """Return what still runs or lies there of it after its end, once that is nothing or the limit has passed."""
+        deadline = time.monotonic() + LIMIT_S
         left = ["not looked yet"]
         while left and time.monotonic() < deadline:
             left = [str(path) for path in self.temporary.iterdir()]
@@ -91,4 +93,4 @@ class Command:
     def end(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.communicate(timeout=60)
+            self.process.communicate(timeout=LIMIT_S)

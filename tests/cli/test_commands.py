@@ -14,6 +14,7 @@ import pytest
 from made_up_report import cluster, report
 from typer.testing import CliRunner
 
+from tests.waiting import LIMIT_S
 from workbench.__main__ import main
 from workbench.cli import doctor
 from workbench.cli.app import BENCHES, GROUPS, app
@@ -100,7 +101,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         "import sys, workbench, workbench.__main__, workbench.cli.app; "
         "print([name for name in ('torch', 'transformers', 'datasets', 'numpy', 'plotly', 'papermill') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
     assert done.stdout.strip() == "[]"
 
 

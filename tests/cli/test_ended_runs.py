@@ -17,6 +17,7 @@ import pytest
 from run_command import EPOCHS, Command
 from tiny_job import keep_profile, tiny_job, write_data
 
+from tests.waiting import LIMIT_S
 from workbench.core.report import Report
 
 LOOPBACK_UP = """
@@ -81,13 +82,13 @@ def life(tmp_path_factory: pytest.TempPathFactory, data: Path, cache: Path) -> I
         process = command.start()
         command.wait_for_an_epoch(process)
         os.killpg(process.pid, signal.SIGINT)
-        said, told = process.communicate(timeout=60)
+        said, told = process.communicate(timeout=LIMIT_S)
         interrupted = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
 
         process = command.start("--resume", before=without_network(loopback=True))
         lines = command.wait_for_an_epoch(process)
         family, ports = command.listening()
-        said, told = process.communicate(timeout=240)
+        said, told = process.communicate(timeout=LIMIT_S)
         finished = End(said=said, told="\n".join([*lines, told]), returncode=process.returncode, survivors=command.survivors())
         assert process.returncode == 0, told
         yield Life(
@@ -141,7 +142,7 @@ def test_without_loopback_it_says_so(data: Path, cache: Path, tmp_path_factory: 
     command = Command(tmp_path_factory.mktemp("c"), data, cache)
     try:
         process = command.start("--epochs", "2", before=before)
-        _, told = process.communicate(timeout=120)
+        _, told = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 2
         assert "ip link set lo up" in told.splitlines()[-1]
         assert command.survivors() == []
@@ -165,7 +166,7 @@ def test_as_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
         if subprocess.run([*nobody, "env", sys.executable, "-c", "import torch"], capture_output=True, env=command.environment).returncode:
             pytest.skip("this Python is closed to other users")
         process = command.start("--epochs", "2", before=nobody)
-        said, told = process.communicate(timeout=240)
+        said, told = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, told
         assert "accuracy" in said
         assert command.survivors() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from run_command import Command
 from tiny_job import write_data
 from typer.testing import CliRunner
 
+from tests.waiting import LIMIT_S, wait_for
 from workbench.cli.app import app
 from workbench.core.report import Report
 from workbench.models.zeroth_order import read_log
@@ -30,14 +30,12 @@ def steps_of(command: Command) -> Path:
 
 
 def wait_for_steps(command: Command, count: int) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
+    def are_made() -> bool:
         assert command.process is not None
         assert command.process.poll() is None, "the run ended early"
-        if steps_of(command).is_file() and len(steps_of(command).read_bytes().splitlines()) > count:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no step was made")
+        return steps_of(command).is_file() and len(steps_of(command).read_bytes().splitlines()) > count
+
+    wait_for(are_made, f"{count} steps")
 
 
 def call(command: Command, *more: str) -> str:
@@ -64,7 +62,7 @@ def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
         process = killed.start()
         wait_for_steps(killed, 5)
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=LIMIT_S)
         assert killed.survivors() == []
         _, kept = read_log(steps_of(killed))
         assert 5 <= len(kept) < STEPS

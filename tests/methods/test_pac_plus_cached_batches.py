@@ -2,13 +2,14 @@
 
 import gc
 import threading
-import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.waiting import wait_for
 from workbench.methods.pac_plus.handlers import CachedBatches
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 
@@ -67,17 +68,22 @@ def test_buffers_go_with_the_epoch(cache: ActivationCache) -> None:
 def test_it_reads_ahead_but_not_further_than_its_buffers(depth: int, cache: ActivationCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a step's taps are in use, `depth` more may be read: a buffer is never filled before its reader asks for the next."""
     read: list[list[int]] = []
-    monkeypatch.setattr(ActivationCache, "batch", lambda self, samples, *_: read.append(list(samples)) or [])
+    ahead, asked = list[int](), 0
+
+    def note(self: ActivationCache, samples: Sequence[int], *_: object) -> list:
+        ahead.append(samples[0] - asked)
+        read.append(list(samples))
+        return []
+
+    monkeypatch.setattr(ActivationCache, "batch", note)
     announced = [([sample], 1) for sample in range(10)]
     with CachedBatches(cache, announced, depth=depth) as batches:
-        for sample in range(10):
-            batches.batch([sample], 1)
-            expected = [[other] for other in range(min(sample + depth + 1, 10))]
-            deadline = time.monotonic() + 5
-            while len(read) < len(expected) and time.monotonic() < deadline:
-                time.sleep(1e-3)
-            time.sleep(5e-3)
+        for asked in range(10):
+            batches.batch([asked], 1)
+            expected = [[other] for other in range(min(asked + depth + 1, 10))]
+            wait_for(lambda: len(read) >= len(expected), f"{len(expected)} batches")  # noqa: B023
             assert read == expected
+    assert max(ahead) == min(depth, 9)
     assert not reading()
 
 

@@ -3,6 +3,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from tests.waiting import LIMIT_S
 from workbench.core.errors import ConfigError
 from workbench.profiler.host import LinkSample, fit_link, measure_link, measure_links
 
@@ -41,7 +42,7 @@ class Wire:
 
             def recv(self, tensors, source, tag):
                 with wire.ready:
-                    assert wire.ready.wait_for(lambda: wire.boxes[me], timeout=20)
+                    assert wire.ready.wait_for(lambda: wire.boxes[me], timeout=LIMIT_S)
                     assert wire.boxes[me].pop(0).nbytes == tensors[0].nbytes
                 return Arrived()
 
@@ -61,7 +62,7 @@ def in_threads(count, function):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=LIMIT_S)
     assert not failures
     return results
 

@@ -29,7 +29,7 @@ def count(context: RankContext, num_events: int) -> int:
 def all_reduce(context: RankContext, num_groups: int) -> list[float]:
     sums = []
     for index in range(num_groups):
-        with group(context, 20.0, name=f"group-{index}"):
+        with group(context, 200.0, name=f"group-{index}"):
             tensor = torch.full((4,), float(context.rank + 1))
             dist.all_reduce(tensor)
             sums.append(tensor[0].item())
@@ -37,7 +37,7 @@ def all_reduce(context: RankContext, num_groups: int) -> list[float]:
 
 
 def leave_group_open(context: RankContext, _: Any) -> bool:
-    open_group(context, 20.0)
+    open_group(context, 200.0)
     return dist.is_initialized()
 
 
@@ -51,7 +51,7 @@ def group_that_forms_elsewhere(context: RankContext, unable: Sequence[int] | Non
 def meet_later(context: RankContext, _: Any) -> None:
     """Meet the others, some time after having said so."""
     names = [device.name for device in context.cluster.devices]
-    with group(context, 20.0):
+    with group(context, 200.0):
         meeting = Meeting(context, names)
         context.publish({"phase": "loading"})
         time.sleep(1.0 if context.rank == 2 else 0.0)
@@ -79,7 +79,7 @@ def fail_otherwise(context: RankContext, failing: int) -> None:
 
 
 def fail_while_others_wait(context: RankContext, failing: int) -> None:
-    with group(context, 20.0):
+    with group(context, 200.0):
         if context.rank == failing:
             raise PlanError("A plan was asked for.", "None fits.", "Add a device.")
         dist.all_reduce(torch.ones(1))

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
+from tests.waiting import LIMIT_S
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import Spec, TableCosts
 from workbench.core.program import Program
@@ -42,7 +43,7 @@ def cluster_of_two(bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
     return cluster_of(2, bytes_per_s, latency_s)
 
 
-def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
+def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 60.0, **settings: Any) -> list[Any]:
     """Return what work(rank, transport) returns on each of two ranks (see on_ranks)."""
     return on_ranks(2, work, timeout_s=timeout_s, **settings)
 
@@ -52,9 +53,10 @@ def on_executors(count: int, work: Callable[[Executor], Any], *, factor: float =
     return on_ranks(count, lambda rank, transport: work(Executor(rank, transport, Pacer(factor))), **settings)
 
 
-def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 20.0, **settings: Any) -> list[Any]:
+def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 60.0, **settings: Any) -> list[Any]:
     """Return what work(rank, transport) returns on each rank; an exception of any is raised.
 
+    timeout_s: of the transport.
     No rank closes its transport before all are done: as in a run, what a rank does not read itself still arrives.
     settings: of the Transport; a callable is called with the rank.
     """
@@ -66,7 +68,7 @@ def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: fl
     def options() -> Any:
         made = dist.ProcessGroupGloo._Options()
         made._devices = [dist.ProcessGroupGloo.create_device(interface=loopback)]
-        made._timeout = timedelta(seconds=timeout_s)
+        made._timeout = timedelta(seconds=60)
         return made
 
     def serve(rank: int) -> None:
@@ -94,7 +96,7 @@ def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: fl
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT_S)
     if errors:
         raise errors[0]
     return results

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tests.waiting import LIMIT_S
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
@@ -86,7 +87,7 @@ class Hosts:
     def trust(self, cluster: Cluster) -> None:
         for device in cluster.devices:
             forget_host(device)  # another test's
-            deadline_s = time.monotonic() + 20
+            deadline_s = time.monotonic() + LIMIT_S
             while True:
                 connection = Connection(device.name, agent_command(device, trusts_new=True))
                 try:

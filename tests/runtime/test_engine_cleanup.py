@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
+from tests.waiting import LIMIT_S, wait_for
 from workbench.core.serial import to_json
 from workbench.runtime.network import child_environment
 from workbench.runtime.run_folder import (
@@ -59,11 +59,8 @@ def traces(about: dict) -> list[str]:
     return left + ([str(folder)] if folder.exists() else [])
 
 
-def wait_for_no_traces(about: dict, timeout_s: float = 10.0) -> list[str]:
-    deadline_s = time.monotonic() + timeout_s
-    while (left := traces(about)) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    return left
+def leaves_no_traces(about: dict) -> bool:
+    return wait_for(lambda: not traces(about), f"an end of {about}")
 
 
 @pytest.fixture(params=["paced", "kernel"])
@@ -81,15 +78,15 @@ def test_parent_killed_in_the_middle_of_a_job(fidelity: str, engine_jobs_folder:
         assert traces(about)
         parent.kill()
         parent.wait()
-        assert wait_for_no_traces(about) == []
+        assert leaves_no_traces(about)
 
 
 @pytest.mark.parametrize("ending", ["", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n"])
 def test_parent_that_never_stops_its_engines(ending: str, engine_jobs_folder: Path) -> None:
     parent, about = start_parent("paced", ending, engine_jobs_folder)
     with parent:
-        parent.wait(20)
-        assert wait_for_no_traces(about) == []
+        parent.wait(LIMIT_S)
+        assert leaves_no_traces(about)
 
 
 @pytest.fixture
@@ -108,10 +105,7 @@ def test_parent_and_janitor_killed_together(engine_jobs_folder: Path) -> None:
         os.kill(about["janitor"], signal.SIGKILL)
         parent.kill()
         parent.wait()
-        deadline_s = time.monotonic() + 5
-        while any(psutil.pid_exists(pid) for pid in about["engines"]) and time.monotonic() < deadline_s:
-            time.sleep(0.1)
-        assert not any(psutil.pid_exists(pid) for pid in about["engines"])  # they watch their owner themselves
+        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in about["engines"]), "an end of the engines, which watch their owner")
         assert traces(about)  # the controller does not
         sweep_stale_folders()
         assert traces(about) == []
@@ -146,7 +140,7 @@ def test_a_process_that_only_names_a_run_folder_is_spared() -> None:
         note_process(folder, ProcessId.of(own.pid))
         note_process(folder, ProcessId.of(reader.pid)._replace(started=1.0))  # whose number was another's before
         remove_run_folder(folder)
-        assert own.wait(10) != 0
+        assert own.wait(LIMIT_S) != 0
         assert reader.poll() is None
         reader.kill()
     assert not folder.exists()
@@ -159,7 +153,7 @@ def test_process_identity() -> None:
         assert not process._replace(started=process.started + 1).alive
         assert not process.wait(0.05)
         process.kill()
-        assert process.wait(5)
+        assert process.wait(LIMIT_S)
         assert not process.alive  # although it is still a zombie
 
 
@@ -173,11 +167,12 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
         "import signal\ntry:\n"
         "    engines.run(engine_jobs.train_for_ever, [60.0] * 2, on_event=lambda *_: signal.raise_signal(signal.SIGINT))\n"
         "except KeyboardInterrupt:\n    print('interrupted')",
-        "import os, time\nos.kill(engines.engine_pids[1], 9)\ntime.sleep(0.5)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
+        "import os\nfrom workbench.runtime.run_folder import ProcessId\nlost = ProcessId.of(engines.engine_pids[1])\n"
+        "os.kill(lost.pid, 9)\nassert lost.wait(200)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
         "engines.client[:].activate()\n%px import os; mine = os.getpid()\nprint(engines.client[:]['mine'] == list(engines.engine_pids))",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(notebook, timeout=int(LIMIT_S), resources={"metadata": {"path": str(tmp_path)}})
     saved = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = child_environment()["PYTHONPATH"]
     try:
@@ -193,7 +188,7 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     assert printed[4] == "interrupted\n"
     assert printed[5] == "[[3.0], [3.0]]\n"
     assert "True\n" in printed[6]
-    assert wait_for_no_traces(json.loads(printed[0])) == []
+    assert leaves_no_traces(json.loads(printed[0]))
 
 
 @pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
@@ -209,4 +204,4 @@ def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
         folder = process.stdout.readline().strip()
         process.wait()
         assert Path(folder).name.startswith("workbench-run-")
-        assert wait_for_no_traces({"folder": folder, "engines": []}) == []
+        assert leaves_no_traces({"folder": folder, "engines": []})

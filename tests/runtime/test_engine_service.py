@@ -6,6 +6,7 @@ import engine_jobs
 import pytest
 import service_jobs
 
+from tests.waiting import LIMIT_S
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.engine_service import EngineService
 from workbench.runtime.engines import EngineCluster
@@ -14,7 +15,7 @@ from workbench.runtime.engines import EngineCluster
 def wait_for(service: EngineService, wanted: set[tuple[int, str]]) -> dict[tuple[int, str], object]:
     """Take news until all of the wanted (rank, kind or name of the event) were there."""
     found: dict[tuple[int, str], object] = {}
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + LIMIT_S
     while not wanted <= set(found):
         assert time.monotonic() < deadline_s, f"only {found}"
         for news in service.news(0.05):

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import LIMIT_S
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.models.lora import require_peft
@@ -123,7 +124,7 @@ def test_one_by_one_where_forking_is_not_safe(monkeypatch: pytest.MonkeyPatch) -
         [(pid, parent, *_)] = engines.run(who, [None])
         assert parent == os.getpid()
         os.kill(pid, signal.SIGKILL)
-        ProcessId.of(pid).wait(10)
+        ProcessId.of(pid).wait(LIMIT_S)
         assert engines.run(who, [None])[0][0] != pid
 
 
@@ -139,4 +140,4 @@ def test_the_template_ends_with_its_owner(is_importing: bool) -> None:
         assert started.alive
         owner.kill()
         owner.wait()
-        assert started.wait(5), "the template outlived its owner"
+        assert started.wait(LIMIT_S), "the template outlived its owner"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gloo_pairs import on_executors, program
 
+from tests.waiting import LIMIT_S
 from workbench.core.costs import Spec
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program, unrolled
@@ -50,7 +51,7 @@ def only(executions: list[Execution]) -> Execution:
 def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
     """Each waits for the other's operation to have begun: this ends only if they overlap."""
     schedule = split_heads((1, 1))
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=LIMIT_S)
 
     def attend(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         both.wait()
@@ -83,7 +84,7 @@ def test_a_collective_overlaps_with_compute() -> None:
         return ones(made, reads)
 
     def wait(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        assert computing.wait(10), "rank 0 did not compute while it waited for the sum"
+        assert computing.wait(LIMIT_S), "rank 0 did not compute while it waited for the sum"
         return ones(made, reads)
 
     handlers = {"PART": ones, "LONG": long, "WAIT": wait, "END": lambda made, reads: (reads[0] + reads[1],)}
@@ -164,7 +165,7 @@ def test_steps_follow_without_a_pause() -> None:
             return reads[0] + 1, 10 * (reads[0] + 1)
 
         def use(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-            assert ahead.wait(10), "rank 0 waits for rank 1"
+            assert ahead.wait(LIMIT_S), "rank 0 waits for rank 1"
             seen.append(reads[0][0].item())
             return (reads[0] + reads[1],)
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import to_json
@@ -100,14 +100,12 @@ class TestKernelLinks:
         with closing(EmulatedNetwork.create(make_cluster(2), tmp_path)) as network:
             assert network._holder.stdin is not None
             network._holder.stdin.close()
-            assert network._holder.wait(10) == 0
+            assert network._holder.wait(LIMIT_S) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces need Linux")
 def test_refusal_is_a_clear_error(make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    started = time.monotonic()
     with pytest.raises(RuntimeSetupError, match="fidelity='paced'"):
         EmulatedNetwork.create(make_cluster(2), tmp_path)
-    assert time.monotonic() - started < 15
     assert probe().fidelity == "paced"

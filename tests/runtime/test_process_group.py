@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from forked import run_script
 
+from tests.waiting import LIMIT_S
 from workbench.core.cluster import Cluster
 from workbench.core.errors import GroupNotFormedError, RuntimeSetupError
 from workbench.runtime.context import RankContext, torchrun_rank
@@ -63,7 +64,7 @@ with group(context, 30.0, "first"):
 
 
 _MEETING = """
-import sys, time
+import signal, sys
 import torch
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import DeviceLostError
@@ -78,7 +79,7 @@ class Channel(contexts.Channel):
         return self.peers
 
 rank, folder, silent = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "silent"
-process_group.LONGEST_WAIT_S = 600.0 if silent else 2.0
+process_group.LONGEST_WAIT_S = 600.0 if silent else 10.0
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
 context = RankContext(
     rank=rank, world_size=2, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="paced", rendezvous=folder,
@@ -91,7 +92,7 @@ with process_group.group(context, 30.0):
     print(tensor.item(), flush=True)
     Channel.peers = [1]
     if rank == 1:
-        time.sleep(60)  # comes to no second meeting
+        signal.pause()  # comes to no second meeting
     else:
         try:
             meeting.sum(tensor)
@@ -107,7 +108,7 @@ def test_a_meeting_names_whoever_it_waits_for(tmp_path: Path, why: str, found: s
         run_script(_MEETING, waits, "0", str(tmp_path), why) as waiting,
         run_script(_MEETING, stays_away, "1", str(tmp_path), why),
     ):
-        waiting.join(40)
+        waiting.join(LIMIT_S)
         assert waiting.exitcode == 0
         assert stays_away.read_text() == "2.0\n"
     printed = waits.read_text()
@@ -156,7 +157,7 @@ def test_a_group_that_did_not_form_keeps_nobody_out_of_the_next(tmp_path: Path) 
         run_script(_AFTER_A_FAILURE, outputs[1], "1", str(tmp_path)) as other,
     ):
         for process in (failing, other):
-            process.join(40)
+            process.join(LIMIT_S)
     assert [output.read_text().split() for output in outputs] == [["failed", "3.0"], ["3.0"]]
 
 
@@ -171,6 +172,6 @@ def test_under_torchrun(tmp_path: Path) -> None:
     program.write_text(f"OUT = {str(tmp_path)!r}\n" + _UNDER_TORCHRUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
     environment = child_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert finished.returncode == 0, finished.stderr
     assert sorted(path.read_text() for path in tmp_path.glob("rank-*")) == ["real", "real"]

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from ssh_hosts import over_pipes, real_cluster
 
+from tests.waiting import LIMIT_S
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime import ssh_seat
 from workbench.runtime.pipe_engine import Asked, ChannelStore
@@ -34,7 +35,7 @@ def agents(tmp_path: Path) -> Iterator[list[Connection]]:
     found = [Connection(device.name, over_pipes(tmp_path)(device)) for device in real_cluster().devices]
     for agent in found:
         agent.open()
-        agent.send_file(certificate, CERTIFICATE).result(20)
+        agent.send_file(certificate, CERTIFICATE).result(LIMIT_S)
     yield found
     for agent in found:
         agent.close()
@@ -107,7 +108,7 @@ def test_an_aged_certificate_is_refused(agents: list[Connection], served: tuple[
     yesterdays = subprocess.run(words, capture_output=True, check=True).stdout
     aged.write_bytes(aged.read_bytes().partition(b"-----BEGIN CERTIFICATE")[0] + yesterdays)
     for agent in agents:
-        agent.send_file(aged, CERTIFICATE).result(20)
+        agent.send_file(aged, CERTIFICATE).result(LIMIT_S)
     host, port = agents[0].ask("expose", port=served[0])
     with (
         suppress(ConnectionError),
@@ -132,7 +133,7 @@ def test_gloo_finds_its_peers_through_relays(agents: list[Connection], monkeypat
         elif asked.operation == "get":
             reply = functools.partial(between.reply, rank, agents[rank], asked.keys[0], mine.put)
         kept.ask(asked, reply)
-        value = mine.get(timeout=20)
+        value = mine.get(timeout=LIMIT_S)
         if asked.operation == "get":
             addresses.append(gloo_port(value))
         return value
@@ -148,7 +149,7 @@ def test_gloo_finds_its_peers_through_relays(agents: list[Connection], monkeypat
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(LIMIT_S)
     assert sums == {0: 600_000.0, 1: 600_000.0} and not errors
     assert addresses.count(None) == 2  # the peers' are no addresses of 127.0.0.1
 

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from ssh_hosts import home, over_pipes, real_cluster
 
+from tests.waiting import LIMIT_S, wait_for
 from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime import ssh
@@ -43,7 +43,7 @@ class Agent:
 
     def wait_for(self, kind: str) -> Any:
         while True:
-            found, content = self.told.get(timeout=20)
+            found, content = self.told.get(timeout=LIMIT_S)
             if found == kind:
                 return content
 
@@ -55,13 +55,6 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     made.connection.close()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def start_sleeper(agent: Agent, folder: Path) -> int:
     """Start an engine that does nothing; return its process number."""
     (folder / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
@@ -71,7 +64,7 @@ def start_sleeper(agent: Agent, folder: Path) -> int:
 def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
     connection = agent.connection
     connection.open()
-    assert abs(connection.clock_offset_s) <= connection.clock_bound_s < 1  # both clocks are this machine's
+    assert abs(connection.clock_offset_s) <= connection.clock_bound_s  # both clocks are this machine's
 
     file = tmp_path / "weights"
     file.write_bytes(os.urandom(300_000))
@@ -83,14 +76,14 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
 
     for place in ("kit/../outside", "/etc/passwd", "elsewhere/x", "run/"):
         with pytest.raises(RuntimeSetupError, match="is no place for a file"):
-            connection.send_file(file, place).result(20)
+            connection.send_file(file, place).result(LIMIT_S)
     with pytest.raises(RuntimeSetupError, match="knows no 'import'"):
         connection.ask("import", module="os")
     with pytest.raises(RuntimeSetupError, match="is no program"):
         connection.ask("start", python="/nowhere/python", module="sleeper", environment={})
     with pytest.raises(RuntimeSetupError, match="another digest"):
         bad = connection.post("begin_file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
-        bad.result(20)
+        bad.result(LIMIT_S)
     assert connection.ask("facts")["cores"] >= 1
 
 
@@ -124,7 +117,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     arrives = threading.Event()
 
     def frames() -> Iterator[bytes]:
-        arrives.wait(20)
+        arrives.wait(LIMIT_S)
         yield ssh._frame(ssh.DATA, b"abc")
 
     last = c.Pong(charge=0.5)
@@ -133,7 +126,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     assert [one.content for one in service.news(0)] == [last]
     assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
     arrives.set()
-    assert sent.result(20)
+    assert sent.result(LIMIT_S)
     assert service.command(0, c.Ping()) and not service.news(0)  # from here on the engine, which there is none of, has to answer
 
 
@@ -151,8 +144,8 @@ def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> No
     assert psutil.pid_exists(engine) and Path(agent.connection.greeting["run"]).is_dir()
     looking.connection.close()
     agent.connection.close()
-    wait_until(lambda: not Path(f"/proc/{engine}").exists())
-    wait_until(lambda: not list((agent.home / ".workbench-kit/runs").iterdir()))
+    wait_for(lambda: not Path(f"/proc/{engine}").exists(), "its end")
+    wait_for(lambda: not list((agent.home / ".workbench-kit/runs").iterdir()), "its end")
 
 
 LAPTOP = """
@@ -175,11 +168,11 @@ def test_nothing_stays_on_a_device_when_the_laptops_process_is_killed(tmp_path: 
     ) as laptop:
         assert laptop.stdout is not None
         engine = psutil.Process(int(laptop.stdout.readline()))
-        wait_until(lambda: bool(engine.children()))
+        wait_for(engine.children, "its own process")
         started = [engine, engine.parent(), *engine.children()]
         laptop.kill()
-    wait_until(lambda: not any(process is not None and process.is_running() for process in started))
-    wait_until(lambda: not list((home(tmp_path, "alpha") / ".workbench-kit/runs").iterdir()))
+    wait_for(lambda: not any(process is not None and process.is_running() for process in started), "its end")
+    wait_for(lambda: not list((home(tmp_path, "alpha") / ".workbench-kit/runs").iterdir()), "its end")
 
 
 def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Agent, tmp_path: Path) -> None:
@@ -187,7 +180,7 @@ def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Ag
     engine = start_sleeper(agent, tmp_path)
     os.kill(agent.connection._process.pid, signal.SIGKILL)
     agent.wait_for("lost")
-    wait_until(lambda: not Path(f"/proc/{engine}").exists())
+    wait_for(lambda: not Path(f"/proc/{engine}").exists(), "its end")
     assert list((agent.home / ".workbench-kit/runs").iterdir())
     following = Agent(tmp_path)
     following.connection.open()
@@ -255,7 +248,7 @@ def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
     def ask(asked: Asked, timeout_s: float | None) -> bytes:
         mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         kept.ask(asked, mine.put)
-        return mine.get(timeout=20)
+        return mine.get(timeout=LIMIT_S)
 
     def join(rank: int) -> None:
         own = ChannelStore(ask)
@@ -268,7 +261,7 @@ def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(LIMIT_S)
     assert sums == {0: 3.0, 1: 3.0}
     assert not ChannelStore(ask).check(["nothing"])
 

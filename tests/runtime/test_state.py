@@ -15,6 +15,7 @@ import torch
 from gloo_pairs import on_executors
 from torch import Tensor
 
+from tests.waiting import LIMIT_S
 from workbench.core import Cluster, Device, Link, Plan, Share, Stage
 from workbench.core.errors import StateError
 from workbench.core.plan import held_by, homes_of, whole_steps, with_backups
@@ -39,7 +40,7 @@ class Interpreter:
             if op.kind == SEND:
                 self._links[op.ranks].put(held[op.reads[0]])
             else:
-                held[op.writes[0]] = self._links[op.ranks].get(timeout=20)
+                held[op.writes[0]] = self._links[op.ranks].get(timeout=LIMIT_S)
         return Execution(outputs={value: held[value] for value in program.schedule.outputs[rank]})
 
     def on_ranks(self, count: int, work: Any) -> list[Any]:
@@ -52,7 +53,7 @@ class Interpreter:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(LIMIT_S)
         return results
 
 

@@ -12,6 +12,7 @@ import torch
 from forked import run_script
 from torch import nn
 
+from tests.waiting import LIMIT_S
 from workbench.methods.common.folder import journal_path
 from workbench.methods.training.interrupted import EpochLog, StepJournal, read_journal
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -99,7 +100,7 @@ def test_a_record_with_a_changed_byte_is_not_used(at: float, expected: list[int]
 def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
 from test_step_journal import StepJournal, optimizer, take_step
 mine = optimizer()
 from pathlib import Path
@@ -110,7 +111,7 @@ for _ in range(3):
 os.kill(os.getpid(), signal.SIGKILL)
 """
     with run_script(script, tmp_path / "printed") as process:
-        process.join(60)
+        process.join(LIMIT_S)
         assert process.exitcode == -signal.SIGKILL
     expected = optimizer()
     for _ in range(3):

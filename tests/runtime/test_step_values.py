@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from tests.waiting import LIMIT_S
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import Value
 from workbench.runtime.step_values import StepValues
@@ -37,7 +38,7 @@ def test_several_streams_await_one_value() -> None:
     time.sleep(0.2)  # longer than the time-out: what this rank computes itself may take any time
     box.put(A, "there", 1.0)
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT_S)
     assert got == ["there", "there"]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gloo_pairs import cluster_of, cluster_of_two, on_executors, program
 
+from tests.waiting import LIMIT_S
 from workbench.core.costs import MESSAGE_S, Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
@@ -70,7 +71,7 @@ def test_a_busy_stream_holds_nothing_up() -> None:
     arrived = threading.Event()
 
     def long(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        assert arrived.wait(10), "the sum did not come round while rank 1 computed"
+        assert arrived.wait(LIMIT_S), "the sum did not come round while rank 1 computed"
         return (torch.zeros(1),)
 
     def last(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -240,7 +241,7 @@ def test_a_silent_peer_is_an_error(passes: bool) -> None:
 
     def work(executor: Executor) -> None:
         if executor.rank != 1:
-            assert over.wait(20)  # silent, but there
+            assert over.wait(LIMIT_S)  # silent, but there
             return
         with pytest.raises(DeviceLostError, match="tile:0"):
             executor.run(program(schedule, lambda value: Spec((SIZE,))), {}, {})

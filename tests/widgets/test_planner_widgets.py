@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.waiting import LIMIT_S
 from workbench.core.catalogue import load_cluster, load_device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.widgets import (
@@ -35,12 +36,12 @@ def test_latest_does_the_newest_request_and_drops_what_is_stale() -> None:
 
     def work(request: int) -> None:
         begun.set()
-        assert go.wait(10)
+        assert go.wait(LIMIT_S)
         done.append(request)
 
     latest = Latest(work)
     latest.ask(0)
-    assert begun.wait(10)
+    assert begun.wait(LIMIT_S)
     for request in range(1, 50):
         latest.ask(request)
     go.set()

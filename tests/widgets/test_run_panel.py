@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from widget_reports import CLUSTER, make_report
 
+from tests.waiting import LIMIT_S
 from workbench.core.device_faults import FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.job import Job
@@ -48,13 +49,13 @@ def test_the_kernel_stays_free_and_stop_ends_the_run() -> None:
 
     def wait_for_stop(progress: Callable[[Event], None]) -> None:
         begun.set()
-        stopped.wait(10)
+        stopped.wait(LIMIT_S)
         progress(Event("step", epoch=0, step=0, num_steps=9, loss=0.7))
         raise AssertionError("the stop was not noticed")
 
     panel = panel_of(Runner(wait_for_stop))
     panel.run_button.click()
-    assert begun.wait(10) and panel.running and panel.run_button.disabled and not panel.stop_button.disabled
+    assert begun.wait(LIMIT_S) and panel.running and panel.run_button.disabled and not panel.stop_button.disabled
     panel.start("simulate")  # a second run is refused, and says so
     assert "One is in progress" in panel.message.value
     panel.stop_button.click()
