@@ -7,6 +7,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
+from tests.waiting import wait_for
 from workbench import discovery
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError
@@ -15,17 +16,31 @@ from workbench.discovery import Candidate, about_this_machine, announced, discov
 LOOPBACK = ["127.0.0.1"]
 
 
+def seen(name: str) -> Candidate | None:
+    return next((one for one in discover(0.5, interfaces=LOOPBACK) if one.name == name), None)
+
+
+def is_taken(name: str) -> str:
+    """Return what the refusal of a name says; '' if it could be announced, as where no answer comes in time."""
+    try:
+        with announced(name, {}, interfaces=LOOPBACK):
+            return ""
+    except ConfigError as error:
+        return str(error)
+
+
 def test_a_device_that_announces_itself_is_found_with_what_it_says() -> None:
     name = f"device-{os.getpid()}"
     about = about_this_machine("jax")
     with announced(name, about, interfaces=LOOPBACK) as addresses:
         assert addresses == "127.0.0.1"
-        [found] = [one for one in discover(1.5, interfaces=LOOPBACK) if one.name == name]
+        found = wait_for(lambda: seen(name), f"an announcement of {name}")
+        assert found is not None
         assert (found.address, found.port, dict(found.about)) == ("127.0.0.1", 22, about)
         assert set(about) == {"cores", "memory_mb", "machine", "python", "framework", "battery", "version"}
-        with pytest.raises(ConfigError, match=rf"'{name}' was asked for\. Another device in this network has that name"):
-            announced(name, {}, interfaces=LOOPBACK).__enter__()
-    assert not [one for one in discover(0.5, interfaces=LOOPBACK) if one.name == name]
+        said = wait_for(lambda: is_taken(name), "a refusal of the name")
+        assert f"'{name}' was asked for. Another device in this network has that name" in said
+    wait_for(lambda: not seen(name), f"an end of {name}")
 
 
 def test_what_is_seen_is_shown_as_text_and_is_a_candidate_only(monkeypatch: pytest.MonkeyPatch) -> None:

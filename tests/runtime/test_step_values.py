@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
 
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_for
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import Value
 from workbench.runtime.step_values import StepValues
@@ -15,7 +14,11 @@ A, B = Value("a", 0), Value("b", 0)
 
 
 def values(uses: dict[Value, int], **settings: object) -> StepValues:
-    return StepValues(uses, settings.pop("sources", {}), settings.pop("carried", {}), timeout_s=0.1)  # type: ignore[arg-type]
+    return StepValues(uses, settings.pop("sources", {}), settings.pop("carried", {}), timeout_s=0.0)  # type: ignore[arg-type]
+
+
+def wait_for_streams(box: StepValues, count: int) -> None:
+    wait_for(lambda: len(box._waiting.get(A, ())) == count, f"{count} streams that wait")
 
 
 def test_a_value_lives_until_its_last_use() -> None:
@@ -35,7 +38,7 @@ def test_several_streams_await_one_value() -> None:
     threads = [threading.Thread(target=lambda: got.append(box.get(A).content)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    time.sleep(0.2)  # longer than the time-out: what this rank computes itself may take any time
+    wait_for_streams(box, 2)  # without a time-out: what this rank computes itself may take any time
     box.put(A, "there", 1.0)
     for thread in threads:
         thread.join(LIMIT_S)
@@ -45,7 +48,7 @@ def test_several_streams_await_one_value() -> None:
 def test_a_failure_wakes_whoever_waits() -> None:
     box, later = values({A: 1, B: 1}), values({A: 1})
     box.continue_in(later)
-    threading.Timer(0.05, box.fail, args=(ConnectionError("gone"),)).start()
+    threading.Thread(target=lambda: (wait_for_streams(box, 1), box.fail(ConnectionError("gone")))).start()
     with pytest.raises(DeviceLostError, match="gone"):
         box.get(A)
     with pytest.raises(DeviceLostError, match="gone"):
@@ -58,7 +61,7 @@ def test_a_failure_wakes_whoever_waits() -> None:
 
 
 def test_a_silent_sender_is_named() -> None:
-    with pytest.raises(DeviceLostError, match=r"a:0 was awaited from rank 3.*within 0.1 s"):
+    with pytest.raises(DeviceLostError, match=r"a:0 was awaited from rank 3.*within 0 s"):
         values({A: 1}, sources={A: 3}).get(A)
 
 
