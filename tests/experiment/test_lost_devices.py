@@ -140,7 +140,7 @@ def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path, monkeypatch: py
     measured, times = FineTuning.host_layers, {"F": steady(2e-3), "B": steady(4e-3), "STEP": steady(1e-3)}
     layers_of = lambda *args, **options: tuple(replace(layer, times=times) for layer in measured(*args, **options))  # noqa: E731
     monkeypatch.setattr(FineTuning, "host_layers", layers_of)
-    job = fine_tuning(job, epochs=15)
+    job = fine_tuning(job, epochs=8)
     report = run(replace(job, faults="slow:beta:6@step3-9"), tmp_path / "faulty", chosen_plan=HALVES)
     slow, restored = report.recoveries
     assert (slow.what, restored.what) == ("slow beta", "restore beta")
