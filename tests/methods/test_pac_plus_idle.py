@@ -16,7 +16,7 @@ def test_idle_devices_outwait_epochs_longer_than_the_timeout(engines: EngineClus
     stack = load_stack("tiny-bert")
     job = make_rank_job(stack, "tiny-bert", PLANS["[6] on [1]"], four_devices(), tmp_path, samples=32, epochs=2)
     alone = Stage(start=0, stop=6, shares=(Share(rank=1, samples=8),))
-    # The paced side network alone makes four steps of two micro-batches take longer than the timeout.
+    # The paced side network alone makes four steps of two micro-batches take longer (4.8 s) than the timeout.
     pause = Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((0.1,),))
     layer = LayerProfile(
         name="slow",
@@ -27,7 +27,7 @@ def test_idle_devices_outwait_epochs_longer_than_the_timeout(engines: EngineClus
         context_bytes_per_token=0,
     )
     slow = replace(
-        job, plan=replace(job.plan, cached=alone), profile=replace(job.profile, layers=((layer,) * 6,) * 4), is_paced=True, timeout_s=2.0
+        job, plan=replace(job.plan, cached=alone), profile=replace(job.profile, layers=((layer,) * 6,) * 4), is_paced=True, timeout_s=4.0
     )
     losses = losses_of(engines.run(run_rank, [slow] * 4))
     assert sorted(losses) == [(epoch, step) for epoch in range(2) for step in range(4)]
