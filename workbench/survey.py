@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import to_builtins
 from workbench.experiment import over_ssh, profile
@@ -147,8 +147,8 @@ def survey_layers(
     Sizes between measured ones are interpolated.  Raises ConfigError for an unknown device.
     """
     names = [known.name for known in cluster.devices]
-    if device is not None and device not in names:
-        raise ConfigError(f"Device '{device}' of cluster '{cluster.name}' was asked for.", f"There are {', '.join(names)}.", "Name one.")
+    if device is not None:
+        check_choice(f"device of cluster '{cluster.name}'", device, names)
     if not batch_sizes or min(batch_sizes) < 1 or sequence_length < 1:
         asked = f"Layers for batches of {list(batch_sizes)} and {sequence_length} tokens were asked for."
         raise ConfigError(asked, "All must be at least 1.", "Raise them.")

@@ -8,7 +8,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,6 +29,7 @@ from workbench.core.serial import from_json, read_toml, shown, to_json, write_te
 from workbench.methods import load_method
 from workbench.methods.base import Event
 from workbench.notebooks import require_parameters, run_notebook
+from workbench.runtime.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
 
 TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 """In a sweep's folder: the table of all points, the errors of those that failed, and the folders of executed runs."""
@@ -164,6 +165,7 @@ def run_points(
     at_once: how many simulated points run in parallel, in separate processes.  With a cluster_profile (of ipyparallel), it is the number
     of engines, which the profile's launchers start (Slurm, PBS, ...).  A failed point leaves its error in the folder; the next call
     tries it again.  progress: a context for each point run in this process; it receives the point's events.
+    Raises ConfigError, before anything runs, for executed points at once and for a profile that is not there.
     """
     if at_once > 1 and cluster_profile is None and any(point.mode == "execute" for point in points):
         asked, found = (
@@ -171,6 +173,17 @@ def run_points(
             "They would share this machine's cores and spoil each other's times.",
         )
         raise ConfigError(asked, found, "Leave out --at-once, add --simulate, or name a --cluster-profile.")
+    profile = None if cluster_profile is None else _profile_folder(cluster_profile)
+    return _run_points(points, folder, at_once, profile, progress)
+
+
+def _run_points(
+    points: Sequence[Point],
+    folder: Path,
+    at_once: int,
+    profile: Path | None,
+    progress: Callable[[Point], AbstractContextManager[Callable[[Event], None]]] | None,
+) -> Iterator[Done]:
     make_folder(folder / FAILED)
     waiting = []
     for point in points:
@@ -179,7 +192,7 @@ def run_points(
         else:
             waiting.append(point)
     here, there = waiting, list[Point]()
-    if cluster_profile is not None:
+    if profile is not None:
         here, there = [], waiting
     elif at_once > 1:
         # The first point of each kind may have to measure this machine, so nothing else may run meanwhile.
@@ -194,7 +207,8 @@ def run_points(
                 result = error
         yield _record(point, result, folder)
     if there:
-        with _workers(min(at_once, len(there)), cluster_profile) as workers:
+        count = min(at_once, len(there))
+        with _processes(count) if profile is None else _engines(count, profile) as workers:
             under_way: dict[Future[str], Point] = {workers.submit(_run_elsewhere, point): point for point in there}
             for future in as_completed(under_way):
                 try:
@@ -298,13 +312,7 @@ def _run_elsewhere(point: Point) -> str:
 
 
 @contextmanager
-def _workers(count: int, cluster_profile: str | None) -> Iterator[Executor]:
-    if cluster_profile is not None:
-        import ipyparallel
-
-        with ipyparallel.Cluster(profile=cluster_profile, n=count) as client:
-            yield client.load_balanced_view().executor
-        return
+def _processes(count: int) -> Iterator[Executor]:
     # Only the parent handles Ctrl-C: running points end, and the others never begin.
     ignore = (signal.SIGINT, signal.SIG_IGN)
     with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=signal.signal, initargs=ignore) as pool:
@@ -312,3 +320,46 @@ def _workers(count: int, cluster_profile: str | None) -> Iterator[Executor]:
             yield pool
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _profile_folder(name: str) -> Path:
+    """Return the folder of one of ipyparallel's profiles.  Raises ConfigError if it is not there: ipyparallel would make it."""
+    from IPython.core.profileapp import list_profiles_in
+    from IPython.paths import get_ipython_dir
+
+    known = sorted(list_profiles_in(get_ipython_dir()))
+    if name not in known:
+        found = f"The profiles are {', '.join(known)}." if known else f"There is no profile in '{get_ipython_dir()}'."
+        todo = did_you_mean(name, known, "Make it: ipython profile create --parallel NAME, and name its launchers in it.")
+        raise ConfigError(f"Engines of the profile '{shown(name)}' were asked for.", found, todo)
+    return Path(get_ipython_dir()) / f"profile_{name}"
+
+
+@contextmanager
+def _engines(count: int, profile: Path) -> Iterator[Executor]:
+    """Start a controller here and engines by a profile's launchers.  However this process ends, nothing of them stays on this machine."""
+    import ipyparallel
+
+    with scratch_folder() as folder, ExitStack() as stack:
+        cluster = ipyparallel.Cluster(profile_dir=str(profile), n=count, shutdown_atexit=False)
+
+        def note(launcher: Any) -> None:
+            for one in (launcher, *getattr(launcher, "launchers", {}).values()):
+                if isinstance(pid := getattr(one, "pid", None), int):
+                    note_process(folder, ProcessId.of(pid))
+
+        def stop() -> None:
+            with uninterrupted():
+                cluster.stop_cluster_sync()
+
+        stack.callback(stop)
+        with uninterrupted():  # until it is known what has to be ended
+            cluster.start_controller_sync()
+            note(cluster.controller)
+            cluster.start_engines_sync(count)
+            for launcher in cluster.engines.values():
+                note(launcher)
+        client = cluster.connect_client_sync()
+        stack.callback(client.close)
+        client.wait_for_engines(count, timeout=cluster.engine_timeout)
+        yield client.load_balanced_view().executor

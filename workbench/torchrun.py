@@ -15,7 +15,7 @@ import torch
 import typer
 
 from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
-from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_json, report_error, summary
+from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_json, print_text, report_error, summary
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, WorkbenchError
@@ -65,7 +65,7 @@ def command(
     if as_json:
         print_json(made)
     else:
-        print(summary(made))
+        print_text(summary(made))
 
 
 def lead(

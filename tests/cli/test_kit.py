@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import socket
 import subprocess
@@ -20,15 +21,19 @@ import pytest
 from ssh_hosts import WHY_NOT, Hosts, over_pipes
 from typer.testing import CliRunner
 
+from tests.waiting import LIMIT_S, wait_for
 from workbench import discovery
 from workbench.cli import measure
 from workbench.cli.app import app
 from workbench.cli.doctor import TORCH_FOR_ARMV8_0
+from workbench.cli.output import INTERRUPTED
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Device, Link
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.discovery import Candidate
-from workbench.runtime import ssh, ssh_setup
+from workbench.runtime import ssh_login, ssh_setup
+from workbench.runtime.frames import Greeting
+from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_setup import index_options
 from workbench.survey import DeviceRates, LinkRow
 
@@ -87,6 +92,8 @@ def test_a_host_that_refuses_is_named_with_what_to_do(hosts: Hosts) -> None:
     closed.bind(("127.0.0.1", 0))
     Path("kit.toml").write_text(Path("kit.toml").read_text() + f"port = {closed.getsockname()[1]}\n")
     kit("check", "--trust", code=2)
+    found = kit("check", code=2)
+    assert "It has no libraries yet" in found
     (hosts.folder / "keys-alpha").write_text("")
     (hosts.home("alpha") / ".workbench-kit").touch()
     found = kit("check", code=2)
@@ -94,6 +101,76 @@ def test_a_host_that_refuses_is_named_with_what_to_do(hosts: Hosts) -> None:
     assert "nowhere" in found and "Its name is not known in this network" in found
     assert "Nothing listens at its SSH port" in found and "systemctl enable --now ssh" in found
     closed.close()
+
+
+def test_keys_and_jump_hosts_that_cannot_be_used_are_named(hosts: Hosts) -> None:
+    with open(hosts.folder / "config", "a") as config:  # both are reached by way of alpha, whose key this user does not know
+        config.write("Host beyond\n  ProxyJump alpha\n")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(hosts.folder / "locked")], check=True)
+    (hosts.folder / "config").write_text((hosts.folder / "config").read_text().replace(f"IdentityFile {hosts.folder}/user", "", 1))
+    kit("init", "alpha", "beta", "beyond")
+    described = Path("kit.toml").read_text().replace('address = "beta"', 'address = "beta"\nkey = "~/.ssh/id_nowhere"')
+    Path("kit.toml").write_text(described.replace('address = "alpha"', f'address = "alpha"\nkey = "{hosts.folder}/locked"'))
+    kit("check", "--trust", code=2)
+    found = {one["device"]: (one["problem"], one["todo"]) for one in json.loads(kit("check", "--json", code=2))}
+    assert "has a passphrase, and no ssh-agent holds it" in found["alpha"][0] and "ssh-add" in found["alpha"][1]
+    assert found["beta"] == ("There is no key file '~/.ssh/id_nowhere'.", "Name your private key with key = in the kit's file.")
+    assert "such as a jump host, is not trusted" in found["beyond"][0] and "ssh JUMPHOST" in found["beyond"][1]
+
+
+@pytest.mark.parametrize(
+    ("word", "address", "port"),
+    [
+        ("pi@host:2222", "pi@host", 2222),
+        ("pi@[::1]", "pi@::1", None),
+        ("pi@[fe80::1%eth0]:2222", "pi@fe80::1%eth0", 2222),
+        ("ssh://pi@host:2222/", "pi@host", 2222),
+        ("fe80::1", "fe80::1", None),
+        ("ann.lee@pi-0.local", "ann.lee@pi-0.local", None),
+    ],
+)
+def test_addresses_are_taken_as_people_write_them(
+    word: str, address: str, port: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kit("init", word)
+    [device] = load_cluster("kit.toml").devices
+    assert (device.address, device.port) == (address, port)
+    if address != word:
+        Path("kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "{word}"\n')
+        with pytest.raises(ConfigError, match="the parts apart"):
+            load_cluster("kit.toml")
+
+
+BAD_ADDRESSES = (
+    "-oProxyCommand=x",
+    "x@-oProxyCommand=x",
+    "$(touch x)",
+    "a;b",
+    "-F file",
+    "%h",
+    "pi@host:0",
+    "pi@",
+    "a b",
+    "pi@host:99999",
+)
+
+
+@pytest.mark.parametrize("address", BAD_ADDRESSES)
+def test_what_is_no_address_is_refused_where_it_is_described(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "is no address of a device" in kit("init", "--", address, code=2)
+    Path("kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "{address}"\n')
+    with pytest.raises(ConfigError, match="is no address of a device"):
+        load_cluster("kit.toml")
+
+
+@pytest.mark.parametrize("word", ["boards.txt", "./boards", "~/boards", "lists/boards.csv", "BOARDS.TXT"])
+def test_a_file_of_addresses_that_is_not_there_is_no_device(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "There is no such file" in kit("init", word, code=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_bad_kit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +244,10 @@ def test_where_pip_finds_packages_uv_finds_them(tmp_path: Path, monkeypatch: pyt
     assert index_options() == ["--find-links", "/wheels", *extra, "--index-strategy", "unsafe-best-match"]
 
 
+def greeting(machine: str, python: str) -> Greeting:
+    return Greeting(run="/run", kit="/kit", swept=0, machine=machine, python=python)
+
+
 def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel, said, brought = tmp_path / "torch-1.0+cpu-py3-none-any.whl", list[str](), list[str]()
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -176,7 +257,7 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
         archive.writestr("torch-1.0+cpu.dist-info/RECORD", "")
 
     class Device:
-        name, greeting = "alpha", {"machine": "aarch64", "python": "3.13.5"}
+        name, greeting = "alpha", greeting("aarch64", "3.13.5")
 
         def ask(self, operation: str, **fields: object) -> bool:
             return False
@@ -198,7 +279,7 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
 
 def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     pins = {
-        (machine, python): dict(pin.split("==") for pin in ssh_setup.pinned(("torch",), {"machine": machine, "python": python}))
+        (machine, python): dict(pin.split("==") for pin in ssh_setup.pinned(("torch",), greeting(machine, python)))
         for machine in ("x86_64", "aarch64")
         for python in ("3.11.2", "3.13.5")
     }
@@ -210,14 +291,14 @@ def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(monke
     older = SimpleNamespace(version="1.9.9", requires=[])
     monkeypatch.setattr(ssh_setup, "distribution", lambda name: older if name == "sympy" else installed(name))
     with pytest.raises(RuntimeSetupError, match=r"lock does not know sympy==1\.9\.9\. .*make setup"):
-        ssh_setup.pinned(("torch",), {"machine": "aarch64", "python": "3.13.5"})
+        ssh_setup.pinned(("torch",), greeting("aarch64", "3.13.5"))
 
 
 def test_what_crashes_on_a_device_does_not_count_as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(ssh, "agent_command", over_pipes(tmp_path))
+    monkeypatch.setattr(ssh_login, "agent_command", over_pipes(tmp_path))
     monkeypatch.setattr(ssh_setup, "TRIAL", crash)
     kit("init", "alpha")
     described = Path("kit.toml").read_text()
@@ -228,17 +309,18 @@ def test_what_crashes_on_a_device_does_not_count_as_installed(tmp_path: Path, mo
 
     module = tmp_path / "module.py"
     module.write_text("answer = 42\n")
-    with closing(ssh.Connection("alpha", ssh.agent_command(load_cluster("kit.toml").devices[0]))) as connection:
+    with closing(Connection("alpha", ssh_login.agent_command(load_cluster("kit.toml").devices[0]))) as connection:
         connection.open()
         for trial, holds in ((crash, False), ("import module; assert module.answer == 42", True)):
             with nullcontext() if holds else pytest.raises(RuntimeSetupError, match="ends with SIGILL"):
                 ssh_setup._bring_archive(connection, "env-1", [(module, Path("module.py"))], python=True, trial=trial)
             assert connection.ask("holds", folder="env-1") is holds
-        assert sorted(path.name for path in Path(connection.greeting["kit"]).glob("env-1*")) == ["env-1"]
+        assert sorted(path.name for path in Path(connection.greeting.kit).glob("env-1*")) == ["env-1"]
 
 
-def refusing(said: str, code: int = 255) -> str:
-    return f"echo '{said}' >&2; exit {code}"
+def refusing(log: str, code: int = 255, said: str = "") -> str:
+    """Return a shell's line that behaves like ssh.  log: what ssh itself writes; said: what comes from the device's stderr."""
+    return f"echo '{log}' >>$0; echo '{said}' >&2; exit {code}"
 
 
 def processor(features: str, torch: str) -> str:
@@ -254,11 +336,37 @@ def processor(features: str, torch: str) -> str:
     )
 
 
+def telling(change: str) -> str:
+    """Return what makes an agent's messages other ones.  change: of `said`, the fields of a message, or `found` in it."""
+    return (
+        "import json\nreal = json.dumps\ndef dumps(said):\n    found = said.get('found')\n"
+        f"    found = found if isinstance(found, dict) else {{}}\n    {change}\n    return real(said)\njson.dumps = dumps"
+    )
+
+
+CHANGED_KEY = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @"
+LOGGED_IN = 'Authenticated to h ([10.0.0.4]:22) using "publickey".'
 FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Python runs before the agent; problem; mend
     "no key": (refusing("pi@h: Permission denied (publickey)."), "It does not accept the key.", "ssh-copy-id"),
-    "another host key": (refusing("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @"), "not the one that was trusted", "--forget"),
+    "another host key": (refusing(CHANGED_KEY), "not the one that was trusted", "--forget"),
+    "imitates ssh": (refusing(LOGGED_IN, 255, CHANGED_KEY), "ends it with status 255 before Python starts.", "ordinary shell"),
     "closed port": (refusing("ssh: connect to host h port 22: Connection refused"), "Nothing listens", "enable --now ssh"),
-    "no Python": (refusing("sh: 1: exec: python3: not found", 127), "It has no python3.", "apt install python3"),
+    "no Python": (refusing(LOGGED_IN, 127, "sh: 1: exec: python3: not found"), "It has no python3.", "apt install python3"),
+    "no shell": (f"echo This account is not available.; {refusing(LOGGED_IN, 1, 'Keep out.')}", "says: This account is not", "chsh"),
+    "hot": (
+        telling("'cores' in found and found.update(temperature_c='hot')"),
+        "Expected `float | null`, got `str`",
+        "same version",
+    ),
+    "much memory": (telling("'cores' in found and found.update(memory_bytes=2**70)"), "at `$.memory_bytes`", "same version"),
+    "no greeting": (telling("said = [said]"), "a message of the agent came something else", "same version"),
+    "other number": (telling("said['id'] += 100"), "was not asked for", "same version"),
+    "nests": (telling("real = lambda said: '[' * 100_000"), "of the agent came something else", "same version"),
+    "escapes": (
+        "import os\ndef mkdir(path, mode=0): raise OSError('\\x1b[2J\\n  -> all is well')\nos.mkdir = mkdir",
+        "\\x1b[2J\\n  -> all is well",
+        "kit check",
+    ),
     "Python 3.9": (
         "import sys, platform\nsys.version_info = (3, 9, 2, 'final', 0)\nplatform.python_version = lambda: '3.9.2'",
         "Its Python is 3.9.2; 3.11 or later is needed.",
@@ -309,13 +417,13 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     def command(device: Device, *, trusts_new: bool = False) -> list[str]:
         doing = FAULTY[device.name][0]
         words = over_pipes(folder)(device)
-        return ["sh", "-c", doing] if "exit" in doing else [*words[:-1], f"{doing}\n{words[-1]}"]
+        return ["sh", "-c", doing, ssh_login.SSH_LOG] if "exit" in doing else [*words[:-1], f"{doing}\n{words[-1]}"]
 
     described = [f'[[device]]\nname = "{name}"\naddress = "h{number}"\n' for number, name in enumerate(FAULTY)]
     with_python = [text if "any disk" in text else f'{text}python = "{sys.executable}"\n' for text in described]
     (folder / "kit.toml").write_text('[defaults]\nmodel = "rpi-4b-m"\n' + "".join(with_python))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ssh, "agent_command", command)
+        patched.setattr(ssh_login, "agent_command", command)
         patched.setenv("WORKBENCH_CACHE", str(folder / "cache"))
         return {one["device"]: one for one in json.loads(kit("check", "--json", "--file", str(folder / "kit.toml"), code=2))}
 
@@ -326,3 +434,21 @@ def test_each_fault_of_a_host_is_one_sentence_with_its_mend(host: str, checked: 
     found = checked[host]
     assert problem in found["problem"] and todo in found["todo"]
     assert bool(found["problem"]) == bool(problem)
+
+
+def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 600\n")
+    (tmp_path / "ssh").chmod(0o755)
+    described = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in ("alpha", "beta", "gamma"))
+    (tmp_path / "kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\n{described}')
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    patiently = (  # so that what ends is not the wait for a login
+        "import sys\nfrom workbench.__main__ import main\nfrom workbench.runtime.ssh import Connection\n"
+        "Connection.open.__defaults__ = ('', 1e6)\nmain()"
+    )
+    command = [sys.executable, "-c", patiently, "kit", "check", "--file", str(tmp_path / "kit.toml")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as check:
+        wait_for((tmp_path / "asked").exists, "a login")
+        check.terminate()
+        said = check.communicate(timeout=LIMIT_S)[0]
+        assert check.returncode == INTERRUPTED and "Interrupted." in said and "Traceback" not in said

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from made_up_report import cluster
 from rich.console import Console
 
-from workbench.cli.output import PLAIN_INTERVAL_S, RunProgress
+from workbench.cli.output import PLAIN_INTERVAL_S, RunProgress, print_json, print_table, print_text, report_error, say
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
@@ -80,3 +83,29 @@ def test_how_it_ended_is_kept(error, outcome) -> None:
     progress = RunProgress(Job(), cluster())
     progress.__exit__(error, None, None)
     assert progress.state.snapshot().outcome == outcome
+
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\x7f\x9b31m\u202etxt\ud83d ü 한 👍"
+PLAIN = r"a\x1b[2J\x1b]0;owned\x07\r\x7f\x9b31m\u202etxt\ud83d ü 한 👍"
+
+
+def test_text_of_devices_and_files_cannot_command_the_terminal(capsys) -> None:
+    job = Job(epochs=1)
+    progress = RunProgress(job, cluster())
+    progress.update(Event("note", message=HOSTILE))
+    assert PLAIN in drawn(progress).replace("\n", "") and "\x1b" not in drawn(progress)
+    capsys.readouterr()
+    say(HOSTILE)
+    report_error(ConfigError("It was asked.", HOSTILE, "Mend it."), as_json=False)
+    print_text(HOSTILE)
+    print_table(HOSTILE, ("device", HOSTILE), [("alpha", HOSTILE)])
+    said = capsys.readouterr()
+    assert said.err.count(PLAIN) == 2 and said.out.count(PLAIN) == 4
+    assert all(character.isprintable() or character == "\n" for character in said.err + said.out)
+
+
+def test_json_keeps_the_value_of_hostile_text(capsys) -> None:
+    print_json({"found": HOSTILE})
+    said = capsys.readouterr().out
+    assert json.loads(said) == {"found": HOSTILE}
+    assert all(character.isprintable() or character == "\n" for character in said)

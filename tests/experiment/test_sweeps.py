@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import made_up_report
 import nbformat
+import psutil
 import pytest
 from tiny_job import write_data
 from typer.testing import CliRunner
 
+from tests.waiting import LIMIT_S, wait_for
 from workbench import experiment
 from workbench.cli.app import app
 from workbench.comparison import reports_frame, sides
@@ -108,16 +113,53 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(words: list[object], tmp
         (("--option", "reducton=4"), "Did you mean 'reduction'?"),
         (("--cluster", "laptob"), "Did you mean 'laptop'?"),
         (("--repeats", "2"), "All would be the same."),
+        (("--cluster-profile", "nope"), "Engines of the profile 'nope' were asked for. The profiles are slurm."),
+        (("--cluster-profile", "slrm"), "Did you mean 'slurm'?"),
+        (("--cluster-profile", "../../x"), "Make it: ipython profile create"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_anything_runs(
     more: tuple[str, ...], said: str, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "run", lambda *_, **__: pytest.fail("a point ran"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    (tmp_path / "ipython" / "profile_slurm").mkdir(parents=True)
     result = call(*words, *more)
+    assert [path.name for path in (tmp_path / "ipython").iterdir()] == ["profile_slurm"]
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
     assert said in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+ON_ENGINES = """
+import signal, sys
+from pathlib import Path
+from workbench import sweeps
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+with sweeps._engines(1, Path(sys.argv[1])) as workers:
+    print(workers.submit(len, "abc").result(), flush=True)
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("ending", [[signal.SIGKILL], [signal.SIGTERM, signal.SIGTERM]])
+def test_no_controller_and_no_engine_outlives_a_sweep_on_a_profile(ending: list[signal.Signals], tmp_path: Path) -> None:
+    profile = tmp_path / "profile_here"
+    profile.mkdir()
+
+    def running() -> list[psutil.Process]:
+        return [one for one in psutil.process_iter(["cmdline"]) if any(str(profile) in word for word in one.info["cmdline"] or ())]
+
+    with subprocess.Popen(
+        [sys.executable, "-c", ON_ENGINES, str(profile)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as sweep:
+        assert sweep.stdout is not None and sweep.stdout.readline() == "3\n"
+        assert len(running()) > 2
+        for number in ending:
+            sweep.send_signal(number)
+        sweep.wait(LIMIT_S)
+    wait_for(lambda: not running(), "the end of the controller and its engine")
 
 
 def test_executed_points_are_not_run_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.fetch import cache_folder
-from workbench.runtime.ssh import Connection, agent_command, forget_host
+from workbench.runtime.ssh import Connection
+from workbench.runtime.ssh_login import agent_command, forget_host
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 WHY_NOT = "" if SSHD and shutil.which("ssh") else "OpenSSH's server is not installed (apt install openssh-server)"
@@ -40,7 +41,7 @@ def home(folder: Path, name: str) -> Path:
 def over_pipes(homes: Path) -> Callable[[Device], list[str]]:
     """Return what starts a device's agent as a child of this process, with a home folder of its own."""
 
-    def command(device: Device) -> list[str]:
+    def command(device: Device, *, trusts_new: bool = False) -> list[str]:
         place = home(homes, device.name)
         place.mkdir(exist_ok=True)
         words = shlex.split(agent_command(device)[-1])
@@ -67,7 +68,8 @@ class Hosts:
             (folder / f"keys-{name}").write_text((folder / "user.pub").read_text())
             self._write_config(name)
             settings.append(
-                f"Host {name}\n  User {user}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  IdentityAgent none\n"
+                f"Host {name}\n  HostName {name}.invalid\n  User {user}\n"
+                f"  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  IdentityAgent none\n"
                 f"  ProxyCommand {SSHD} -i -f {folder}/sshd-{name} -E {folder}/log-{name}\n"
             )
         (folder / "config").write_text("".join(settings))

@@ -224,3 +224,16 @@ def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has
             expected += range(first, done)
             first = backup
         assert policy.history == expected, seed
+
+
+def test_a_device_that_reports_a_step_which_the_run_does_not_have_is_ended_alone() -> None:
+    told = prepared(Trainer(40))
+    done = told.devices._work.done
+    told.devices._work.done = lambda job, place, step, factor: (  # type: ignore[method-assign]
+        done(job, place, step, factor)._replace(step=10**6)
+        if (place, step) == (1, 7) and len(job.shares) == 4
+        else done(job, place, step, factor)
+    )
+    told.coordinator.run()
+    assert members(told) == [(0, 1, 2, 3), (0, 2, 3)] and told.policy.step == 40
+    assert any("d1 is lost" in said and "it reports step 1000001 of 40" in said for said in told.said)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import LIMIT_S
+from workbench.cli import doctor
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import to_json
@@ -109,3 +111,51 @@ def test_refusal_is_a_clear_error(make_cluster: Callable[..., Cluster], tmp_path
     with pytest.raises(RuntimeSetupError, match="fidelity='paced'"):
         EmulatedNetwork.create(make_cluster(2), tmp_path)
     assert probe().fidelity == "paced"
+
+
+LISTENER = """
+import os, socket, sys, time
+from workbench.core.serial import from_json
+from workbench.runtime.network import Endpoint
+from_json(sys.argv[1], Endpoint, source="").enter()
+with socket.create_server(("127.0.0.1", int(sys.argv[2]))) as server:
+    print(server.getsockname()[1], flush=True)
+    connection = server.accept()[0]
+    connection.sendall(b"reached")
+"""
+
+
+@pytest.mark.privileged
+def test_other_users_of_this_machine_cannot_connect_to_devices_with_paced_links(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """Both devices reach each other at their loopback, which is not this machine's."""
+    try:
+        network = EmulatedNetwork.create(make_cluster(2), tmp_path, "paced")
+    except RuntimeSetupError as error:
+        pytest.skip(str(error))
+    with closing(network):
+        first, second = network.endpoints
+        assert (first.interface, first.address) == ("lo", "127.0.0.1")
+        words = [sys.executable, "-c", LISTENER, to_json(first), "0"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=child_environment()) as device:
+            assert device.stdout is not None
+            port = device.stdout.readline().strip()
+            with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port)), 20):
+                pass
+            reach = LISTENER.partition("with socket")[0] + "print(socket.create_connection(('127.0.0.1', int(sys.argv[2]))).recv(7))"
+            done = subprocess.run(
+                [sys.executable, "-c", reach, to_json(second), port], capture_output=True, text=True, env=child_environment()
+            )
+            assert done.stdout == "b'reached'\n", done.stderr
+        network.shape(make_cluster(2))  # other rates are nothing to it
+
+
+def test_the_doctor_says_where_others_can_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*words: object, **named: object) -> None:
+        raise RuntimeSetupError("Namespaces were asked for.", "They are not allowed.")
+
+    monkeypatch.setattr(EmulatedNetwork, "create", refuse)
+    emulated, devices = doctor._links()
+    assert emulated.state == "degraded" and "They are not allowed" in emulated.found
+    assert devices.state == "degraded" and "other users of this machine can connect" in devices.found

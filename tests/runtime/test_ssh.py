@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import queue
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +26,16 @@ import torch.distributed as dist
 from ssh_hosts import home, over_pipes, real_cluster
 
 from tests.waiting import LIMIT_S, wait_for
-from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
+from workbench.core.errors import MemoryBudgetError, MessageError, RuntimeSetupError
 from workbench.runtime import commands as c
-from workbench.runtime import ssh
-from workbench.runtime.messages import AnswerMessage, CallTable, Parts, decode_told, encode_told
-from workbench.runtime.pipe_engine import Asked, ChannelStore, FilePart, Message, Messages, require_wireguard
-from workbench.runtime.ssh import Connection, failure_of
+from workbench.runtime import kept_files, ssh, ssh_agent
+from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
+from workbench.runtime.messages import AnswerMessage, CallTable, Parts, decode_told, encode, encode_told
+from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
+from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines, SshService
-from workbench.runtime.ssh_seat import KeyStore
+from workbench.runtime.ssh_login import BEGAN, Login, failure_of
+from workbench.runtime.ssh_seat import KeyStore, Relays, Seat
 from workbench.runtime.ssh_setup import environment_python
 
 
@@ -84,7 +91,7 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
     with pytest.raises(RuntimeSetupError, match="another digest"):
         bad = connection.post("begin_file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
         bad.result(LIMIT_S)
-    assert connection.ask("facts")["cores"] >= 1
+    assert connection.ask("facts").cores >= 1
 
 
 def test_a_broken_transfer_goes_on(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +128,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
         yield ssh._frame(ssh.DATA, b"abc")
 
     last = c.Pong(charge=0.5)
-    engines.tell(0, "event", encode_told(last))
+    seat._hear(Message("event", seat.number, encode_told(last)))
     sent = agent.connection.post("begin_file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest())
     assert [one.content for one in service.news(0)] == [last]
     assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
@@ -138,10 +145,10 @@ def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> No
         other.connection.open(owner="another")
     looking = Agent(tmp_path)  # a check, and a cleaning, which leave the other's run alone
     looking.connection.open()
-    assert looking.connection.greeting["swept"] == 0
+    assert looking.connection.greeting.swept == 0
     with pytest.raises(RuntimeSetupError, match="somebody has it since"):
         looking.connection.ask("clean")
-    assert psutil.pid_exists(engine) and Path(agent.connection.greeting["run"]).is_dir()
+    assert psutil.pid_exists(engine) and Path(agent.connection.greeting.run).is_dir()
     looking.connection.close()
     agent.connection.close()
     wait_for(lambda: not Path(f"/proc/{engine}").exists(), "its end")
@@ -184,7 +191,7 @@ def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Ag
     assert list((agent.home / ".workbench-kit/runs").iterdir())
     following = Agent(tmp_path)
     following.connection.open()
-    assert following.connection.greeting["swept"] == 1
+    assert following.connection.greeting.swept == 1
     following.connection.close()
 
 
@@ -198,27 +205,52 @@ def test_a_silent_laptop_is_taken_for_gone(agent: Agent, tmp_path: Path, monkeyp
     assert not list((agent.home / ".workbench-kit/runs").iterdir())
 
 
-def test_what_ssh_says_becomes_one_sentence_and_a_mend() -> None:
-    for said, code, found, todo in (
-        ("Host key verification failed.", 255, "not known yet", "--trust"),
-        ("WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!", 255, "not the one", "--forget"),
-        ("pi@h: Permission denied (publickey).", 255, "does not accept the key", "ssh-copy-id"),
-        ("connect to host h port 22: Connection refused", 255, "Nothing listens", "systemctl"),
-        ("Could not resolve hostname h", 255, "name is not known", "address"),
-        ("sh: python3: not found", 127, "no python3", "apt install"),
-    ):
-        failure = failure_of(said, code)
-        assert found in failure.found and todo in failure.todo
+IN = 'Authenticated to h ([10.0.0.4]:22) using "publickey".\n'
+CHANGED = "@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@\nHost key verification failed.\n"
+PROXY = "Connection closed by UNKNOWN port 65535\n"
+
+
+@pytest.mark.parametrize(
+    ("login", "found", "todo"),
+    [
+        (Login("No ED25519 host key is known for h.\nHost key verification failed.\n", 255), "not known yet", "--trust"),
+        (Login(CHANGED, 255), "not the one", "--forget"),
+        (Login("pi@h: Permission denied (publickey).\n", 255), "does not accept the key", "ssh-copy-id"),
+        (Login('Load key "/k": invalid format\npi@h: Permission denied (publickey).\n', 255), "'/k' cannot be read: inv", "key ="),
+        (Login("ssh: connect to host h port 22: Connection refused\n", 255), "Nothing listens", "systemctl"),
+        (Login("ssh: connect to host h port 22: No route to host\n", 255), "cannot be reached", "cable"),
+        (Login("ssh: Could not resolve hostname h: Name or service not known\n", 255), "name is not known", "address"),
+        (Login("/home/me/.ssh/config: line 3: Bad configuration option: usr\n", 255), "Bad configuration option: usr", "ssh ADDRESS"),
+        (Login(IN, 127, errors="Hello!\nsh: python3: not found\n"), "no python3", "apt install"),
+        # A login shell that ends or waits: a banner is never the cause.
+        (Login(IN, 1, "This account is currently not available.\n", "Keep out.\n"), "says: This account is", "chsh"),
+        (Login(IN, 1, "", "Keep out.\n"), "with status 1 before Python starts.", "chsh"),
+        (Login(IN, None, "", "Keep out.\n"), "does not come to start Python", ".bashrc"),
+        (Login("", None), "did not answer", "cable"),
+        # A device's own words on stderr, and a server's farewell, are not ssh's.
+        (Login(IN, 255, errors=CHANGED), "before Python starts.", "chsh"),
+        (Login("Received disconnect from 10.0.0.4 port 22:2: x\n" + CHANGED, 255), "ssh ended with status 255", "ssh ADDRESS"),
+        (Login(IN, 255, errors=CHANGED + BEGAN.decode(), has_begun=True), "ended with status 255.", "cable"),
+        (Login(IN + "Timeout, server h not responding.\n", 255, has_begun=True), "Timeout, server h", "cable"),
+        # A jump host: its ssh writes to our stderr.
+        (Login(PROXY, 255, errors="Host key verification failed.\n"), "such as a jump host, is not trusted", "ssh JUMPHOST"),
+        (Login(PROXY, 255, errors="ssh: Could not resolve hostname j: Name\n"), "way to it is closed: ssh: Could not", "ssh ADDRESS"),
+        (Login("No ED25519 host key is known for h.\n" + PROXY, 255), "not known yet", "--trust"),
+    ],
+)  # fmt: skip
+def test_what_ssh_says_becomes_one_sentence_and_a_mend(login: Login, found: str, todo: str) -> None:
+    failure = failure_of(login)
+    assert found in failure.found and todo in failure.todo
 
 
 def test_messages_cross_a_stream_in_any_pieces() -> None:
     sent = [Message("event", 1, b"x" * 1000), Message("answer", 2, b"")]
-    data, found, messages = b"".join(one.framed() for one in sent), [], Messages()
+    data, found, messages = b"".join(one.framed() for one in sent), [], Messages(FROM_ENGINE, 2000)
     for at in range(0, len(data), 7):
         found += list(messages.of(data[at : at + 7]))
     assert found == sent
     with pytest.raises(RuntimeSetupError, match="was expected"):
-        list(Messages().of(b"\0\0\0\3abc"))
+        list(Messages(FROM_ENGINE, 2000).of(b"\0\0\0\3abc"))
 
 
 def test_a_device_without_memory_is_told_from_one_whose_peer_fell_silent() -> None:
@@ -245,13 +277,13 @@ def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
     """Two ranks in two threads; each rank's store speaks to the laptop's by messages alone."""
     kept, sums = KeyStore(), {}
 
-    def ask(asked: Asked, timeout_s: float | None) -> bytes:
+    def ask(rank: int, asked: Asked, timeout_s: float | None) -> bytes:
         mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        kept.ask(asked, mine.put)
+        kept.ask(rank, asked, mine.put)
         return mine.get(timeout=LIMIT_S)
 
     def join(rank: int) -> None:
-        own = ChannelStore(ask)
+        own = ChannelStore(partial(ask, rank))
         group = dist.ProcessGroupGloo(dist.PrefixStore("group", own), rank, 2, timedelta(seconds=20))
         tensor = torch.tensor([float(rank + 1)])
         group.allreduce([tensor]).wait()
@@ -263,28 +295,126 @@ def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
     for thread in threads:
         thread.join(LIMIT_S)
     assert sums == {0: 3.0, 1: 3.0}
-    assert not ChannelStore(ask).check(["nothing"])
+    assert not ChannelStore(partial(ask, 0)).check(["nothing"])
 
 
-def test_a_devices_files_stay_in_the_runs_folder(tmp_path: Path) -> None:
+LOG, CHECKPOINT = "steps/epoch-0-from-0-rank-1.jsonl", "checkpoints/epoch-0-layers-0-3.safetensors"
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Iterator[Seat]:
+    """The laptop's side of a device whose files go to tmp_path / 'run' and may have 1000 bytes."""
     engines = SshEngines(real_cluster(), tmp_path / "run", CallTable({}), command_of=over_pipes(tmp_path))
-    [seat, _] = engines.seats
-    for offset, data, is_last in ((0, b"ab", False), (2, b"c", True)):
-        seat._keep(FilePart("checkpoints/epoch-0-layers-0-3.safetensors", offset, data, is_last))
-    seat._keep(FilePart("steps/epoch-0-from-0-rank-1.jsonl", 0, b"old and longer\n", True))
-    seat._keep(FilePart("steps/epoch-0-from-0-rank-1.jsonl", 0, b"new\n", True))
-    found = {path.relative_to(tmp_path / "run").as_posix(): path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert found == {"checkpoints/epoch-0-layers-0-3.safetensors": b"abc", "steps/epoch-0-from-0-rank-1.jsonl": b"new\n"}
-    for path in ("../outside", "steps/../../outside", "/etc/passwd", "fingerprint.txt", "steps/a/b"):
-        with pytest.raises(RuntimeSetupError, match="sent a file"):
-            seat._keep(FilePart(path, 0, b"", True))
+    engines.most_bytes = 1000
+    made = Seat(0, engines.cluster.devices[0], engines)
+    yield made
+    made.close()
+
+
+def keep(seat: Seat, *parts: FilePart) -> None:
+    for part in parts:
+        seat._hear(Message("file", 0, encode(part)))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_devices_files_come_into_the_runs_folder(seat: Seat, tmp_path: Path) -> None:
+    keep(seat, FilePart(CHECKPOINT, 0, b"ab", False), FilePart(CHECKPOINT, 2, b"c", True))
+    keep(seat, FilePart(LOG, 0, b"old and longer\n", True), FilePart(LOG, 0, b"new\n", True), FilePart(LOG, 4, b"newer\n", True))
+    keep(seat, FilePart("journals/x.json", 0, b"begun", False))
+    seat.close()
+    assert files_of(tmp_path / "run") == {CHECKPOINT: b"abc", LOG: b"new\nnewer\n"}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *([FilePart(path, 0, b"", True)] for path in ("../outside", "steps/../../outside", "/etc/passwd", "fingerprint.txt", "steps/a/b")),
+        *([FilePart(path, 0, b"", True)] for path in ("steps/.x", "steps/a\n", "steps/\\", "steps/" + "a" * 300, "steps/")),
+        [FilePart(LOG, 7, b"x", True)],  # of a log that is not there
+        [FilePart(LOG, 0, b"x", True), FilePart(LOG, 2**40, b"x", True)],
+        [FilePart(LOG, -1, b"x", True)],
+        [FilePart(LOG, 2**64 - 1, b"x", True)],
+        [FilePart(LOG, 0, bytes(1001), True)],
+        [FilePart(CHECKPOINT, 1, b"x", False)],
+        [FilePart(CHECKPOINT, 0, b"x", False), FilePart(CHECKPOINT, 2, b"x", True)],
+        [FilePart(CHECKPOINT, 0, bytes(600), False), FilePart(CHECKPOINT, 600, bytes(600), False)],
+        [FilePart(f"checkpoints/{number}", 0, b"", False) for number in range(5)],
+    ],
+)
+def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], seat: Seat, tmp_path: Path) -> None:
+    with pytest.raises(MessageError, match="a part of a file"):
+        keep(seat, *parts)
+    seat.close()
+    assert sum(len(data) for data in files_of(tmp_path).values()) <= 1
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_device_keeps_so_many_files_and_no_more(seat: Seat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kept_files, "MOST_FILES", 3)
+    keep(seat, *(FilePart(f"checkpoints/{number}", 0, b"x", True) for number in range(3)))
+    (tmp_path / "run/checkpoints/0").unlink()  # no longer needed: it counts no more
+    keep(seat, FilePart("checkpoints/3", 0, b"x", True))
+    with pytest.raises(MessageError, match="one more than 3 files"):
+        keep(seat, FilePart("checkpoints/4", 0, b"x", True))
+
+
+def test_a_devices_files_take_so_many_bytes_and_no_more(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_files, "MOST_TIMES", 2)
+    with pytest.raises(MessageError, match="above 2,000 bytes"):
+        keep(seat, *(FilePart(f"checkpoints/{number}", 0, bytes(900), True) for number in range(1, 4)))
+
+
+def test_a_full_disk_of_the_laptop_ends_the_run(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(part: FilePart) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(seat._files, "take", refuse)
+    keep(seat, FilePart(LOG, 0, b"x", True))
+    [(rank, kind, outcome)] = seat._engines.told(0)
+    assert (rank, kind) == (0, "ended") and "No space left" in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ([(1, Asked("set", ("a",), b"1")), (0, Asked("set", ("a",), b"2"))], "'a' of another device"),
+        ([(0, Asked("set", ()))], "set with 0 keys"),
+        ([(0, Asked("get", ("a", "b")))], "get with 2 keys"),
+        ([(0, Asked("get", ("a",)))] * 1001, "more than 1,000 at once"),
+    ],
+)
+def test_a_question_to_the_store_that_no_device_asks_is_refused(asked: list[tuple[int, Asked]], why: str) -> None:
+    store = KeyStore()
+    with pytest.raises(MessageError, match=why):
+        for rank, one in asked:
+            store.ask(rank, one, lambda reply: None)
+
+
+def test_the_exposing_device_is_to_blame_for_a_relay_that_it_refuses() -> None:
+    blamed, at = list[int](), Future[Any]()
+
+    class Agent:
+        def post(self, operation: str, **fields: object) -> Future[Any]:
+            return at
+
+    address = (
+        struct.pack("=Q", 0) + struct.pack("=Q", 136) + struct.pack("=H", 2) + b"\x1f\x90" + socket.inet_aton("127.0.0.1") + bytes(128)
+    )
+    relays = Relays(lambda rank, error: blamed.append(rank))
+    relays.told(1, Agent(), "key", address)  # type: ignore[arg-type]
+    relays.reply(0, Agent(), "key", lambda value: None, address)  # type: ignore[arg-type]
+    at.set_exception(RuntimeSetupError("It was asked.", "It has no certificate."))
+    assert blamed == [1]
 
 
 def test_a_device_tells_of_its_health_and_refuses_a_network_that_is_not_wireguard(agent: Agent) -> None:
     agent.connection.open()
     agent.connection.ask("ping", health=True)
     health = agent.connection.health
-    assert health["free_memory_bytes"] > 0 and health["throttled"] == "" and health["rss_bytes"] == 0
+    assert health is not None and health.free_memory_bytes > 0 and health.throttled == "" and health.rss_bytes == 0
     with pytest.raises(RuntimeSetupError, match="'lo', which is none of WireGuard"):
         require_wireguard("lo")
 
@@ -300,3 +430,40 @@ def test_other_versions_than_the_laptops_are_refused(agent: Agent, tmp_path: Pat
     [seat, _] = SshEngines(real_cluster(), tmp_path / "run", CallTable({})).seats
     seat._hear(Message("ready", 0, b"0.0.1"))
     assert seat.ready.is_set() and "its workbench is 0.0.1, this one" in seat.why
+
+
+SHA256 = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields", "field"),
+    [
+        ("has", {"path": "kit/x", "size": -1, "sha256": SHA256}, "size"),
+        ("has", {"path": "kit/x", "size": 1.5, "sha256": SHA256}, "size"),
+        ("has", {"path": "kit/x\n", "size": 1, "sha256": SHA256}, "path"),
+        ("begin_file", {"path": "kit/x", "size": 1, "sha256": "../x"}, "sha256"),
+        ("begin_file", {"path": "kit/x", "size": 1, "sha256": SHA256, "mode": 1}, "mode"),
+        ("start", {"python": "/bin/sh", "module": "-c", "environment": {}}, "module"),
+        ("start", {"python": "/bin/sh", "module": "x", "environment": {"PATH": 1}}, "environment"),
+        ("signal_engine", {"name": "TERM"}, "name"),
+        ("holds", {"folder": "../.."}, "folder"),
+        ("unpack", {"archive": "kit/x", "folder": "*-0", "python": False}, "folder"),
+        ("reach", {"host": "example.org", "port": 22}, "host"),
+        ("expose", {"port": 0}, "port"),
+        ("hello", {"silence_s": True}, "silence_s"),
+    ],
+)
+def test_the_agent_takes_no_field_that_does_not_fit(operation: str, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ssh_agent.Refused, match=f"cannot {operation} with such a '{field}'"):
+        ssh_agent.check(operation, fields)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\xff\xff\xff\xffJ", b"\0\0\0\1X?", b"\0\0\0\2J[]", b"\0\0\0\1J{", b"\0\0\0\3Dabc", b'\0\0\0\x0bJ{"id":null}'], ids=repr
+)
+def test_an_agent_ends_at_bytes_that_no_laptop_sends(sent: bytes, agent: Agent) -> None:
+    agent.connection.open()
+    run = Path(agent.connection.greeting.run)
+    agent.connection._queue.put((sent,))
+    agent.wait_for("lost")
+    wait_for(lambda: not run.exists(), "the end of the run's folder")

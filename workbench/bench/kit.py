@@ -27,8 +27,9 @@ from workbench.core.profile import Profile
 from workbench.experiment import connected, run
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
-from workbench.runtime.ssh import Connection, agent_command
+from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines
+from workbench.runtime.ssh_login import agent_command, with_log
 from workbench.runtime.ssh_setup import bring_code, install
 
 FILE_BYTES = 90_000_000
@@ -74,7 +75,7 @@ def _files(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
     began_s = time.monotonic()
     with ExitStack() as stack:
         for device in cluster.devices:  # all at once; each is waited for at the end
-            command = [*agent_command(device)[:-1], "cat >/dev/null"]
+            command = [*with_log(agent_command(device)[:-1], os.devnull), "cat >/dev/null"]
             stack.enter_context(subprocess.Popen(command, stdin=stack.enter_context(open(file, "rb"))))
     rates = [cluster.world_size * FILE_BYTES / spent for spent in (seconds, time.monotonic() - began_s)]
     shares = [rate / cluster.devices[0].link.bytes_per_s for rate in rates]

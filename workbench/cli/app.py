@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +23,20 @@ from workbench.cli.job import (
     takes_job,
 )
 from workbench.cli.kit import kit
-from workbench.cli.output import INTERRUPTED, Commands, Json, Png, RunProgress, next_steps, print_json, say, show_bench, show_plan, summary
+from workbench.cli.output import (
+    INTERRUPTED,
+    Commands,
+    Json,
+    Png,
+    RunProgress,
+    next_steps,
+    print_json,
+    print_text,
+    say,
+    show_bench,
+    show_plan,
+    summary,
+)
 from workbench.cli.predict import evaluate, predict
 from workbench.cli.reproduce import reproduce
 from workbench.cli.schedule import schedule
@@ -51,9 +63,9 @@ def doctor(as_json: Json = False) -> None:
         print_json([check._asdict() for check in checks])
     else:
         for check in checks:
-            print(f"{check.state:<9} {check.name:<17} {check.found}")
+            print_text(f"{check.state:<9} {check.name:<17} {check.found}")
             if check.todo:
-                print(f"{'':<27} -> {check.todo}")
+                print_text(f"{'':<27} -> {check.todo}")
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 
@@ -89,7 +101,7 @@ def draw(
     if as_json:
         print_json([str(file) for file in files])
     else:
-        print(f"{len(files)} files; open {files[0]}")
+        print_text(f"{len(files)} files; open {files[0]}")
 
 
 @takes_job(*PLANNED_FIELDS)
@@ -149,14 +161,14 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
     if as_json and unwritten is None:
         print_json(report)
     else:
-        print(summary(report), file=sys.stderr if unwritten is not None else sys.stdout)
+        (print_text if unwritten is None else say)(summary(report))
         if unwritten is not None:
             kept = report.mode == "execute" and report.plan.inference is None
             raise WriteError(unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}") from unwritten
         if path is not None:
-            print(f"Report      {path}")
+            print_text(f"Report      {path}")
         if following := next_steps(report, path):
-            print(following)
+            print_text(following)
 
 
 BENCHES = {
@@ -228,7 +240,7 @@ All commands: workbench --help.  All options of one: workbench run --help.  The 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"workbench {__version__}")
+        print_text(f"workbench {__version__}")
         raise typer.Exit
 
 
@@ -239,7 +251,7 @@ def first_steps(
 ) -> None:
     """Learn, try out and compare how language models are fine-tuned and served on small devices."""
     if context.invoked_subcommand is None:
-        print(FIRST_STEPS)
+        print_text(FIRST_STEPS)
 
 
 for group, commands in GROUPS.items():

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from workbench.cli.job import CLUSTER, ClusterName, takes_job
-from workbench.cli.output import Json, print_json, print_table, say, show_cluster
+from workbench.cli.output import Json, print_json, print_table, print_text, say, show_cluster
 from workbench.core.catalogue import cluster_file, cluster_names, load_cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, check_choice
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import shown
 
@@ -25,8 +25,8 @@ def devices(
     links: Annotated[bool, typer.Option("--links", help="Emulate the cluster and measure bandwidth and latency of every link.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="Profile a model's layers: times and bytes, measured and computed.")] = False,
     device: Annotated[str | None, typer.Option(help="Whose layers; the first device's without.")] = None,
-    batch: Annotated[list[int], typer.Option("--batch", help="Batch size for --layers; may be repeated.")] = [1, 4, 16],  # noqa: B006
-    length: Annotated[int, typer.Option(help="Tokens of a sample for --layers.")] = 32,
+    batch: Annotated[list[int], typer.Option("--batch", min=1, max=65_536, help="Batch size for --layers; may be repeated.")] = [1, 4, 16],  # noqa: B006
+    length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of a sample for --layers.")] = 32,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure layers again that were measured before.")] = False,
     discover: Annotated[bool, typer.Option("--discover", help="Look for devices in the local network.")] = False,
     announce: Annotated[bool, typer.Option("--announce", help="Let others find this device, until Ctrl-C.")] = False,
@@ -52,6 +52,8 @@ def devices(
             raise ConfigError(
                 "Several measurements were asked for.", "Each has an output of its own.", "Give --measure, --links or --layers."
             )
+        if device is not None:
+            check_choice(f"device of cluster '{found.name}'", device, (known.name for known in found.devices))
         from workbench.cli.measure import measure_devices, measure_layers, measure_links
 
         if measure or links:
@@ -91,8 +93,8 @@ def _discover(*, as_json: bool) -> None:
         "Devices in this network", ("device", "address", "port", "cores", "MB", "machine", "computes by", "battery", "version"), rows
     )
     if alike := named_alike(found):
-        print(alike)
+        print_text(alike)
     if found:
-        print(f"Each is a candidate only.  Next: workbench kit init {' '.join(f'USER@{one.address}' for one in found)}")
+        print_text(f"Each is a candidate only.  Next: workbench kit init {' '.join(f'USER@{one.address}' for one in found)}")
     else:
-        print("None.  On a device: workbench devices --announce, or install avahi-daemon there.")
+        print_text("None.  On a device: workbench devices --announce, or install avahi-daemon there.")

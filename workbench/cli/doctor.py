@@ -95,11 +95,12 @@ def _links() -> list[Check]:
     from workbench.runtime.network import probe
 
     support = probe()
-    return [
-        Check(
-            "emulated links", "ok" if support.fidelity == "kernel" else "degraded", f"{support.fidelity}: {support.reason}", support.remedy
-        )
-    ]
+    state: Literal["ok", "degraded"] = "ok" if support.fidelity == "kernel" else "degraded"
+    found = [Check("emulated links", state, f"{support.fidelity}: {support.reason}", support.remedy)]
+    if not support.private:
+        told = "other users of this machine can connect to the devices at 127.0.0.1 while a run lasts, and gloo asks nobody who he is"
+        found.append(Check("devices' network", "degraded", told, "Run on a machine of your own, or where network namespaces are allowed."))
+    return found
 
 
 def _memory() -> list[Check]:

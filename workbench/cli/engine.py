@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from workbench.cli.job import DEFAULTS, Data, MaxLength, Model, Samples, Seed, TaskName
-from workbench.cli.output import Json, print_json, say
+from workbench.cli.output import Json, print_json, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
 from workbench.core.job import ADAPTER_RATE
@@ -78,13 +78,13 @@ def export(
     if as_json:
         print_json(result)
         return
-    print(f"Program     {result.path}, {result.file_bytes / 1e6:.1f} MB, exported in {result.export_s:.0f} s")
-    print(
+    print_text(f"Program     {result.path}, {result.file_bytes / 1e6:.1f} MB, exported in {result.export_s:.0f} s")
+    print_text(
         f"Trains      {result.description.num_values:,} values in {len(result.description.slots)} matrices, q = {queries}, E = {batch_size}"
     )
-    print(f"Step        {result.delegated} pieces for XNNPACK, {sum(result.operators.values())} calls of ExecuTorch's own kernels")
+    print_text(f"Step        {result.delegated} pieces for XNNPACK, {sum(result.operators.values())} calls of ExecuTorch's own kernels")
     if prompts is not None:
-        print(f"Prompts     {prompts}  (train: workbench train {out} {prompts} --steps 100)")
+        print_text(f"Prompts     {prompts}  (train: workbench train {out} {prompts} --steps 100)")
 
 
 def train(
@@ -119,10 +119,10 @@ def train(
         print_json({"steps": trainer.step_number, "losses": losses})
     elif losses:
         first, last = losses[:REPORTED_STEPS], losses[-REPORTED_STEPS:]
-        print(f"Steps       {trainer.step_number}, {len(losses)} of them now")
-        print(f"Loss        {sum(first) / len(first):.4f} at first, {sum(last) / len(last):.4f} at last (means of {len(last)} steps)")
+        print_text(f"Steps       {trainer.step_number}, {len(losses)} of them now")
+        print_text(f"Loss        {sum(first) / len(first):.4f} at first, {sum(last) / len(last):.4f} at last (means of {len(last)} steps)")
     else:
-        print(f"Steps       {trainer.step_number}, all of them made before")
+        print_text(f"Steps       {trainer.step_number}, all of them made before")
 
 
 def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int, path: Path | None) -> list[float]:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import re
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import typer
 
-from workbench.cli.output import USER_ERROR, Json, print_json, print_table, say
+from workbench.cli.output import USER_ERROR, Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import device_models, load_cluster
-from workbench.core.cluster import Cluster, Device
+from workbench.core.cluster import Cluster, Device, split_address
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
 from workbench.core.files import require_writable
-from workbench.core.serial import read_text, shown, write_text
+from workbench.core.serial import LARGEST_TOML, read_text, shown, write_text
+
+if TYPE_CHECKING:
+    from workbench.runtime.ssh import Connection
 
 Action = Literal["init", "check", "setup", "upgrade", "measure", "clean"]
 KIT_FILE = Path("kit.toml")
+ANSWER_S = 20.0
 LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 80.0, 60.0
 
 
@@ -72,12 +80,12 @@ def kit(
             print_json(measured)
         return
     if forget and action == "check":
-        from workbench.runtime.ssh import forget_host
+        from workbench.runtime.ssh_login import forget_host
 
         for device in cluster.devices:  # one after another: all keys are in one file, which ssh-keygen rewrites
             forget_host(device)
-    work = {"check": lambda device: _check(device, trust), "setup": _setup, "upgrade": _setup, "clean": _clean}[action]
-    found = _on_all(cluster, work)
+    work = {"check": _check, "setup": _setup, "upgrade": _setup, "clean": _clean}[action]
+    found = _on_all(cluster, work, trusts_new=trust and action == "check")
     if as_json:
         print_json([one._asdict() for one in found])
     else:
@@ -98,15 +106,34 @@ def _found(user: str) -> list[tuple[str, int]]:
 
 
 def _named(words: list[str]) -> list[tuple[str, int]]:
-    """Return the addresses, with SSH's port, that words or the lines of files name; of a subnet those at which SSH listens."""
+    """Return the addresses and ports that words or the lines of files name; of a subnet those at which SSH listens.
+
+    Raises ConfigError for a file that is not there, and for what is no address.
+    """
     from workbench.discovery import SSH_PORT, listening
 
-    lines = [line for word in words for line in (read_text(Path(word), "the addresses").splitlines() if Path(word).is_file() else [word])]
-    found: list[str] = []
-    for address in filter(None, (line.partition("#")[0].strip() for line in lines)):
-        user, at, host = address.rpartition("@")
-        found += [f"{user}{at}{one}" for one in listening(host)] if "/" in host else [address]
-    return [(address, SSH_PORT) for address in found]
+    lines = [line for word in words for line in (_lines(word) if _is_file(word) else [word])]
+    found: list[tuple[str, int]] = []
+    for text in filter(None, (line.partition("#")[0].strip() for line in lines)):
+        user, at, host = text.rpartition("@")
+        if "/" in host and "://" not in text:
+            found += [(f"{user}{at}{one}", SSH_PORT) for one in listening(host)]
+        else:
+            address, port = split_address(text)
+            found.append((address, port or SSH_PORT))
+    return found
+
+
+_FILES = re.compile(r"[~./].*|.*\.(txt|list|lst|csv|tsv|md|toml|ini|conf|cfg|json|ya?ml)", re.IGNORECASE)
+
+
+def _is_file(word: str) -> bool:
+    """Return whether a word names a file, which may be missing, and not a device."""
+    return "@" not in word and (_FILES.fullmatch(word) is not None or Path(word).is_file())
+
+
+def _lines(word: str) -> list[str]:
+    return read_text(os.path.expanduser(word), "the addresses", most_bytes=LARGEST_TOML).splitlines()
 
 
 def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
@@ -119,10 +146,10 @@ def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
         raise ConfigError(f"Writing '{file}' was asked for.", "It is there already.", "Change it, remove it, or name another with --file.")
     require_writable(file)
     names: list[str] = []
-    for address in addresses:
+    for address, port in found:
         host = address.rpartition("@")[2]
         name = host if host.replace(".", "").isdigit() else host.partition(".")[0]
-        if address in addresses[: len(names)]:
+        if (address, port) in found[: len(names)]:
             raise ConfigError(f"A kit with '{shown(address)}' was asked for.", "It is named twice.", "Name each device once.")
         names.append(name if name not in names else host)
     tables = "".join(
@@ -135,36 +162,56 @@ def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
     except WorkbenchError:
         file.unlink()
         raise
-    print(f"{file}: {load_cluster(file).size_words}.  Next: workbench kit check --trust")
+    print_text(f"{file}: {load_cluster(file).size_words}.  Next: workbench kit check --trust")
 
 
-def _on_all(cluster: Cluster, work: Callable[[Device], Found]) -> list[Found]:
-    """Do something on all devices at once, and return what came of it by device."""
+def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, trusts_new: bool) -> list[Found]:
+    """Do something on all devices at once, and return what came of it by device.
+
+    One device cannot hold up the others, and whoever ends the command ends the connections first, so that nothing waits.
+    """
+    from workbench.runtime.ssh import Connection
+    from workbench.runtime.ssh_login import Failure, agent_command
+
+    connections: list[Connection] = []
+    is_over = threading.Event()
+    interrupted = Failure("It was interrupted.", "Repeat the command.")
 
     def guarded(device: Device) -> Found:
         try:
-            return work(device)
+            with closing(Connection(device.name, agent_command(device, trusts_new=trusts_new))) as connection:
+                connections.append(connection)
+                if is_over.is_set():
+                    connection.give_up(interrupted)
+                return work(device, connection)
         except WorkbenchError as error:
             return Found(device.name, device.address or "", error.found, error.todo)
 
-    with ThreadPoolExecutor(cluster.world_size) as pool:
+    pool = ThreadPoolExecutor(cluster.world_size)
+    try:
         return list(pool.map(guarded, cluster.devices))
+    except BaseException:
+        is_over.set()
+        for connection in list(connections):
+            connection.give_up(interrupted)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _check(device: Device, trust: bool) -> Found:
-    from workbench.runtime.ssh import Connection, agent_command, fingerprints
+def _check(device: Device, connection: Connection) -> Found:
+    from workbench.runtime.ssh_login import fingerprints
     from workbench.runtime.ssh_setup import PROJECT, environment_name, pinned
 
     known = fingerprints(device)
-    with closing(Connection(device.name, agent_command(device, trusts_new=trust))) as connection:
-        connection.open()
-        if trust and not known:
-            say(f"{device.name}: trusted {', '.join(fingerprints(device)) or 'by a key that is known elsewhere'}")
-        before_s = time.time()
-        facts = connection.ask("facts", python=device.python or "")
-        off_s = facts["time_s"] - (before_s + time.time()) / 2
-        facts |= {"clock_off_s": off_s, "clock_bound_s": connection.clock_bound_s, **connection.greeting}
-        facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,), connection.greeting))
+    connection.open()
+    if not known and (trusted := fingerprints(device)):
+        say(f"{device.name}: trusted {', '.join(trusted)}")
+    before_s = time.time()
+    facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
+    facts["clock_off_s"] = facts["time_s"] - (before_s + time.time()) / 2
+    facts |= {"clock_bound_s": connection.clock_bound_s, **msgspec.to_builtins(connection.greeting)}
+    facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,), connection.greeting))
     return Found(device.name, device.address or "", *_judged(device, facts), facts)
 
 
@@ -206,28 +253,24 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _setup(device: Device) -> Found:
-    from workbench.runtime.ssh import Connection, agent_command
+def _setup(device: Device, connection: Connection) -> Found:
     from workbench.runtime.ssh_setup import TRIAL, bring_code, install
 
-    with closing(Connection(device.name, agent_command(device))) as connection:
-        connection.open(owner="`workbench kit setup`")
-        did = not device.python and install(connection, say)
-        if device.python:
-            connection.ask("tries", timeout_s=600.0, python=device.python, trial=TRIAL)
-        bring_code(connection)
-        say(f"{device.name}: {'ready' if did else 'is ready already'}")
-        return Found(device.name, device.address or "", facts=connection.ask("facts", python=device.python or "") | connection.greeting)
+    connection.open(owner="`workbench kit setup`")
+    did = not device.python and install(connection, say)
+    if device.python:
+        connection.ask("tries", 600.0, python=device.python, trial=TRIAL)
+    bring_code(connection)
+    say(f"{device.name}: {'ready' if did else 'is ready already'}")
+    facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
+    return Found(device.name, device.address or "", facts=facts | msgspec.to_builtins(connection.greeting))
 
 
-def _clean(device: Device) -> Found:
-    from workbench.runtime.ssh import Connection, agent_command
-
-    with closing(Connection(device.name, agent_command(device))) as connection:
-        connection.open()
-        connection.ask("clean")
-        say(f"{device.name}: nothing of the workbench is left there")
-        return Found(device.name, device.address or "")
+def _clean(device: Device, connection: Connection) -> Found:
+    connection.open()
+    connection.ask("clean")
+    say(f"{device.name}: nothing of the workbench is left there")
+    return Found(device.name, device.address or "")
 
 
 def _show(cluster: Cluster, found: list[Found]) -> None:
@@ -256,4 +299,4 @@ def _show(cluster: Cluster, found: list[Found]) -> None:
     print_table(f"Kit {cluster.name}", columns, rows, right=(4, 5, 6, 7, 8))
     for one in found:
         if one.problem:
-            print(f"{one.device}: {one.problem}\n  -> {one.todo}")
+            print_text(f"{one.device}: {one.problem}\n  -> {one.todo}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.cli.output import print_json, print_table, say
+from workbench.cli.output import print_json, print_table, print_text, say
 from workbench.core.cluster import Cluster
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Job
@@ -171,7 +171,7 @@ def _print_layers(survey: LayerSurvey) -> None:
     title = f"kB for a batch of {batches[-1]}, as profiled | as computed from the model's sizes"
     print_table(title, ("layer", *kinds.values()), sizes, right=range(1, len(kinds) + 1))
     for note in survey.notes:
-        print(note)
+        print_text(note)
 
 
 def _layers(first: int, last: int) -> str:

@@ -23,7 +23,7 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
-from workbench.core.serial import shown, to_builtins
+from workbench.core.serial import plain, shown, to_builtins
 from workbench.methods.base import Event
 from workbench.progress import RunState
 from workbench.summary import plan_rows, plan_words, summary_rows
@@ -125,14 +125,22 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value if equals else following
 
 
+# Text comes from files, results and devices, too: here, where all of it passes, it loses what would command the terminal.
+
+
 def say(line: str) -> None:
     """Print a line on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    print(plain(line), file=sys.stderr, flush=True)
+
+
+def print_text(text: str = "") -> None:
+    """Print lines on stdout."""
+    print(plain(text), flush=True)
 
 
 def print_json(value: Any) -> None:
     """Print a dataclass, or dicts and lists of them, as JSON on stdout."""
-    print(json.dumps(to_builtins(value), indent=1, ensure_ascii=False))
+    print(plain(json.dumps(to_builtins(value), indent=1, ensure_ascii=False), as_json=True))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:
@@ -145,8 +153,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.console import Console
     from rich.table import Table
 
-    print(title)
-    cells = [[str(cell) for cell in row] for row in rows]
+    print_text(title)
+    columns, cells = list(map(plain, columns)), [[plain(str(cell)) for cell in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     least = 0
     for index, column in enumerate(columns):
@@ -194,12 +202,12 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     words = f"{plan.method}: {plan.where()}, {plan.cut}" if chosen is None else f"{chosen.method}: {plan_words(chosen)}"
     print_table(f"Plan of {words}", *plan_rows(plan, cluster), right=() if chosen is None else (0, 3, 4, 5))
     if chosen is not None and chosen.predicted_s:
-        print(f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): {chosen.predicted_s * 1e3:.1f} ms")
+        print_text(f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): {chosen.predicted_s * 1e3:.1f} ms")
     elif plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
-        print(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")
+        print_text(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")
     for note in plan.notes:
-        print(note)
+        print_text(note)
 
 
 def summary(report: Report, *, figures: Path | None = None) -> str:
@@ -233,11 +241,11 @@ def next_steps(report: Report, path: Path | None, *, program: str = "workbench")
 
 def show_bench(name: str, result: Mapping[str, Any]) -> None:
     """Print a benchmark: its values, and its lists of points as tables with one row each."""
-    print(f"Benchmark {name}")
+    print_text(f"Benchmark {name}")
     tables = {key: value for key, value in result.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
     for key, value in result.items():
         if key != "name" and key not in tables:
-            print(f"  {key.replace('_', ' ')}: {_figure(value)}")
+            print_text(f"  {key.replace('_', ' ')}: {_figure(value)}")
     for title, points in tables.items():
         keys = [key for key, value in points[0].items() if not isinstance(value, dict | list | tuple)]  # the rest is for --json
         columns = tuple(key.replace("_", " ") for key in keys)
@@ -288,7 +296,7 @@ class RunProgress:
         """Return what the terminal shows now."""
         from rich.text import Text
 
-        return Text(str(self.state.snapshot()), no_wrap=True, overflow="ellipsis")
+        return Text(plain(str(self.state.snapshot())), no_wrap=True, overflow="ellipsis")
 
     def _tell(self, event: Event) -> None:
         """Print a line for a phase, an epoch's begin and end, and every few seconds for the steps."""

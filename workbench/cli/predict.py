@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from workbench.cli.job import DEFAULTS, Columns, Data, Samples
-from workbench.cli.output import Json, print_json, print_table, say
+from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError
 
 Calibration = Literal["none", "content_free", "mean_prior"]
@@ -70,8 +70,8 @@ def evaluate(
         print_json({"model": model, **made._asdict()})
     else:
         for name, value in made.metrics.items():
-            print(f"{name:<11} {value:.3f}")
-        print(f"({made.samples} samples: {made.source}{'' if calibration == 'none' else f', calibration {calibration}'})")
+            print_text(f"{name:<11} {value:.3f}")
+        print_text(f"({made.samples} samples: {made.source}{'' if calibration == 'none' else f', calibration {calibration}'})")
 
 
 def _prompted(

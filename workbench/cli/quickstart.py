@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.cli.output import next_steps, summary
+from workbench.cli.output import next_steps, print_text, say, summary
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 from workbench.notebooks import run_notebook
@@ -24,23 +24,23 @@ def main() -> int:
     REPORT.unlink(missing_ok=True)  # an old report must not pass for this run's
     from papermill.exceptions import PapermillExecutionError
 
-    print(f"Running {NOTEBOOK.relative_to(ROOT)} ...", flush=True)
+    print_text(f"Running {NOTEBOOK.relative_to(ROOT)} ...")
     try:
         run_notebook(NOTEBOOK, FOLDER / NOTEBOOK.name)
     except PapermillExecutionError as error:
-        print(f"Cell {error.exec_count} of {NOTEBOOK.name} failed: {error.ename}: {error.evalue}", file=sys.stderr)
-        print(f"The whole trace is in {FOLDER / NOTEBOOK.name}. `workbench doctor` says what this machine lacks.", file=sys.stderr)
+        say(f"Cell {error.exec_count} of {NOTEBOOK.name} failed: {error.ename}: {error.evalue}")
+        say(f"The whole trace is in {FOLDER / NOTEBOOK.name}. `workbench doctor` says what this machine lacks.")
         return 1
     except KeyboardInterrupt:
-        print("Interrupted. `make quickstart` starts again.", file=sys.stderr)
+        say("Interrupted. `make quickstart` starts again.")
         return 130
     try:
         report = Report.read(REPORT)
     except ConfigError as error:
-        print(f"{NOTEBOOK.name} ran, but left no report: {error}", file=sys.stderr)
+        say(f"{NOTEBOOK.name} ran, but left no report: {error}")
         return 1
-    print(f"\nQuickstart, {time.time() - began:.0f} s\n{summary(report, figures=FOLDER)}")
-    print(next_steps(report, REPORT, program=".venv/bin/workbench"))
+    print_text(f"\nQuickstart, {time.time() - began:.0f} s\n{summary(report, figures=FOLDER)}")
+    print_text(next_steps(report, REPORT, program=".venv/bin/workbench"))
     return 0
 
 

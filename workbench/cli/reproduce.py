@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from markupsafe import Markup
 
-from workbench.cli.output import Json, Png, print_json, print_table, say
+from workbench.cli.output import Json, Png, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder
 from workbench.core.serial import to_builtins, to_json, write_text
@@ -174,7 +174,7 @@ def reproduce(
     if as_json:
         print_json({item.name: _as_json(result) for item, result in done})
     else:
-        print(f"{len(files)} files; open {files[0]}")
+        print_text(f"{len(files)} files; open {files[0]}")
     for item, reason in failed:
         say(f"{item.name}: {reason}")
     if failed:
@@ -195,17 +195,17 @@ def show(result: Result) -> None:
     _show_table(table)
     for note in dict.fromkeys(one.note for one in result.comparisons if one.note):
         noted = [", ".join(one.labels) for one in result.comparisons if one.note == note]
-        print(f"{'; '.join(noted)}: {note}")
+        print_text(f"{'; '.join(noted)}: {note}")
     for check in result.checks:
-        print(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.found}")
-    print()
+        print_text(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.found}")
+    print_text()
     for line in result.explanation:
-        print(f"- {line}")
-    print()
+        print_text(f"- {line}")
+    print_text()
     for table in result.tables:
         _show_table(table)
         if table.note:
-            print(f"{table.note}\n")
+            print_text(f"{table.note}\n")
 
 
 def _show_table(table: Table) -> None:

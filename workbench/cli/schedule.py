@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.job import parse_options
-from workbench.cli.output import Json, print_json, print_table
+from workbench.cli.output import Json, print_json, print_table, print_text
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.core.schedule import COLLECTIVES, COMMUNICATION, Op, Schedule
@@ -63,7 +63,7 @@ def schedule(
         return
     if grid:
         kinds = frozenset(op.kind for ops in program.schedule.ops for op in ops) - (COMMUNICATION - COLLECTIVES)
-        print(program.schedule.grid(kinds=kinds))
+        print_text(program.schedule.grid(kinds=kinds))
     print_table(
         f"{what}: {timeline.makespan_s:g} s in all, {timeline.bubble_fraction:.1%} of it idle (simulated)",
         ("device", "operations", "busy s", "idle", "contexts", "peak MB", "sent MB"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.job import CLUSTER, ClusterName, parse_options
-from workbench.cli.output import Json, print_json, print_table, say
+from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
@@ -156,9 +156,9 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
     rows = ((name, f"{value:.4g}{marks.get(name, '')}" if isinstance(value, float) else value) for name, value in summary.items())
     print_table(f"Serving {report.model} on {report.cluster.name} ({report.label})", ("", ""), rows)
     for note in report.notes:
-        print(note)
+        print_text(note)
     for file in files:
-        print(f"Written     {file}")
+        print_text(f"Written     {file}")
 
 
 def _summary(report: ServingReport) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli.job import ALL_FIELDS, OPTIONS, key_and_value, parsed, task_of, with_options
-from workbench.cli.output import INTERRUPTED, Json, RunProgress, print_json, print_table, say
+from workbench.cli.output import INTERRUPTED, Json, RunProgress, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.job import Fidelity
@@ -85,12 +85,12 @@ def sweep(
         )
     else:
         points = make_notebook_points(notebook, values, repeats=times)
+    running = run_points(points, out, at_once=at_once, cluster_profile=cluster_profile, progress=_progress)
     require_writable(make_folder(out) / "points.csv")
     say(f"{len(points)} point{'s' * (len(points) > 1)}, {'simulated' if simulate else 'executed'}, in {out}")
     began = time.monotonic()
     ended: list[Done] = []
     try:
-        running = run_points(points, out, at_once=at_once, cluster_profile=cluster_profile, progress=_progress)
         for done in running:
             ended.append(done)
             say(_told(done, len(ended), len(points), time.monotonic() - began))
@@ -131,7 +131,7 @@ def compare(
         return
     _show(reports)
     if out is not None:
-        print(f"Page        {out}")
+        print_text(f"Page        {out}")
 
 
 def _show(reports: Sequence[Path]) -> None:
@@ -145,7 +145,7 @@ def _show(reports: Sequence[Path]) -> None:
     said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + ("; mean ± standard deviation" if several else "")
     print_table(said, heads, rows, right=range(num_settings, len(heads)))
     if len(heads) < len(table(compared)[0]):
-        print("Further metrics are in the page (--out) and in points.csv.")
+        print_text("Further metrics are in the page (--out) and in points.csv.")
 
 
 def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -25,6 +26,26 @@ from workbench.core.ranges import (
     require_ranges,
 )
 from workbench.core.serial import shown
+
+_ADDRESS = re.compile(
+    r"(?:ssh://)?(?P<user>\w[\w.+\\-]*@)?"
+    r"(?:(?P<host>\w[\w.-]*)|\[(?P<boxed>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<bare>[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%\w+)?))"
+    r"(?::(?P<port>\d{1,5}))?/?"
+)
+
+
+def split_address(text: str) -> tuple[str, int | None]:
+    """Return 'user@host' and the port of an address as ssh and people write it: 'user@host:2222', 'user@[::1]:22', 'ssh://host'.
+
+    Raises ConfigError for anything else, such as an option of ssh.
+    """
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 0 < int(found["port"] or 22) < 65_536:
+        todo = "Write user@host, where host is a name, a number, or a Host of ~/.ssh/config."
+        raise ConfigError(f"The address '{shown(text)}' was given.", "It is no address of a device.", todo)
+    host = found["host"] or found["boxed"] or found["bare"]
+    return f"{found['user'] or ''}{host}", int(found["port"]) if found["port"] else None
+
 
 DataPlane = Literal["tls", "plain", "wireguard"]
 Framework = Literal["torch", "jax"]
@@ -95,6 +116,12 @@ class Device:
 
     def __post_init__(self) -> None:
         require_ranges(self, f"Device '{shown(self.name)}'")
+        if self.address is None:
+            return
+        address, port = split_address(self.address)
+        if address != self.address:
+            todo = f'Write address = "{address}"' + (f" and port = {port}." if port else ".")
+            raise ConfigError(f"Device '{self.name}' has the address '{shown(self.address)}'.", "ssh takes the parts apart.", todo)
 
     def processors_in_order(self, *, cores_first: bool) -> list[Processor]:
         """Return the processors, the fastest first.  cores_first: groups of cores, as a real device names them, before accelerators."""

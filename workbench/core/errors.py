@@ -72,6 +72,10 @@ class RuntimeSetupError(WorkbenchError):
     """Engines, links or process groups that could not be set up."""
 
 
+class MessageError(RuntimeSetupError):
+    """Bytes of another process that are none of the declared messages, or exceed their ranges or sizes."""
+
+
 class GroupNotFormedError(RuntimeSetupError):
     """A group of ranks could not be formed; the processes may be unable to try again."""
 

@@ -141,6 +141,14 @@ def text_lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
+def plain(text: str, *, as_json: bool = False) -> str:
+    r"""Return text as a terminal may show it: control characters become escapes (\x1b), line breaks and tabs stay.
+
+    as_json: escape them as JSON does (\u001b), so that JSON stays the same value.
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}" if as_json else repr(found[0])[1:-1], text)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file completely or not at all (see whole_file).  Raises WriteError."""
     with whole_file(path) as part:
@@ -154,6 +162,8 @@ _KINDS = {
     stat.S_IFBLK: "a disk",
     stat.S_IFCHR: "a device",
 }
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that move the cursor or talk to the terminal, that turn the direction of writing, or that are half a character."""
 _PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+from msgspec import Meta
 
 from workbench.core.plan import Plan
+from workbench.core.ranges import Fraction, Seconds, Slowing
 from workbench.core.report import Recovery
 
 End = Literal["finished", "paused", "lost"]
@@ -68,7 +71,11 @@ class Stop(NamedTuple):
     """End the job."""
 
 
-# Sent by a device.
+# Sent by a device: what comes from a real one is checked against these ranges when it is decoded.
+
+Step = Annotated[int, Meta(ge=0, le=10**9)]
+Clock = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Joules = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 
 class Ready(NamedTuple):
@@ -86,10 +93,10 @@ class Pong(NamedTuple):
     memory_bytes: what the run may use in all, without the memory of other programs; None: as described.
     """
 
-    charge: float | None = None
+    charge: Fraction | None = None
     is_throttled: bool = False
-    meter_j: float | None = None
-    memory_bytes: int | None = None
+    meter_j: Joules | None = None
+    memory_bytes: Annotated[int, Meta(ge=-(10**18), le=10**18)] | None = None
 
 
 class Leaving(NamedTuple):
@@ -99,7 +106,7 @@ class Leaving(NamedTuple):
 class Probed(NamedTuple):
     """The measured time of a probe, divided by the time that the device's profile predicts."""
 
-    slowness: float
+    slowness: Slowing
 
 
 class Transfer(NamedTuple):
@@ -108,10 +115,10 @@ class Transfer(NamedTuple):
     expected_s: by the cluster's description.
     """
 
-    pair: str
-    value: str
-    time_s: float
-    expected_s: float
+    pair: Annotated[str, Meta(max_length=300)]
+    value: Annotated[str, Meta(max_length=300)]
+    time_s: Clock
+    expected_s: Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class StepDone(NamedTuple):
@@ -121,8 +128,8 @@ class StepDone(NamedTuple):
     transfers: this member's ends of the step's long messages.
     """
 
-    step: int
-    busy_s: float
+    step: Step
+    busy_s: Seconds
     content: Any = None
     transfers: tuple[Transfer, ...] = ()
 
@@ -130,7 +137,7 @@ class StepDone(NamedTuple):
 class Ended(NamedTuple):
     """The device's result for a generation's job.  part: data of the method; None if the device did not reach its first step."""
 
-    generation: int
+    generation: Step
     end: End
     part: Any = None
 

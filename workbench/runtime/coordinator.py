@@ -153,6 +153,8 @@ class Coordinator:
     def _hear(self, rank: int, content: Any) -> None:
         generation = self._generation
         match content:
+            case StepDone() if content.step >= self.policy.num_steps:
+                self.fleet.end(rank, f"it reports step {content.step + 1} of {self.policy.num_steps}")
             case StepDone():
                 if generation is not None and rank in generation.members:
                     self._stepped(generation, rank, content)

@@ -93,15 +93,18 @@ class EngineSession:
             raise
 
     def _open(self, deadline_s: float) -> None:
-        if self.fidelity == "paced":
-            require_loopback()
         folder = self._folder = make_run_folder()
         environment = {**engine_environment(), "IPYTHONDIR": str(folder / "ipython")}
         self._janitor = start_janitor(folder)
         self.starter = EngineStarter(folder, environment)
         self.starter.prepare()  # its imports overlap with the controller's
-        if self.fidelity == "kernel":
-            self._network = EmulatedNetwork.create(self.cluster, folder)
+        try:
+            self._network = EmulatedNetwork.create(self.cluster, folder, self.fidelity)
+        except RuntimeSetupError:
+            if self.fidelity == "kernel":
+                raise
+            require_loopback()  # it is this machine's then
+        else:
             note_process(folder, ProcessId.of(self._network.holder_pid))
             self.endpoints = self._network.endpoints
         self._open_events()

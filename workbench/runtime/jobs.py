@@ -220,7 +220,7 @@ class WholeJob:
         """Return the error for a lost engine, with the last step that it reported (both numbers from 1, as in progress reports)."""
         event = self.last_events.get(rank)
         event = event if isinstance(event, Mapping) else {}
-        place = ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if event.get(name) is not None)
+        place = ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if isinstance(event.get(name), int))
         return DeviceLostError(
             f"Device '{self.names[rank]}' (rank {rank}) was running {self.name}, {place or 'before its first step was reported'}.",
             found,

@@ -24,9 +24,10 @@ import torch.distributed as dist
 
 from workbench.core import errors
 from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
-from workbench.core.serial import shown
+from workbench.core.serial import plain, shown
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
+from workbench.runtime.frames import decode_packed
 from workbench.runtime.jobs import Outcome, tells_of_peer
 from workbench.runtime.memory import as_memory_error
 
@@ -45,18 +46,11 @@ def encode(value: Any, paths: list[PurePath] | None = None) -> bytes:
 
 
 def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any:
-    """Decode a value of the type `kind`.  Raises RuntimeSetupError, which says that `what` was expected, if the bytes do not fit.
+    """Decode a value of the type `kind`.  Raises MessageError, which says that `what` was expected, if the bytes do not fit.
 
     moved: a folder of the sender, and the corresponding folder here.
     """
-    try:
-        return msgspec.msgpack.decode(data, type=kind, dec_hook=partial(_decode_other, moved))
-    except Exception as error:  # the bytes may come from anybody; whatever is wrong with them, no code was run
-        raise RuntimeSetupError(
-            f"{what} was expected.",
-            f"What came is something else: {shown(str(error), 200)}.",
-            "Start the same version of the workbench on every device; let nobody else reach the port of rank 0.",
-        ) from error
+    return decode_packed(data, kind, what, partial(_decode_other, moved))
 
 
 class Parts(NamedTuple):
@@ -237,10 +231,10 @@ class AnswerMessage:
             result = decode(self.result, call.result, f"What device '{device}' returns from {call.name}")
             return Outcome(rank=rank, result=result)
         if self.error in _ERRORS:
-            return Outcome(rank=rank, error=_ERRORS[self.error](*self.parts), text=self.text)
-        other = RuntimeError(self.parts[0])
+            return Outcome(rank=rank, error=_ERRORS[self.error](*map(plain, self.parts)), text=plain(self.text))
+        other = RuntimeError(plain(self.parts[0]))
         error = None if tells_of_peer(other) else as_memory_error(other, device, None)
-        return Outcome(rank=rank, error=error or other, text=self.text)
+        return Outcome(rank=rank, error=error or other, text=plain(self.text))
 
 
 class StoreMail:

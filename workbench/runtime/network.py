@@ -1,5 +1,7 @@
 """Emulate the rates of links in the kernel: anonymous network namespaces joined by a bridge, with HTB at both ends of every veth.
 
+Devices whose links are paced instead share one namespace with nothing but a loopback, where that is allowed: gloo has no authentication,
+and on this machine's own loopback any other user could connect to it.
 A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces.  The caller therefore needs no privileges and may
 have threads.  Nothing is left behind: the namespaces disappear when the holder and the engines end.
 """
@@ -11,6 +13,8 @@ import ctypes
 import importlib.util
 import os
 import select
+import socket
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,7 +23,7 @@ from typing import Literal
 
 import psutil
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import from_json, to_json
 
@@ -79,11 +83,15 @@ Fidelity = Literal["kernel", "paced"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSupport:
-    """The link emulation that this machine supports.  reason: why not more; remedy: how to get more."""
+    """The link emulation that this machine supports.  reason: why not more; remedy: how to get more.
+
+    private: whether the devices have a network of their own, which other users of this machine cannot reach.
+    """
 
     fidelity: Fidelity
     reason: str
     remedy: str = ""
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +137,16 @@ class EmulatedNetwork:
         return self._holder.pid
 
     @classmethod
-    def create(cls, cluster: Cluster, folder: Path, *, timeout_s: float = 15.0) -> EmulatedNetwork:
-        """Set up the links.  `folder` shows in `ps` to which run the holder belongs.  Raises RuntimeSetupError."""
+    def create(cls, cluster: Cluster, folder: Path, fidelity: Fidelity = "kernel", *, timeout_s: float = 15.0) -> EmulatedNetwork:
+        """Set up the links, or only a private loopback for all devices (fidelity 'paced').
+
+        `folder` shows in `ps` to which run the holder belongs.  Raises RuntimeSetupError.
+        """
+        asked = f"A network of {cluster.size_words} in network namespaces was asked for."
+        if sys.platform != "linux":
+            raise RuntimeSetupError(asked, f"They need Linux; this is {sys.platform}.", "Use fidelity='paced'.")
         holder = subprocess.Popen(
-            [sys.executable, "-m", "workbench.runtime.network", str(folder)],
+            [sys.executable, "-m", "workbench.runtime.network", str(folder), fidelity],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -145,7 +159,6 @@ class EmulatedNetwork:
             with contextlib.suppress(BrokenPipeError):
                 holder.stdin.write(to_json(cluster, indent=-1) + "\n")
                 holder.stdin.flush()
-            asked = f"Emulated links for {cluster.size_words} in network namespaces were asked for."
             if not select.select([holder.stdout], [], [], timeout_s)[0]:
                 raise RuntimeSetupError(
                     asked, f"The process that holds them said nothing for {timeout_s:g} s.", "Try again, or use fidelity='paced'."
@@ -180,16 +193,25 @@ def probe() -> NetworkSupport:
     """Test with two devices which links can be emulated here (takes a third of a second)."""
     if sys.platform != "linux":
         return NetworkSupport(fidelity="paced", reason=f"network namespaces need Linux; this is {sys.platform}")
-    if importlib.util.find_spec("pyroute2") is None:
-        return NetworkSupport(fidelity="paced", reason="the package 'pyroute2' is not installed")
-    from workbench.core.cluster import Device, Link
-
     link = Link(bytes_per_s=12.5e6, latency_s=1e-4)
     devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=1, link=link) for name in ("a", "b"))
+    cluster, folder = Cluster(name="probe", devices=devices), Path("workbench-probe")
+
+    def has_private_loopback() -> bool:
+        try:
+            EmulatedNetwork.create(cluster, folder, "paced").close()
+        except (RuntimeSetupError, OSError):
+            return False
+        return True
+
+    if importlib.util.find_spec("pyroute2") is None:
+        reason = "the package 'pyroute2' is not installed"
+        return NetworkSupport(fidelity="paced", reason=reason, private=has_private_loopback())
     try:
-        with contextlib.closing(EmulatedNetwork.create(Cluster(name="probe", devices=devices), Path("workbench-probe"))) as network:
+        with contextlib.closing(EmulatedNetwork.create(cluster, folder)) as network:
             how = "in a user namespace" if network.unprivileged else "as root"
-            return NetworkSupport(fidelity="kernel", reason=f"network namespaces with HTB links work {how}; our transport adds latency")
+            reason = f"network namespaces with HTB links work {how}; our transport adds latency"
+            return NetworkSupport(fidelity="kernel", reason=reason, private=True)
     except (RuntimeSetupError, OSError) as error:
         reason = error.found if isinstance(error, RuntimeSetupError) else str(error)
         return NetworkSupport(
@@ -197,6 +219,7 @@ def probe() -> NetworkSupport:
             reason=reason.rstrip("."),
             remedy="Run as root, or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 or "
             "kernel.apparmor_restrict_unprivileged_userns=0), for links that the kernel shapes.",
+            private=has_private_loopback(),
         )
 
 
@@ -228,14 +251,17 @@ def _end(holder: subprocess.Popen[str]) -> None:
                 stream.close()
 
 
-def _hold() -> None:
+def _hold(fidelity: str) -> None:
     """Main function of the holder: read a cluster, set up its links, report them; reshape them for each further cluster on stdin."""
-    from workbench.runtime.veth import build_links, shape_links
-
     cluster = from_json(sys.stdin.readline(), Cluster, source="the caller's cluster")
     unprivileged = not has_network_privilege()
     if unprivileged:
         become_root_of_new_user_namespace()
+    if fidelity == "paced":
+        _hold_loopback(cluster.world_size, unprivileged)
+        return
+    from workbench.runtime.veth import build_links, shape_links
+
     ends = build_links(cluster)
     user_path = f"/proc/{os.getpid()}/ns/user" if unprivileged else ""
     endpoints = tuple(
@@ -249,8 +275,24 @@ def _hold() -> None:
         print(flush=True)
 
 
+def _hold_loopback(world_size: int, unprivileged: bool) -> None:
+    import fcntl  # not on every system
+
+    unshare(CLONE_NEWNET)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP_RUNNING))
+    own = f"/proc/{os.getpid()}/ns"
+    end = Endpoint(network_path=f"{own}/net", user_path=f"{own}/user" if unprivileged else "", interface="lo", address="127.0.0.1")
+    print(to_json(Layout(endpoints=(end,) * world_size, unprivileged=unprivileged), indent=-1), flush=True)
+    for _ in sys.stdin:  # other rates: paced links are not the kernel's
+        print(flush=True)
+
+
+_SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
+
+
 if __name__ == "__main__":
     try:
-        _hold()
+        _hold(sys.argv[2])
     except OSError as failure:
         sys.exit(f"{failure.strerror or failure}")

@@ -11,15 +11,14 @@ import queue
 import re
 import signal
 import socket
-import struct
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -31,71 +30,13 @@ from workbench.fetch import cache_folder
 from workbench.models.partial_loading import LACKING
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel
+from workbench.runtime.frames import FILE_CHUNK, KEPT, KEPT_NAME, TO_ENGINE, WORK, Asked, FilePart, Kind, Message, Messages
 from workbench.runtime.memory import lift_all_budgets
 from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, Moved, decode, decode_told, encode, encode_told
 from workbench.runtime.process_group import close_group
 
-LENGTH = struct.Struct(">I")
-WORK = "work"
-"""The device's copy of the run's folder, in its run folder."""
-KEPT = ("checkpoints", "steps", "journals")
-"""What of it is brought to the laptop."""
-KEPT_NAME = re.compile(rf"(?:{'|'.join(KEPT)})/[\w-][\w.-]*")
-_CHUNK = 1 << 18
-
-
-class Message(NamedTuple):
-    """What travels between laptop and engine.  number: of the run, or of what is asked of the store.
-
-    kind: 'hello', 'call', 'command', 'reply' to the engine; 'ready', 'event', 'answer', 'store', 'file' from it.
-    """
-
-    kind: str
-    number: int
-    data: bytes
-
-    def framed(self) -> bytes:
-        """Return it as bytes of a stream."""
-        data = encode(self)
-        return LENGTH.pack(len(data)) + data
-
-
-class Messages:
-    """Cuts a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def of(self, data: bytes) -> Iterator[Message]:
-        """Take more bytes; yield the messages that are whole now."""
-        self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                return
-            message = decode(bytes(self._buffer[LENGTH.size : end]), Message, "A message between laptop and device")
-            del self._buffer[:end]
-            yield message
-
-
-class Asked(NamedTuple):
-    """What is asked of the store on the laptop.  operation: 'set', 'wait', 'get' or 'check'.
-
-    Of the laptop itself: 'fetch' sends the files of weights that the keys name; the reply is an error, b'' for none.
-    """
-
-    operation: str
-    keys: tuple[str, ...]
-    value: bytes = b""
-
-
-class FilePart(NamedTuple):
-    """Bytes of a file of the run's folder, from `offset` on.  is_last: then it is whole; a log, which only grows, always is."""
-
-    path: str
-    offset: int
-    data: bytes
-    is_last: bool
+_MOST_MESSAGE_BYTES = 1 << 32
+"""This machine's commands are the user's own: a job may hold any data."""
 
 
 class ChannelStore(dist.Store):
@@ -133,7 +74,7 @@ class ChannelStore(dist.Store):
 class _Upward:
     """Sends what a rank has written into the run's folder since the last time."""
 
-    def __init__(self, folder: Path, send: Callable[[str, bytes], None]) -> None:
+    def __init__(self, folder: Path, send: Callable[[Kind, bytes], None]) -> None:
         self._folder, self._send = folder, send
         self._sent: dict[str, tuple[int, int]] = {}
         self._names: set[str] = set()
@@ -146,7 +87,7 @@ class _Upward:
 
     def _found(self, places: tuple[str, ...]) -> list[str]:
         found = [f"{place}/{path.name}" for place in places for path in sorted((self._folder / place).glob("*"))]
-        return [name for name in found if KEPT_NAME.fullmatch(name) and not name.endswith(".part")]
+        return [name for name in found if re.match(KEPT_NAME, name) and not name.endswith(".part")]
 
     def _state(self, name: str) -> tuple[int, int]:
         found = (self._folder / name).stat()
@@ -161,9 +102,13 @@ class _Upward:
             if size > begin or name not in self._sent:
                 with open(self._folder / name, "rb") as file:
                     file.seek(begin)
-                    data = file.read(size - begin)
-                self._sent[name] = (begin + len(data), 0)
-                self._send("file", encode(FilePart(name, begin, data, True)))
+                    while True:  # an empty log is sent, too
+                        data = file.read(min(FILE_CHUNK, size - begin))
+                        self._send("file", encode(FilePart(name, begin, data, True)))
+                        begin += len(data)
+                        if begin >= size or not data:
+                            break
+                self._sent[name] = (begin, 0)
         self._whole("checkpoints")
 
     def everything(self) -> None:
@@ -178,9 +123,9 @@ class _Upward:
                 if state == self._sent.get(name):
                     continue
                 with open(self._folder / name, "rb") as file:
-                    offset, data = 0, file.read(_CHUNK)
+                    offset, data = 0, file.read(FILE_CHUNK)
                     while True:
-                        following = file.read(_CHUNK)
+                        following = file.read(FILE_CHUNK)
                         self._send("file", encode(FilePart(name, offset, data, not following)))
                         if not following:
                             break
@@ -249,7 +194,7 @@ class _Engine:
         self._laptop_folder = Path()
         self.store = ChannelStore(self.ask)  # torch keeps the C++ half of it alone, which is of no use without this one
 
-    def send(self, kind: str, data: bytes, number: int = 0) -> None:
+    def send(self, kind: Kind, data: bytes, number: int = 0) -> None:
         """Send a message."""
         frame = memoryview(Message(kind, number, data).framed())
         with self._writing:
@@ -281,9 +226,9 @@ class _Engine:
 
     def read(self) -> None:
         """Take messages until stdin ends; then end this process with all that it has started."""
-        messages = Messages()
+        messages = Messages(TO_ENGINE, _MOST_MESSAGE_BYTES)
         try:
-            while data := os.read(0, _CHUNK):
+            while data := os.read(0, FILE_CHUNK):
                 for message in messages.of(data):
                     self._take(message)
         except Exception:  # whatever it is: without its laptop an engine is of no use

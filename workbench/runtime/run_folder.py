@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -176,9 +177,26 @@ def scratch_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        janitor.kill()
+        remove_run_folder(folder, spare=(janitor.pid,))
+        janitor.kill()  # last: if this is interrupted, the janitor goes on
         janitor.wait()
-        remove_run_folder(folder)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Postpone Ctrl-C and SIGTERM until the block has ended.  Does nothing in other threads than the main one, which get no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    former = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:

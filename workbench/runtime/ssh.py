@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from workbench.core.cluster import Device
-from workbench.core.errors import RuntimeSetupError
-from workbench.fetch import cache_folder
-from workbench.runtime import ssh_agent
+from workbench.core.errors import RuntimeSetupError, WorkbenchError
+from workbench.core.serial import shown
+from workbench.runtime import frames, ssh_agent
 from workbench.runtime.ssh_agent import CHUNK, DATA, ENGINE, HEADER, JSON, MAGIC
+from workbench.runtime.ssh_login import Failure, Login, failure_of, with_log
 
 SILENCE_S = 4.0
 """After so many seconds without a sign of life the agent ends everything on its device."""
@@ -33,126 +33,54 @@ _GONE_S = 10.0
 """After so many seconds without an answer a device is given up; ssh itself notices a dead connection after 6."""
 _CLOCK_ROUNDS = 20
 _READ = 1 << 20
+_TAIL_BYTES = 4096
+"""Of what a device writes before its agent begins, and to stderr, so much of the end is kept."""
 Span = tuple[int, int]
-_LOADER = "import os;r=lambda n:(lambda c:c+r(n-len(c)) if c and n>len(c) else c)(os.read(0,n));exec(r(int(r(8))))"
-"""Reads the agent's length, then the agent, and runs it."""
-
-
-def known_hosts() -> Path:
-    """Return the file of the host keys that were trusted."""
-    return cache_folder() / "kit" / "known_hosts"
-
-
-def agent_command(device: Device, *, trusts_new: bool = False) -> list[str]:
-    """Return the command that logs in and starts the agent's loader.  trusts_new: a host key that is not known yet is taken."""
-    if trusts_new:
-        known_hosts().parent.mkdir(parents=True, exist_ok=True)
-    options = {
-        "BatchMode": "yes",
-        "ConnectTimeout": "10",
-        "ServerAliveInterval": "2",
-        "ServerAliveCountMax": "3",
-        "StrictHostKeyChecking": "accept-new" if trusts_new else "yes",
-        "UserKnownHostsFile": f'"{known_hosts()}"',
-        "GlobalKnownHostsFile": "none",
-        "HashKnownHosts": "no",
-        "UpdateHostKeys": "no",
-        "ControlPath": "none",
-        "ClearAllForwardings": "yes",
-    }
-    words = ["ssh", "-T", *(f"-o{name}={value}" for name, value in options.items())]
-    if device.port is not None:
-        words += ["-p", str(device.port)]
-    if device.key:
-        words += ["-i", str(Path(device.key).expanduser())]
-    return [*words, "--", device.address or device.name, f"exec python3 -I -c '{_LOADER}'"]
-
-
-def fingerprints(device: Device) -> tuple[str, ...]:
-    """Return the fingerprints of a device's trusted host keys."""
-    said = _keygen(device, "-l").splitlines()
-    return tuple(" ".join(line.split()[1:2] + line.split()[-1:]) for line in said if line and not line.startswith("#"))
-
-
-def forget_host(device: Device) -> None:
-    """Forget a device's host keys."""
-    _keygen(device, "-R")
-    known_hosts().with_suffix(".old").unlink(missing_ok=True)
-
-
-def _keygen(device: Device, what: str) -> str:
-    host = (device.address or device.name).rpartition("@")[2]
-    name = host if device.port in (None, 22) else f"[{host}]:{device.port}"
-    words = ["ssh-keygen", "-f", str(known_hosts()), *(("-R", name) if what == "-R" else ("-l", "-F", name))]
-    return subprocess.run(words, capture_output=True, text=True).stdout if known_hosts().exists() else ""
-
-
-class Failure(NamedTuple):
-    """Why a device cannot be used, and what to do about it."""
-
-    found: str
-    todo: str
-
-
-def failure_of(said: str, code: int | None) -> Failure:
-    """Return what ssh's words mean.  code: with which it ended, None if it did not."""
-    for marks, found, todo in _MEANINGS:
-        if any(mark in said for mark in marks):
-            return Failure(found, todo)
-    if code == 127:
-        return Failure("It has no python3.", "Install Python 3.11 or later there: sudo apt install python3.")
-    last = (said.strip().splitlines() or ["it said nothing"])[-1]
-    return Failure(
-        f"ssh ended with status {code}: {last}." if code is not None else f"It did not answer: {last}.", "See `workbench kit check`."
-    )
-
-
-_MEANINGS = (
-    (("REMOTE HOST IDENTIFICATION HAS CHANGED",), "Its host key is not the one that was trusted.",
-     "If you installed it again, remove its old key: workbench kit check --forget; if not, find out who answers there."),
-    (("Host key verification failed", "host key is known"), "Its host key is not known yet.",
-     "Compare and accept it: workbench kit check --trust."),
-    (("Permission denied", "Too many authentication failures"), "It does not accept the key.",
-     "Copy your public key there: ssh-copy-id USER@HOST."),
-    (("Connection refused",), "Nothing listens at its SSH port.", "Switch SSH on there: sudo systemctl enable --now ssh."),
-    (("Could not resolve", "Name or service not known"), "Its name is not known in this network.",
-     "Check the address, or give its number."),
-    (("timed out", "No route to host", "Network is unreachable"), "It cannot be reached.", "Check power, cable and address."),
-    (("identity file", "Load key"), "The key file cannot be read.", "Name your private key with key = in the kit's file."),
-)  # fmt: skip
 
 
 class Connection:
     """A device's agent.  name: the device's.  command: starts the agent's loader (see agent_command).
 
-    take(kind, content): called in the reading thread with 'engine' (bytes), 'started', 'ended' (their fields), and once 'lost' (a Failure).
+    take(kind, content): called in the reading thread with 'engine' (bytes), 'started' and 'ended' (see frames), and once 'lost' (a
+    Failure).  If it raises an error, and for whatever is none of the messages of frames, the connection ends: that loses this device alone.
     """
+
+    greeting: frames.Greeting
+    """Known once the connection is open."""
 
     def __init__(self, name: str, command: Sequence[str], take: Callable[[str, Any], None] = lambda kind, content: None) -> None:
         self.name, self._take = name, take
-        self.greeting: dict[str, Any] = {}
-        self.health: dict[str, Any] = {}
+        self.health: frames.Health | None = None
         self.clock_offset_s, self.clock_bound_s, self.cpu_s = 0.0, float("inf"), 0.0
         self.lost: Failure | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the connection)
+        self._given_up: Failure | None = None
+        self._before, self._errors = bytearray(), bytearray()
         self._queue: queue.SimpleQueue[Iterable[bytes] | None] = queue.SimpleQueue()
         self._urgent: deque[bytes] = deque()
-        self._answers: dict[int, Future[Any]] = {}
+        self._answers: dict[int, tuple[str, Future[Any]]] = {}
         self._pings: dict[int, float] = {}
         self._files: set[Future[Any]] = set()
         self._number, self._lock = 0, threading.Lock()
         self._heard_s = time.monotonic()
         self._ready, self._closing = threading.Event(), threading.Event()
+        self._log = tempfile.NamedTemporaryFile(prefix="workbench-ssh-")  # noqa: SIM115 (closed with the connection)
+        self._command = with_log(command, self._log.name)
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
             )
         except OSError as error:
-            self._errors.close()
-            raise RuntimeSetupError(self._asked, f"ssh cannot be started: {error.strerror}.", "Install OpenSSH's client.") from error
+            self._log.close()
+            found = f"ssh cannot be started: {error.strerror}."
+            raise RuntimeSetupError(self._asked, found, "Install OpenSSH's client.") from error
         source = inspect.getsource(ssh_agent).encode()
         self._queue.put((b"%8d" % len(source) + source,))
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write, self._ping)]
+        threads = [threading.Thread(target=work, daemon=True) for work in (self._hear_errors, self._write, self._ping, self._read)]
+        self._threads, self._error_reader, self._reader = threads, threads[0], threads[-1]
         for thread in self._threads:
             thread.start()
 
@@ -162,24 +90,26 @@ class Connection:
 
     def open(self, owner: str = "", timeout_s: float = 20.0) -> None:
         """Wait for the agent and greet it.  owner: who takes the device for a run.  Raises RuntimeSetupError, which says what to do."""
+        deadline_s = time.monotonic() + timeout_s
         if not self._ready.wait(timeout_s) or self.lost is not None:
-            failure = self.lost or failure_of(self._said(), None)
+            failure = self.lost or failure_of(self._login(None), self._command)
             self.close()
             raise RuntimeSetupError(self._asked, failure.found, failure.todo)
         try:
-            self.greeting = self.ask("hello", silence_s=SILENCE_S, owner=owner)
+            self.greeting = self.ask("hello", timeout_s, silence_s=SILENCE_S, owner=owner)
             for _ in range(_CLOCK_ROUNDS):
-                self.ask("ping")
+                self.ask("ping", max(0.0, deadline_s - time.monotonic()))
         except BaseException:
             self.close()
             raise
 
     def ask(self, operation: str, timeout_s: float = 60.0, **fields: Any) -> Any:
-        """Have the agent do something and return what it says.  Raises RuntimeSetupError."""
+        """Have the agent do something and return what it answers (see frames.ANSWERS).  Raises RuntimeSetupError."""
         try:
             return self.post(operation, **fields).result(timeout_s)
         except TooLate:
-            raise RuntimeSetupError(f"Device '{self.name}' was asked to {operation}.", "It did not answer in time.", "Check it.") from None
+            asked = f"Device '{self.name}' was asked to {operation}."
+            raise RuntimeSetupError(asked, "It did not answer in time.", "See what else it does.") from None
 
     def post(self, operation: str, frames: Iterable[bytes] = (), **fields: Any) -> Future[Any]:
         """Have the agent do something; return where its answer will be.  frames: follow the request."""
@@ -187,12 +117,12 @@ class Connection:
         with self._lock:
             self._number += 1
             number = self._number
-            self._answers[number] = future
+            self._answers[number] = operation, future
             if operation == "begin_file":
                 self._files.add(future)
                 future.add_done_callback(self._files.discard)
         if self.lost is not None:
-            self._fail(number, self.lost.found)
+            self._fail(number, self.lost)
         request = _frame(JSON, json.dumps({"id": number, "op": operation, **fields}).encode())
         if operation == "ping":
             self._pings[number] = 0.0  # noted when it is written
@@ -245,6 +175,11 @@ class Connection:
         """Send bytes to the engine."""
         self._queue.put(_frame(ENGINE, data[at : at + CHUNK]) for at in range(0, len(data), CHUNK))
 
+    def give_up(self, failure: Failure) -> None:
+        """End the connection for a reason that is noted as that of its loss; from any thread."""
+        self._given_up = self._given_up or failure
+        self._process.kill()
+
     def close(self) -> None:
         """End the connection, and with it everything on the device."""
         self._closing.set()
@@ -290,61 +225,95 @@ class Connection:
         assert self._process.stdout is not None
         stream: Any = self._process.stdout
         try:
-            _skip_to_magic(stream.read1)
+            self._skip_to_magic(stream.read1)
             self._heard_s = time.monotonic()
             self._ready.set()
-            while header := _exactly(stream.read, HEADER.size):
-                length, kind = HEADER.unpack(header)
-                payload = _exactly(stream.read, length)
+            while (frame := frames.read_frame(stream.read)) is not None:
                 self._heard_s = time.monotonic()
+                kind, payload = frame
                 if kind == ENGINE:
                     self._take("engine", payload)
                 else:
-                    self._hear(json.loads(payload))
-        except (OSError, EOFError, ValueError):
-            pass
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2.0)  # its status may tell why
+                    self._hear(frames.decode_json(payload, frames.AgentMessage, "a message of the agent"))
+        except (OSError, EOFError):
+            pass  # it ended, or was killed
+        except WorkbenchError as error:
+            self.give_up(Failure(error.found, error.todo))
+        except Exception as error:  # whatever it has sent: the other devices go on
+            said = shown(f"{type(error).__name__}: {error}", 200)
+            self.give_up(Failure(f"What it sent led to an error here: {said}.", "Report this."))
+        if self._given_up is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(2.0)  # its status may tell why
         self._process.kill()
-        self.lost = failure_of(self._said(), self._process.wait())
-        self._errors.close()
+        code = self._process.wait()
+        self._error_reader.join(0.5)  # what it wrote to stderr may tell why
+        self.lost = self._given_up or failure_of(self._login(code), self._command)
+        self._log.close()
         stream.close()
         for number in list(self._answers):
-            self._fail(number, self.lost.found)
+            self._fail(number, self.lost)
         self._ready.set()
         if not self._closing.is_set():
             self._take("lost", self.lost)
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        if "event" in said:
-            self._take(said["event"], said)
-            return
-        future = self._answers.pop(said["id"], None)
-        sent_s = self._pings.pop(said["id"], None)
-        if sent_s is not None:
-            now_s = time.monotonic()
-            self.cpu_s, self.health = said["cpu_s"], said["health"] or self.health
-            if (now_s - sent_s) / 2 < self.clock_bound_s:
-                self.clock_bound_s = (now_s - sent_s) / 2
-                self.clock_offset_s = (sent_s + now_s) / 2 - said["clock_s"]
-        if future is None:
-            return
-        if "error" in said:
-            todo = said["todo"] or "See `workbench kit check`."
-            future.set_exception(RuntimeSetupError(f"Device '{self.name}' was being used.", said["error"], todo))
-        else:
-            future.set_result(said.get("found"))
+    def _skip_to_magic(self, read: Callable[[int], bytes]) -> None:
+        """Read until the agent begins: a .bashrc may print first.  Raises EOFError if it never does."""
+        while not self._before.endswith(MAGIC):
+            byte = read(1)
+            if not byte:
+                raise EOFError
+            self._before += byte
+            del self._before[:-_TAIL_BYTES]
 
-    def _fail(self, number: int, why: str) -> None:
-        future = self._answers.pop(number, None)
+    def _hear(self, said: frames.AgentMessage) -> None:
+        if isinstance(said, frames.Started):
+            self._take("started", said)
+            return
+        if isinstance(said, frames.EngineEnded):
+            self._take("ended", said)
+            return
+        operation, future = self._answers.get(said.id, ("", None))
+        answers = frames.Echo if operation == "ping" else frames.Answer | frames.Refusal
+        if future is None or not isinstance(said, answers):
+            raise frames.foreign("an answer of the agent", f"number {said.id} was not asked for, or not so")
+        # A future whose answer is refused stays, and fails with the connection.
+        match said:
+            case frames.Echo():
+                sent_s, now_s = self._pings.pop(said.id, 0.0), time.monotonic()
+                if not sent_s:
+                    raise frames.foreign("an answer of the agent", "it answers a ping that was not sent yet")
+                self.cpu_s, self.health = said.cpu_s, said.health or self.health
+                if (now_s - sent_s) / 2 < self.clock_bound_s:
+                    self.clock_bound_s = (now_s - sent_s) / 2
+                    self.clock_offset_s = (sent_s + now_s) / 2 - said.clock_s
+                future.set_result(None)
+            case frames.Refusal():
+                todo = shown(said.todo, 500) or "See `workbench kit check`."
+                asked = f"Device '{self.name}' was being used."
+                future.set_exception(RuntimeSetupError(asked, shown(said.error, 500), todo))
+            case frames.Answer():
+                what = f"what device '{self.name}' answers to {operation}"
+                future.set_result(frames.decode_json(said.found, frames.ANSWERS[operation], what))
+        del self._answers[said.id]
+
+    def _hear_errors(self) -> None:
+        assert self._process.stderr is not None
+        stream: Any = self._process.stderr
+        with stream:
+            while data := stream.read1(_TAIL_BYTES):
+                self._errors = (self._errors + data)[-_TAIL_BYTES:]
+
+    def _fail(self, number: int, lost: Failure) -> None:
+        _, future = self._answers.pop(number, ("", None))
         if future is not None and not future.done():
-            future.set_exception(RuntimeSetupError(f"Device '{self.name}' was being used.", f"The connection ended: {why}", "Check it."))
+            future.set_exception(RuntimeSetupError(f"Device '{self.name}' was being used.", lost.found, lost.todo))
 
-    def _said(self) -> str:
-        """Return what ssh has said."""
-        with contextlib.suppress(ValueError):
-            return os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace")
-        return ""
+    def _login(self, code: int | None) -> Login:
+        """Return how far the login has come."""
+        log = os.pread(self._log.fileno(), 1 << 16, 0).decode(errors="replace")
+        said, errors = self._before.decode(errors="replace"), self._errors.decode(errors="replace")
+        return Login(log, code, said, errors, self._before.endswith(MAGIC))
 
 
 def digest_of(path: Path, span: Span | None = None) -> str:
@@ -389,20 +358,3 @@ def _frames_from(path: Path, begin: int, end: int) -> Iterator[bytes]:
     with open(path, "rb") as file:
         file.seek(begin)
         yield from _frames_of(file, end - begin)
-
-
-def _skip_to_magic(read: Callable[[int], bytes]) -> None:
-    """Read until the agent begins: a .bashrc may print first.  Raises EOFError if it never does."""
-    window = b""
-    while not window.endswith(MAGIC):
-        byte = read(1)
-        if not byte:
-            raise EOFError
-        window = (window + byte)[-len(MAGIC) :]
-
-
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
-    data = read(count)
-    if len(data) < count:
-        raise EOFError
-    return data

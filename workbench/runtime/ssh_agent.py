@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import queue
+import re
 import select
 import shutil
 import signal
@@ -41,11 +42,27 @@ CERTIFICATE = "run/tls.pem"
 LOWEST = "127.0.0.0"
 """An address of the loopback below 127.0.0.1, where gloo listens: of two addresses it is the lower that is connected to."""
 OLDEST_PYTHON = (3, 11)
-OPERATIONS = (
-    *("hello", "facts", "has", "begin_file", "start", "signal_engine", "ask_to_stop"),
-    *("expose", "reach", "holds", "unpack", "tries", "empty", "clean"),
-)
-"""The methods that the laptop may call."""
+_SHA256, _KIT_FOLDER, _WORD = r"[0-9a-f]{64}", r"(code|env)-[0-9a-f]{1,64}", r"[^\x00-\x1f\x7f]{0,4096}"
+_SIZE, _PORT = range(1 << 50), range(1, 1 << 16)
+OPERATIONS: dict[str, Any] = {
+    "hello": {"silence_s": (0.1, 3600.0), "owner": _WORD},
+    "facts": {"python": _WORD},
+    "has": {"path": _WORD, "size": _SIZE, "sha256": _SHA256},
+    "begin_file": {"path": _WORD, "size": _SIZE, "sha256": _SHA256, "offset": _SIZE},
+    "start": {"python": _WORD, "module": r"[\w.]{1,200}", "environment": {}},
+    "signal_engine": {"name": "kill|stop|continue"},
+    "ask_to_stop": {"wanted": bool},
+    "expose": {"port": _PORT},
+    "reach": {"host": r"[0-9a-fA-F.:]{2,45}(%\w{1,15})?", "port": _PORT},
+    "holds": {"folder": _KIT_FOLDER},
+    "unpack": {"archive": _WORD, "folder": _KIT_FOLDER, "python": bool, "trial": _WORD},
+    "tries": {"python": _WORD, "trial": _WORD},
+    "empty": {"path": _WORD},
+    "clean": {},
+    "ping": {"health": bool},
+}
+"""The methods that the laptop may call, and the values of their fields: a pattern, a range, bool, or {} for variables."""
+_MOST_FRAME_BYTES = 1 << 20
 _LOG_TAIL = 2000
 
 
@@ -79,8 +96,10 @@ class Agent:
         try:
             while True:
                 length, kind = HEADER.unpack(self.read(HEADER.size))
+                if kind not in (JSON, DATA, ENGINE) or length > _MOST_FRAME_BYTES:
+                    raise EOFError  # whoever that is, it is no laptop with this workbench
                 self.take(kind, self.read(length))
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError, RecursionError):
             self.finish()
 
     def read(self, count: int) -> bytes:
@@ -101,39 +120,44 @@ class Agent:
         self.finish()
 
     def take(self, kind: int, payload: bytes) -> None:
-        """Take a frame."""
+        """Take a frame.  Raises ValueError for a request that cannot be answered."""
         if kind == ENGINE:
             self.to_engine.put(payload)
-        elif kind == DATA:
+            return
+        if kind == DATA:
+            if self.file.get("left", 0) < len(payload):
+                raise ValueError("more bytes than the file was to have")
             self.take_data(payload)
+            return
+        asked = json.loads(payload)
+        if not isinstance(asked, dict) or type(asked.get("id")) is not int or not isinstance(asked.get("op"), str):
+            raise ValueError("no request")
+        if asked["op"] == "ping":
+            clock_s = time.monotonic()
+            health = self.health() if asked.get("health") else None
+            self.say("echo", id=asked["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=health)
+        elif asked["op"] in ("has", "unpack", "tries", "clean", "facts"):  # they take time, and pings do not wait for them
+            threading.Thread(target=self.do, args=(asked,), daemon=True).start()
         else:
-            asked = json.loads(payload)
-            if asked["op"] == "ping":
-                clock_s = time.monotonic()
-                self.say(id=asked["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=self.health() if asked.get("health") else None)
-            elif asked["op"] in ("has", "unpack", "tries", "clean", "facts"):  # they take time, and pings do not wait for them
-                threading.Thread(target=self.do, args=(asked,), daemon=True).start()
-            else:
-                self.do(asked)
+            self.do(asked)
 
     def do(self, asked: dict[str, Any]) -> None:
         """Do one operation of the table and answer."""
         number, name = asked.pop("id"), asked.pop("op")
         try:
-            if name not in OPERATIONS:
-                raise Refused(f"It knows no '{name}'.")
+            check(name, asked)
             found = getattr(self, name)(**asked)
             if name != "begin_file":  # answered once it is whole
-                self.say(id=number, found=found)
+                self.say("answer", id=number, found=found)
             else:
                 self.file["id"] = number
                 self.take_data(b"")
-        except (Refused, OSError, subprocess.SubprocessError, tarfile.TarError, TypeError) as error:
-            self.say(id=number, **explained(error))
+        except (Refused, OSError, subprocess.SubprocessError, tarfile.TarError, TypeError, ValueError) as error:
+            self.say("refusal", id=number, **explained(error))
 
-    def say(self, **fields: Any) -> None:
-        """Send JSON."""
-        self.send(JSON, json.dumps(fields).encode())
+    def say(self, kind: str, **fields: Any) -> None:
+        """Send JSON.  kind: one of the messages that the laptop's workbench.runtime.frames declares."""
+        self.send(JSON, json.dumps({"kind": kind, **fields}).encode())
 
     def send(self, kind: int, payload: bytes) -> None:
         """Send a frame; whichever thread sends, frames stay whole."""
@@ -199,11 +223,11 @@ class Agent:
     def facts(self, python: str = "") -> dict[str, Any]:
         """Return what `kit check` shows.  python: the environment of the device's own; '': the kit's."""
         disk = os.statvfs(self.base)
-        environment = "".join(glob.glob(self.base + "/env-*/ready"))[len(self.base) + 1 : -len("/ready")]
+        environment = "".join(sorted(glob.glob(self.base + "/env-*/ready"))[:1])[len(self.base) + 1 : -len("/ready")]
         if environment and not python:
             python = os.path.join(self.base, environment, "bin/python")
         return {
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             "memory_bytes": memory_bytes("MemTotal"),
             "free_disk_bytes": disk.f_bavail * disk.f_frsize,
             "time_s": time.time(),
@@ -215,8 +239,10 @@ class Agent:
 
     def health(self) -> dict[str, Any]:
         """Return the device's temperature, free memory and what slows it down, and the memory of the engine."""
-        heat = [int(text) / 1000 for text in map(read_text, glob.glob("/sys/class/thermal/thermal_zone*/temp")) if text]
-        now = int(read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip() or "0", 16)  # a Raspberry Pi's bits
+        read = [read_text(path).strip() for path in glob.glob("/sys/class/thermal/thermal_zone*/temp")]
+        heat = [celsius for celsius in (int(text) / 1000 for text in read if re.fullmatch(r"-?\d+", text)) if -100 <= celsius <= 200]
+        bits = read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip()  # a Raspberry Pi's
+        now = int(bits, 16) if re.fullmatch(r"(0x)?[0-9a-fA-F]+", bits) else 0
         pages = read_text(f"/proc/{self.engine.pid}/statm").split() if self.engine is not None else ()
         return {
             "temperature_c": max(heat) if heat else None,
@@ -259,6 +285,8 @@ class Agent:
         try:
             self.file["place"] = place = self.place(path)
             self.file["part"] = part = part_of(place, sha256)
+            if offset > size or (offset and part not in self.begun):
+                raise Refused(f"'{path}' was not begun so far.")
             self.file["digest"] = self.begun.pop(part) if offset else hashlib.sha256()
             os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
             self.file["open"] = open(part, "ab" if offset else "wb")  # noqa: SIM115 (closed when it is whole)
@@ -282,13 +310,13 @@ class Agent:
             file["error"] = explained(error)
         if file["left"] == 0:
             if file["error"] is None:
-                self.say(id=file["id"], found=True)
+                self.say("answer", id=file["id"], found=True)
             else:
                 if file["open"] is not None:
                     file["open"].close()
                 if os.path.exists(file["part"]):
                     os.unlink(file["part"])
-                self.say(id=file["id"], **file["error"])
+                self.say("refusal", id=file["id"], **file["error"])
 
     def holds(self, folder: str) -> bool:
         """Return whether a folder of the kit was unpacked whole."""
@@ -362,7 +390,7 @@ class Agent:
             )
         mail: Any = queue.SimpleQueue()
         self.to_engine = mail
-        self.say(event="started", pid=engine.pid)
+        self.say("started", pid=engine.pid)
         threading.Thread(target=self.feed, args=(engine, mail), daemon=True).start()
         self.engine_reader = threading.Thread(target=self.pass_on, args=(engine,), daemon=True)
         self.engine_reader.start()
@@ -392,7 +420,7 @@ class Agent:
         with open(os.path.join(self.run, "engine.log"), "rb") as log:
             log.seek(max(0, os.path.getsize(log.name) - _LOG_TAIL))
             tail = log.read().decode(errors="replace")
-        self.say(event="ended", pid=engine.pid, code=code, log=tail)
+        self.say("ended", pid=engine.pid, code=code, log=tail)
 
     def end_engine(self) -> None:
         """Kill the engine and everything it has started, and wait until it is told."""
@@ -423,7 +451,7 @@ class Agent:
         """Let other devices of the run reach a port of the loopback; return the address and port at which they do."""
         ends = os.environ.get("SSH_CONNECTION", "").split()
         try:
-            server = socket.create_server((ends[2], 0))
+            server = socket.create_server((ends[2], 0), family=socket.AF_INET6 if ":" in ends[2] else socket.AF_INET)
         except (OSError, IndexError):  # without a network
             server = socket.create_server(("127.0.0.1", 0))
         context = self.tls(ssl.PROTOCOL_TLS_SERVER)
@@ -463,6 +491,26 @@ class Agent:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
 
 
+def check(name: str, fields: dict[str, Any]) -> None:
+    """Raise Refused for an operation that is not in the table, or a field that does not fit."""
+    if name not in OPERATIONS:
+        raise Refused(f"It knows no '{name[:40]}'.")
+    for field, value in fields.items():
+        wanted = OPERATIONS[name].get(field)
+        if wanted is bool:
+            fits = isinstance(value, bool)
+        elif isinstance(wanted, str):
+            fits = isinstance(value, str) and re.fullmatch(wanted, value) is not None
+        elif isinstance(wanted, range):
+            fits = type(value) is int and value in wanted
+        elif isinstance(wanted, tuple):
+            fits = type(value) in (int, float) and wanted[0] <= value <= wanted[1]
+        else:
+            fits = wanted == {} and isinstance(value, dict) and all(type(text) is str and "\0" not in text for text in value.values())
+        if not fits:
+            raise Refused(f"It cannot {name} with such a '{field[:40]}'.")
+
+
 def part_of(place: str, sha256: str) -> str:
     """Return where a file is while it arrives."""
     return f"{place}.{sha256[:16]}.part"
@@ -476,7 +524,7 @@ def explained(error: Any) -> dict[str, str]:
     if number in (errno.EROFS, errno.EACCES, errno.EPERM):
         todo = "Let the user write to the home folder there; a worn card turns read-only."
         return {"error": f"It cannot write {error.filename or 'its files'}: {error.strerror}.", "todo": todo}
-    return {"error": str(error), "todo": getattr(error, "todo", "")}
+    return {"error": str(error)[:2000], "todo": getattr(error, "todo", "")}
 
 
 def accept(server: Any, join: Any) -> None:
@@ -542,9 +590,11 @@ def torch_version(python: str) -> str:
     """Return the version of torch in an environment, '' if it has none.  torch is not imported: it may crash this processor."""
     command = [os.path.expanduser(python), "-P", "-c", "from importlib.metadata import version; print(version('torch'))"]
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30.0).stdout.strip()
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=15.0)
     except (OSError, subprocess.TimeoutExpired):
         return ""
+    found = re.search(r"([\w.+!-]{1,60})\s*\Z", done.stdout)
+    return found[1] if found else ""
 
 
 def read_text(path: str) -> str:

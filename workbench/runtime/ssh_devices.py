@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.serial import shown
 from workbench.models.hub import brought_folder
 from workbench.models.loading import is_tiny, local_folder
@@ -23,17 +23,20 @@ from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import News
-from workbench.runtime.jobs import Outcome, WholeJob
+from workbench.runtime.frames import MB
+from workbench.runtime.jobs import WholeJob
 from workbench.runtime.memory import MemoryReading
-from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, decode_told, encode, encode_told
-from workbench.runtime.ssh import Connection, Span, agent_command, digest_of
+from workbench.runtime.messages import CallMessage, CallTable, encode, encode_told
+from workbench.runtime.ssh import Connection, Span, digest_of
 from workbench.runtime.ssh_agent import CERTIFICATE
+from workbench.runtime.ssh_login import agent_command
 from workbench.runtime.ssh_seat import KeyStore, Relays, Seat, make_certificate
 
 _KILL_S = 2.0
 """After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
 _RETURN_S = 60.0
 """So long a lost device is tried again: whoever put its cable back sees it take part, and whoever took it away does not wait for long."""
+_LEAST_LIMIT_BYTES = 256 * MB
 _DATA_WORDS = {"tls": "by TLS 1.3", "plain": "as plain TCP", "wireguard": "by WireGuard"}
 
 
@@ -43,6 +46,7 @@ class SshEngines:
     folder: of the run on this machine; devices have copies of what they need of it.  calls: what may be called.
     imports: modules that engines import while this machine prepares the run.
     command_of: returns what starts a device's agent; None: ssh.
+    most_bytes: of a message or a file of a device: the model's weights with the optimizer's state, and 256 MB for all else.
     """
 
     fidelity: Literal["real"] = "real"
@@ -64,8 +68,9 @@ class SshEngines:
         self.relays: Relays | None = None
         self._certificate = b""
         self._weights: dict[str, dict[str, Path]] = {}
+        self.most_bytes = _LEAST_LIMIT_BYTES
+        self._told: queue.SimpleQueue[tuple[int, str, Any, int]] = queue.SimpleQueue()
         self.seats = [Seat(rank, device, self) for rank, device in enumerate(cluster.devices)]
-        self._told: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
         self.number = 0  # of jobs
         self._busy = threading.Lock()
 
@@ -108,6 +113,7 @@ class SshEngines:
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         own = brought_folder(name, Path()).as_posix()
         self._weights[own] = {file: path for file, path in files.items() if path.suffix == ".safetensors"}
+        self.most_bytes = _LEAST_LIMIT_BYTES + 8 * sum(path.stat().st_size for path in self._weights[own].values())
         digests = "".join(f"{digest_of(path)} {file}\n" for file, path in files.items())
 
         def bring(seat: Seat) -> None:
@@ -148,8 +154,12 @@ class SshEngines:
     def _together(self, work: Callable[[Seat], None]) -> None:
         """Do something on all devices at once.  Raises the first one's error."""
         with ThreadPoolExecutor(len(self.seats)) as pool:
-            for done in [pool.submit(work, seat) for seat in self.seats]:
-                done.result()
+            try:
+                for done in [pool.submit(work, seat) for seat in self.seats]:
+                    done.result()
+            except BaseException:
+                self.close()  # what the others still wait for ends, too
+                raise
 
     def now_s(self) -> float:
         """Return the monotonic clock of this machine."""
@@ -172,22 +182,24 @@ class SshEngines:
     def health(self, rank: int) -> str:
         """Return a device's temperature, free memory and what slows it down, as it last said; '' if it has said nothing."""
         connection = self.seats[rank].connection
-        found = {} if connection is None else connection.health
-        heat = [] if found.get("temperature_c") is None else [f"{found['temperature_c']:.0f} °C"]
-        memory = [f"{found['free_memory_bytes'] / 1e6:.0f} MB free"] if found else []
-        return ", ".join([*heat, *memory, *([found["throttled"]] if found.get("throttled") else [])])
+        found = None if connection is None else connection.health
+        if found is None:
+            return ""
+        heat = [] if found.temperature_c is None else [f"{found.temperature_c:.0f} °C"]
+        return ", ".join([*heat, f"{found.free_memory_bytes / 1e6:.0f} MB free", *([found.throttled] if found.throttled else [])])
 
-    def tell(self, rank: int, kind: str, content: Any) -> None:
-        """Note what happened on a device; from any thread."""
-        self._told.put((rank, kind, content))
+    def tell(self, rank: int, kind: str, content: Any, nbytes: int = 0) -> None:
+        """Note what happened on a device; from any thread.  nbytes: of the message, which are unread until then."""
+        self._told.put((rank, kind, content, nbytes))
 
     def told(self, timeout_s: float) -> list[tuple[int, str, Any]]:
         """Return what happened since the last call, waiting up to timeout_s for something to come."""
         found: list[tuple[int, str, Any]] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self._told.get(timeout=timeout_s))
             while True:
-                found.append(self._told.get_nowait())
+                rank, kind, content, nbytes = self._told.get(timeout=0 if found else timeout_s) if timeout_s else self._told.get_nowait()
+                self.seats[rank].unread_bytes -= nbytes
+                found.append((rank, kind, content))
         return found
 
     def run(
@@ -208,7 +220,7 @@ class SshEngines:
             raise RuntimeSetupError("These devices were asked for.", "They are at another job.", "Wait for it.")
         try:
             self.store = KeyStore()
-            self.relays = Relays(lambda rank, error: self.tell(rank, "failed", error)) if self._certificate else None
+            self.relays = Relays(lambda rank, error: self.seats[rank].give_up(error)) if self._certificate else None
             self.told(0)
             for seat in self.seats:
                 if seat.connection is None or seat.why:
@@ -266,7 +278,7 @@ class SshService:
         if rank not in self.running or seat.connection is None:
             return False
         if isinstance(content, c.Ping) and seat.connection.is_sending:
-            self._engines.tell(rank, "event", encode_told(seat.pong))
+            self._engines.tell(rank, "event", seat.pong)
             return True
         paths: list[Any] = []
         data = encode_told(content, paths)
@@ -292,15 +304,10 @@ class SshService:
             elif rank not in self.running or seat.call is None:
                 continue
             elif kind == "event":
-                event = decode_told(content, seat.call, f"An event of device '{seat.device.name}'")
-                seat.pong = event if isinstance(event, c.Pong) else seat.pong
-                found.append(News(rank, "event", event))
-            elif kind == "died":
-                self.running.discard(rank)
-                found.append(News(rank, "died", content))
+                found.append(News(rank, "event", content))
             else:
                 self.running.discard(rank)
-                found.append(News(rank, "ended", _outcome(rank, seat, kind, content)))
+                found.append(News(rank, "died" if kind == "died" else "ended", content))
         return found
 
     def kill(self, rank: int) -> None:
@@ -348,8 +355,8 @@ class SshService:
     def memory(self) -> tuple[MemoryReading | None, ...]:
         """Return the resident memory of the devices' engines, as they last said; None for lost devices."""
         links = [seat.connection for seat in self._engines.seats]
-        bytes_now = [None if link is None else link.health.get("rss_bytes", 0) for link in links]
-        return tuple(None if now is None else MemoryReading(rss_bytes=now, peak_rss_bytes=0, data_bytes=0) for now in bytes_now)
+        found = [None if link is None else MemoryReading(rss_bytes=_rss(link), peak_rss_bytes=0, data_bytes=0) for link in links]
+        return tuple(found)
 
     def request_stop(self) -> None:
         """Make should_stop() true on every rank that has a job."""
@@ -372,15 +379,8 @@ class SshService:
             self._engines.seats[rank].why = "it did not end its job."
 
 
-def _outcome(rank: int, seat: Seat, kind: str, content: Any) -> Outcome:
-    if kind == "failed":
-        return Outcome(rank=rank, error=content, text=str(content))
-    assert seat.call is not None
-    try:
-        answer = decode(content, AnswerMessage, f"The answer of device '{seat.device.name}'")
-        return answer.outcome(rank, seat.call, seat.device.name)
-    except WorkbenchError as error:
-        return Outcome(rank=rank, error=error, text=str(error))
+def _rss(link: Connection) -> int:
+    return 0 if link.health is None else link.health.rss_bytes
 
 
 def require_addresses(cluster: Cluster) -> None:

@@ -16,20 +16,24 @@ import socket
 import struct
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from workbench import __version__
 from workbench.core.cluster import Device
-from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError
-from workbench.core.files import whole_file
+from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
+from workbench.core.serial import shown
 from workbench.runtime.commands import Pong
-from workbench.runtime.messages import Call, decode
-from workbench.runtime.pipe_engine import KEPT, KEPT_NAME, WORK, Asked, FilePart, Message, Messages
+from workbench.runtime.frames import FROM_ENGINE, KEPT, WORK, Asked, FilePart, Message, Messages, decode_packed, foreign
+from workbench.runtime.jobs import Outcome
+from workbench.runtime.kept_files import KeptFiles
+from workbench.runtime.messages import AnswerMessage, Call, decode, decode_told
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_agent import LOWEST
+from workbench.runtime.ssh_login import Failure
 from workbench.runtime.ssh_setup import bring_code, environment_python
 
 if TYPE_CHECKING:
@@ -51,25 +55,48 @@ class KeyStore:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-        self._waiting: list[tuple[Asked, Callable[[bytes], None]]] = []
+        self._owners: dict[str, int] = {}
+        self._num_keys: Counter[int] = Counter()
+        self._waiting: list[tuple[int, Asked, Callable[[bytes], None]]] = []
         self._lock = threading.Lock()
 
-    def ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
-        """Reply at once, or when the keys are there."""
+    def ask(self, rank: int, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Reply at once, or when the keys are there.  Raises MessageError for a question that no device asks."""
+        what = "a question to the store"
+        if asked.operation in ("set", "get") and len(asked.keys) != 1:
+            raise foreign(what, f"{asked.operation} with {len(asked.keys)} keys")
         with self._lock:
             if asked.operation == "set":
-                self._values[asked.keys[0]] = asked.value
+                [key] = asked.keys
+                self._num_keys[rank] += key not in self._owners
+                if self._owners.setdefault(key, rank) != rank:
+                    raise foreign(what, f"it sets '{key}' of another device")
+                if self._num_keys[rank] > _MOST_KEYS:
+                    raise foreign(what, f"more than {_MOST_KEYS:,} keys")
+                self._values[key] = asked.value
             is_there = all(key in self._values for key in asked.keys)
             if asked.operation in ("wait", "get") and not is_there:
-                self._waiting.append((asked, reply))
+                if sum(other == rank for other, *_ in self._waiting) >= _MOST_WAITING:
+                    raise foreign(what, f"more than {_MOST_WAITING:,} at once")
+                self._waiting.append((rank, asked, reply))
                 return
-            due = [(asked, reply)]
+            due = [(rank, asked, reply)]
             if asked.operation == "set":
-                due += [one for one in self._waiting if all(key in self._values for key in one[0].keys)]
+                due += [one for one in self._waiting if all(key in self._values for key in one[1].keys)]
                 self._waiting = [one for one in self._waiting if one not in due]
-            answers = [(say, self._values[one.keys[0]] if one.operation == "get" else b"1" if is_there else b"") for one, say in due]
+            found = b"1" if is_there else b""
+            answers = [(say, self._values[one.keys[0]] if one.operation == "get" else found) for _, one, say in due]
         for say, answer in answers:
             say(answer)
+
+    def drop(self, rank: int) -> None:
+        """Forget the questions of a device that is lost."""
+        with self._lock:
+            self._waiting = [one for one in self._waiting if one[0] != rank]
+
+
+_MOST_KEYS, _MOST_WAITING = 100_000, 1000
+"""Of one device in one run."""
 
 
 def make_certificate() -> bytes:
@@ -117,7 +144,7 @@ class _Exposed(NamedTuple):
 
 
 class Relays:
-    """The relays of one run.  failed(rank, error): called with errors of a relay."""
+    """The relays of one run.  failed(rank, error): called with errors of a device's relay."""
 
     def __init__(self, failed: Callable[[int, BaseException], None]) -> None:
         self._failed = failed
@@ -127,7 +154,9 @@ class Relays:
         """Process a value that a device sets.  If it is an address, make it reachable for the other devices."""
         port = gloo_port(value)
         if port is not None:
-            self._exposed[key] = _Exposed(rank, connection.post("expose", port=port))
+            at = connection.post("expose", port=port)
+            self._exposed[key] = _Exposed(rank, at)
+            at.add_done_callback(lambda exposed: self._failed(rank, error) if (error := exposed.exception()) is not None else None)
 
     def reply(self, rank: int, connection: Connection, key: str, say: Callable[[bytes], None], value: bytes) -> None:
         """Send a requested value to a device.  An address is first replaced by one at which the device reaches its peer."""
@@ -140,8 +169,7 @@ class Relays:
             exposed.at.add_done_callback(functools.partial(self._reach, rank, connection, say, value))
 
     def _reach(self, rank: int, connection: Connection, say: Callable[[bytes], None], value: bytes, exposed: Future[Any]) -> None:
-        if (error := exposed.exception()) is not None:
-            self._failed(rank, error)
+        if exposed.exception() is not None:  # the fault of the other device, which `told` reports
             return
         host, port = exposed.result()
         connection.post("reach", host=host, port=port).add_done_callback(functools.partial(self._say, rank, say, value))
@@ -154,7 +182,11 @@ class Relays:
 
 
 class Seat:
-    """One device: its connection, its engine and its current job."""
+    """One device: its connection, its engine and its current job.
+
+    What it sends is decoded in the thread that reads, so that an error there ends the connection and loses this device alone.
+    unread_bytes: of its messages that nobody has taken from SshEngines.told yet.
+    """
 
     def __init__(self, rank: int, device: Device, engines: SshEngines) -> None:
         self.rank, self.device, self._engines = rank, device, engines
@@ -165,7 +197,10 @@ class Seat:
         self.why = ""
         self.killed_s: float | None = None
         self.pong = Pong()
-        self._messages, self._parts = Messages(), dict[str, bytearray]()
+        self.unread_bytes = 0
+        self._messages = Messages(FROM_ENGINE, engines.most_bytes)
+        self._files = KeptFiles(engines.folder, engines.most_bytes)
+        self._is_fetching = False
 
     @property
     def link(self) -> Connection:
@@ -198,7 +233,7 @@ class Seat:
                 asked, f"It did not come up: {self.why or 'it is too slow'}", "Run `workbench kit setup`, or see its log."
             )
 
-    def send(self, kind: str, data: bytes, number: int = 0) -> None:
+    def send(self, kind: Literal["hello", "call", "command"], data: bytes, number: int = 0) -> None:
         """Send a message to the engine."""
         self.link.to_engine(Message(kind, number, data).framed())
 
@@ -210,44 +245,51 @@ class Seat:
         wanted = [path for path in folder.glob("*") if folder in paths and path.is_file()]
         wanted += [path for path in paths if path.is_relative_to(folder) and path.is_file()]
         for path in wanted:
-            self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}").add_done_callback(self._brought)
+            sent = self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}")
+            sent.add_done_callback(self._give_up_for)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the connection because of an error that is the device's alone."""
+        if self.connection is not None:
+            found, todo = (error.found, error.todo) if isinstance(error, WorkbenchError) else (str(error), "Check it.")
+            self.connection.give_up(Failure(found, todo))
+
+    def _give_up_for(self, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is not None:
+            self.give_up(error)
 
     def _fetched(self, places: Sequence[str], reply: Callable[[bytes], None]) -> None:
+        said = b""
         try:
             self._engines.bring_weights(self.link, places)
         except (WorkbenchError, OSError) as error:
-            reply(str(error).encode())
-        else:
-            reply(b"")
-
-    def _brought(self, future: Future[Any]) -> None:
-        error = future.exception()
-        if error is not None:
-            self._engines.tell(self.rank, "failed", error)
+            said = str(error).encode()
+        self._is_fetching = False
+        reply(said)
 
     def close(self) -> None:
         """End everything there."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
+        self._files.close()
 
     # In the thread that reads.
 
     def _take(self, kind: str, content: Any) -> None:
         match kind:
             case "started":
-                self._messages, self.why, self.killed_s = Messages(), "", None
+                self._messages, self.why, self.killed_s = Messages(FROM_ENGINE, self._engines.most_bytes), "", None
                 self.ready.clear()
             case "engine":
-                try:
-                    for message in self._messages.of(content):
-                        self._hear(message)
-                except (WorkbenchError, OSError) as error:
-                    self._engines.tell(self.rank, "failed", error)
+                self._messages.most_bytes = self._files.most_bytes = self._engines.most_bytes
+                for message in self._messages.of(content):
+                    self._hear(message)
             case "ended":
-                last = (content["log"].strip().splitlines() or ["it said nothing"])[-1]
-                why = f"its engine ended with status {content['code']} ({last})."
-                if content["code"] == -9 and self.killed_s is None:  # SIGKILL, and not from us
+                last = shown((content.log.strip().splitlines() or ["it said nothing"])[-1], 200)
+                why = f"its engine ended with status {content.code} ({last})."
+                if content.code == -9 and self.killed_s is None:  # SIGKILL, and not from us
                     why = "its engine was killed there, as a system does that has no memory left."
                 self._gone(why)
             case "lost":
@@ -255,26 +297,48 @@ class Seat:
 
     def _gone(self, why: str) -> None:
         self.why, self.killed_s = why, None
+        self._files.close()
+        self._engines.store.drop(self.rank)
         self.ready.set()
         self._engines.tell(self.rank, "died", why)
 
     def _hear(self, message: Message) -> None:
+        name = self.device.name
         match message.kind:
             case "ready":
-                if message.data.decode() != __version__:
-                    self.why = f"its workbench is {message.data.decode()}, this one {__version__}."
+                version = shown(message.data.decode(errors="replace"))
+                if version != __version__:
+                    self.why = f"its workbench is {version}, this one {__version__}."
                 self.ready.set()
             case "store":
-                asked = decode(message.data, Asked, "What a device asks of the store")
+                asked = decode_packed(message.data, Asked, "a question to the store")
                 self._ask(asked, functools.partial(self._reply, message.number))
             case "file":
-                self._keep(decode(message.data, FilePart, "A file of a device"))
-            case "event" | "answer" if message.number == self.number:
-                self._engines.tell(self.rank, message.kind, message.data)
+                part = decode_packed(message.data, FilePart, "a part of a file")
+                try:
+                    self._files.take(part)
+                except (WriteError, OSError) as error:  # of this machine, where the run's folder is
+                    self._engines.tell(self.rank, "ended", Outcome(rank=self.rank, error=error, text=str(error)))
+            case "event" | "answer" if message.number == self.number and self.call is not None:
+                self.unread_bytes += len(message.data)
+                if self.unread_bytes > 2 * self._engines.most_bytes:
+                    raise foreign("an event", f"{self.unread_bytes:,} bytes that nobody has read yet")
+                content: Any
+                if message.kind == "event":
+                    content = decode_told(message.data, self.call, f"An event of device '{name}'")
+                    self.pong = content if isinstance(content, Pong) else self.pong
+                    self._engines.tell(self.rank, "event", content, len(message.data))
+                else:
+                    answer = decode(message.data, AnswerMessage, f"The answer of device '{name}'")
+                    content = answer.outcome(self.rank, self.call, name)
+                    self._engines.tell(self.rank, "ended", content, len(message.data))
 
     def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
         """Ask the store for this device, or send it weights."""
         if asked.operation == "fetch":  # it takes time, and this thread hears the device's answers
+            if self._is_fetching:
+                raise foreign("a question to the store", "weights are asked for while others are on their way")
+            self._is_fetching = True
             threading.Thread(target=self._fetched, args=(asked.keys, reply), daemon=True).start()
             return
         relays, connection = self._engines.relays, self.connection
@@ -283,27 +347,8 @@ class Seat:
                 relays.told(self.rank, connection, asked.keys[0], asked.value)
             elif asked.operation == "get":
                 reply = functools.partial(relays.reply, self.rank, connection, asked.keys[0], reply)
-        self._engines.store.ask(asked, reply)
+        self._engines.store.ask(self.rank, asked, reply)
 
     def _reply(self, number: int, data: bytes) -> None:
         if self.connection is not None:
             self.connection.to_engine(Message("reply", number, data).framed())
-
-    def _keep(self, part: FilePart) -> None:
-        """Write a file of the device into the run's folder."""
-        if not KEPT_NAME.fullmatch(part.path):
-            raise RuntimeSetupError(f"Device '{self.device.name}' sent a file.", "Its place is none of a run's.", "Set it up again.")
-        path = self._engines.folder / part.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".jsonl":
-            with open(path, "r+b" if part.offset else "wb") as log:
-                log.seek(part.offset)
-                log.write(part.data)
-                log.truncate()
-            return
-        if not part.offset:
-            self._parts[part.path] = bytearray()
-        self._parts[part.path] += part.data
-        if part.is_last:
-            with whole_file(path) as file:
-                file.write_bytes(self._parts.pop(part.path))

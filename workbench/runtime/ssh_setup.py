@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 import workbench
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import RuntimeSetupError
+from workbench.runtime.frames import Greeting
 from workbench.runtime.ssh import Connection
 
 PROJECT = "edge-llm-workbench"
@@ -44,28 +45,28 @@ def bring_code(connection: Connection) -> str:
     folder = f"code-{digest.hexdigest()[:16]}"
     if not connection.ask("holds", folder=folder):
         _bring_archive(connection, folder, files, python=False)
-    return f"{connection.greeting['kit']}/{folder}"
+    return f"{connection.greeting.kit}/{folder}"
 
 
-def _kind_of(greeting: Mapping[str, str]) -> tuple[str, str]:
+def _kind_of(greeting: Greeting) -> tuple[str, str]:
     """Return a device's processor and Python, as '3.13'."""
-    return greeting["machine"], ".".join(greeting["python"].split(".")[:2])
+    return greeting.machine, ".".join(greeting.python.split(".")[:2])
 
 
-def environment_name(greeting: Mapping[str, str], pins: Sequence[str]) -> str:
+def environment_name(greeting: Greeting, pins: Sequence[str]) -> str:
     """Return the name of the environment of a device's kind with these libraries."""
     return f"env-{hashlib.sha256(' '.join((*_kind_of(greeting), *pins)).encode()).hexdigest()[:16]}"
 
 
 def environment_python(connection: Connection) -> str:
     """Return the Python of the environment that `install` made on a device.  Raises RuntimeSetupError if there is none of our versions."""
-    environment = connection.ask("facts")["environment"]
+    environment = connection.ask("facts").environment
     asked = f"Device '{connection.name}' was to run a job."
     if not environment:
         raise RuntimeSetupError(asked, "It has no libraries yet.", "Run `workbench kit setup` first, or name a Python of its own.")
     if environment != environment_name(connection.greeting, pinned((PROJECT,), connection.greeting)):
         raise RuntimeSetupError(asked, OTHER_VERSIONS, "Run `workbench kit setup`.")
-    return f"{connection.greeting['kit']}/{environment}/bin/python"
+    return f"{connection.greeting.kit}/{environment}/bin/python"
 
 
 def install(connection: Connection, say: Callable[[str], None], packages: Sequence[str] = (PROJECT,)) -> bool:
@@ -136,14 +137,14 @@ def index_options() -> list[str]:
     return [*options, "--index-strategy", "unsafe-best-match"] if "extra-index-url" in found else options
 
 
-def pinned(packages: Sequence[str], greeting: Mapping[str, str]) -> tuple[str, ...]:
+def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
     """Return packages and all that they need on a device, at the lock's versions for it, without what only GPUs use.
 
     Raises RuntimeSetupError if this machine has a version that is not the lock's: a job would not do the same here and there.
     """
-    version = greeting["python"]
+    version = greeting.python
     there = {"python_full_version": version, "python_version": ".".join(version.split(".")[:2]), "implementation_version": version}
-    there |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": greeting["machine"]}
+    there |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": greeting.machine}
     lock = [Requirement(text) for text in re.findall(r"^([^#\s][^\\\n]*)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE)]
 
     def versions(**environment: str) -> dict[str, str]:

@@ -1,0 +1,259 @@
+"""The messages between this machine and its devices, each declared once: those of the agents and those of the engines.
+
+A device may be broken, or somebody else's.  Whatever it sends is decoded into one of these types, which state ranges and largest sizes.
+Everything else raises MessageError, and whoever reads then gives up that device alone.  No torch is imported.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from workbench.core.errors import MessageError
+from workbench.core.serial import shown
+from workbench.runtime.ssh_agent import CHUNK, ENGINE, HEADER, JSON
+
+MB = 1 << 20
+MOST_FRAME_BYTES = CHUNK
+LENGTH = struct.Struct(">I")
+WORK = "work"
+"""A device's copy of the run's folder, in its own run folder."""
+KEPT = ("checkpoints", "steps", "journals")
+"""The subfolders of it that are brought to this machine."""
+KEPT_NAME = rf"\A(?:{'|'.join(KEPT)})/[\w-][\w.-]{{0,199}}\Z"
+FILE_CHUNK = 1 << 18
+"""Bytes of a file in one message."""
+
+Number = Annotated[int, Meta(ge=0, le=2**53)]
+Pid = Annotated[int, Meta(ge=1, le=2**31)]
+Size = Annotated[int, Meta(ge=0, le=2**50)]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Place = Annotated[str, Meta(max_length=1000, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+Words = Annotated[str, Meta(max_length=4000)]
+"""Text of a device.  It is shown on one line, without control characters (see shown)."""
+
+
+# From the agent, as JSON.
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device's temperature, free memory and what slows it down ('' for nothing), and the resident memory of its engine."""
+
+    temperature_c: Annotated[float, Meta(ge=-100, le=200)] | None
+    throttled: Annotated[str, Meta(pattern=r"\A[a-z ,]{0,100}\Z")]
+    free_memory_bytes: Size
+    rss_bytes: Size
+
+
+class Facts(Health, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `kit check` shows.  environment: the folder of the libraries that `kit setup` installed, '' without them.
+
+    torch: its version there, '' without.  has_atomics: whether an ARM processor has the instructions of ARMv8.1, None if not known.
+    """
+
+    cores: Annotated[int, Meta(ge=1, le=100_000)]
+    memory_bytes: Size
+    free_disk_bytes: Size
+    time_s: Annotated[float, Meta(ge=-1e11, le=1e11)]
+    libc: Annotated[str, Meta(pattern=r"\A[\w.-]{0,40}\Z")]
+    torch: Annotated[str, Meta(pattern=r"\A[\w.+!-]{0,60}\Z")]
+    has_atomics: bool | None
+    environment: Annotated[str, Meta(pattern=r"\A(env-[0-9a-f]{1,16})?\Z")]
+
+
+class Greeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An agent's first answer.  run, kit: its folders on the device.  swept: run folders that dead agents had left."""
+
+    run: Place
+    kit: Place
+    swept: Number
+    python: Annotated[str, Meta(pattern=r"\A[0-9]{1,3}\.[0-9]{1,3}[\w.+]{0,20}\Z")]
+    machine: Annotated[str, Meta(pattern=r"\A[\w.-]{1,40}\Z")]
+
+
+class _Said(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of an agent."""
+
+
+class Answer(_Said, tag="answer", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operation returned.  found: as ANSWERS says for the operation with this number."""
+
+    id: Number
+    found: msgspec.Raw
+
+
+class Refusal(_Said, tag="refusal", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An operation that cannot be done, and what to do about it ('' if this machine says it)."""
+
+    id: Number
+    error: Words
+    todo: Words
+
+
+class Echo(_Said, tag="echo", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The answer to a ping.  clock_s: the device's monotonic clock.  cpu_s: processor seconds that its engine has used."""
+
+    id: Number
+    clock_s: Seconds
+    cpu_s: Seconds
+    health: Health | None
+
+
+class Started(_Said, tag="started", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An engine was started."""
+
+    pid: Pid
+
+
+class EngineEnded(_Said, tag="ended", frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An engine has ended.  code: its status, minus the signal that killed it.  log: the end of its log."""
+
+    pid: Pid
+    code: Annotated[int, Meta(ge=-255, le=255)]
+    log: Words
+
+
+AgentMessage = Answer | Refusal | Echo | Started | EngineEnded
+Address = tuple[Annotated[str, Meta(pattern=r"\A[0-9a-fA-F.:]{2,45}(%\w{1,15})?\Z")], Port]
+ANSWERS: Mapping[str, Any] = {
+    "hello": Greeting,
+    "facts": Facts,
+    "has": Size | None,
+    "begin_file": Literal[True],
+    "start": Pid,
+    "signal_engine": None,
+    "ask_to_stop": None,
+    "expose": Address,
+    "reach": Port,
+    "holds": bool,
+    "unpack": Place,
+    "tries": None,
+    "empty": None,
+    "clean": bool,
+}
+"""For each operation of the agent: what it answers."""
+
+
+def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes] | None:
+    """Return the kind and the payload of an agent's next frame; None at the end of the stream.
+
+    Raises EOFError if the stream ends within a frame, MessageError for a frame that no agent sends, before its payload is read.
+    """
+    header = read(HEADER.size)
+    if not header:
+        return None
+    if len(header) < HEADER.size:
+        raise EOFError
+    length, kind = HEADER.unpack(header)
+    if kind not in (JSON, ENGINE):
+        raise foreign("an agent's frame", f"its kind is {kind}")
+    if length > MOST_FRAME_BYTES:
+        raise foreign("an agent's frame", f"it has {length:,} bytes, at most {MOST_FRAME_BYTES:,} are allowed")
+    payload = read(length)
+    if len(payload) < length:
+        raise EOFError
+    return kind, payload
+
+
+def decode_json(data: bytes | msgspec.Raw, kind: Any, what: str) -> Any:
+    """Decode what an agent says.  Raises MessageError, which says that `what` was expected."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise foreign(what, str(error)) from error
+
+
+def foreign(what: str, why: str) -> MessageError:
+    """Return the error for bytes that are not `what` was expected."""
+    return MessageError(
+        f"{what[:1].upper()}{what[1:]} was expected.",
+        f"Instead of {what[:1].lower()}{what[1:]} came something else: {shown(why, 200)}.",
+        "Start the same version of the workbench on every device, and let nobody else take part.",
+    )
+
+
+# To and from the engine, as msgpack.
+
+
+Kind = Literal["hello", "call", "command", "reply", "ready", "event", "answer", "store", "file"]
+
+
+class Message(NamedTuple):
+    """A message between this machine and an engine.  number: of the run, or of a question to the store."""
+
+    kind: Kind
+    number: Number
+    data: bytes
+
+    def framed(self) -> bytes:
+        """Return it as bytes of a stream."""
+        data = msgspec.msgpack.encode(self)
+        return LENGTH.pack(len(data)) + data
+
+
+FROM_ENGINE: Mapping[str, int | None] = {"ready": 100, "store": 8 * MB, "file": FILE_CHUNK + 1000, "event": None, "answer": None}
+"""The kinds of messages that an engine sends, each with the most bytes of its data; None: as many as a message may have."""
+TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": None, "reply": 8 * MB}
+
+
+class Messages:
+    """Cuts a stream of bytes into messages.  kinds: those that may come; most_bytes: of a message, and so of memory that it may take."""
+
+    def __init__(self, kinds: Mapping[str, int | None], most_bytes: int) -> None:
+        self._kinds, self.most_bytes = kinds, most_bytes
+        self._buffer = bytearray()
+
+    def of(self, data: bytes) -> Iterator[Message]:
+        """Take more bytes; yield the messages that are whole now.  Raises MessageError."""
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            length = LENGTH.unpack_from(self._buffer)[0]
+            if length > self.most_bytes:
+                raise foreign(_MESSAGE, f"it has {length:,} bytes, at most {self.most_bytes:,} are allowed")
+            if len(self._buffer) < LENGTH.size + length:
+                return
+            message = decode_packed(bytes(self._buffer[LENGTH.size : LENGTH.size + length]), Message, _MESSAGE)
+            del self._buffer[: LENGTH.size + length]
+            most = self._kinds.get(message.kind, 0)
+            if message.kind not in self._kinds or (most is not None and len(message.data) > most):
+                raise foreign(_MESSAGE, f"'{message.kind}' with {len(message.data):,} bytes")
+            yield message
+
+
+_MESSAGE = "A message between laptop and device"
+
+
+def decode_packed(data: bytes, kind: Any, what: str, hook: Callable[[type, Any], Any] | None = None) -> Any:
+    """Decode msgpack as a value of the type `kind`.  Raises MessageError, which says that `what` was expected.
+
+    hook: converts values of types that msgpack does not have.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=hook)
+    except Exception as error:  # the bytes may come from anybody; whatever is wrong with them, no code was run
+        raise foreign(what, str(error)) from error
+
+
+class Asked(NamedTuple):
+    """What is asked of the store on the laptop, for one key ('set', 'get') or several ('wait', 'check').
+
+    Of the laptop itself: 'fetch' sends the files of weights that the keys name; the reply is an error, b'' for none.
+    """
+
+    operation: Literal["set", "wait", "get", "check", "fetch"]
+    keys: Annotated[tuple[Annotated[str, Meta(max_length=500)], ...], Meta(min_length=1, max_length=20_000)]
+    value: Annotated[bytes, Meta(max_length=MB)] = b""
+
+
+class FilePart(NamedTuple):
+    """Bytes of a file of the run's folder, from `offset` on.  is_last: then it is whole; a log, which only grows, always is."""
+
+    path: Annotated[str, Meta(pattern=KEPT_NAME)]
+    offset: Size
+    data: Annotated[bytes, Meta(max_length=FILE_CHUNK)]
+    is_last: bool
