@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import nbformat
 import pytest
+
+from workbench.core.errors import ConfigError
+from workbench.notebooks import require_parameters
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MAX_LINES = 45  # of a cell without the parameters
@@ -48,3 +52,12 @@ class TestNotebook:
                 assert not any(isinstance(node, ast.ClassDef | ast.While) for node in ast.walk(tree)), cell.source
                 functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
                 assert all(len(function.body) <= 8 for function in functions), cell.source
+
+
+def test_parameters_are_found_beside_magics_and_annotations(tmp_path: Path) -> None:
+    source = "%matplotlib inline\n!ls\nmodel: str = 'tiny-bert'  # annotated\nepochs, seed = 1, 2\n"
+    cell = {"cell_type": "code", "source": source, "metadata": {"tags": ["parameters"]}}
+    (tmp_path / "mine.ipynb").write_text(json.dumps({"cells": [cell]}))
+    require_parameters(tmp_path / "mine.ipynb", dict.fromkeys(("model", "epochs", "seed")))
+    with pytest.raises(ConfigError, match=r"Its parameters are model, epochs, seed\. Did you mean 'epochs'"):
+        require_parameters(tmp_path / "mine.ipynb", {"epoch": 1})

@@ -79,6 +79,8 @@ def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame
     import pandas
 
     paths = [folder] if isinstance(folder, Path | str) else folder
+    if not paths:
+        raise ConfigError(f"The reports in {paths} were asked for.", "There are none.", "Name a folder of Reports, or files.")
     rows = [(path, Report.read(path)) for path in report_files(paths)]
     frame = pandas.DataFrame([{"file": str(path)} | settings_of(report) | {"valid": report.valid} for path, report in rows])
     frame.insert(len(frame.columns) - 1, "valid", frame.pop("valid"))  # put 'valid' after options that the first report lacks

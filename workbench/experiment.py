@@ -90,6 +90,9 @@ def run(
     engines: execute on these instead of on devices started here (see runtime.torchrun); fidelity is then ignored.
     Raises WorkbenchError for every error that a user can cause.  An interrupted run leaves its workdir for `resume`.
     """
+    if not isinstance(job, Job) or not isinstance(cluster, Cluster):
+        found = f"They are {type(job).__name__} and {type(cluster).__name__}."
+        raise ConfigError("A run of a job on a cluster was asked for.", found, "Give Job(...) and load_cluster('laptop').")
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     if mode == "execute" and engines is None and cluster.is_real:
@@ -221,19 +224,10 @@ def sweep(
     return tuple(replace(point, dilation=dilation) for point in points)
 
 
-def _prepared(
-    method: Method,
-    job: Job,
-    cluster: Cluster,
-    notify: Callable[[Event], None],
-    *,
-    warms_up: bool = False,
-    engines: Engines | None = None,
-) -> Any:
-    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or for impossible faults.
+def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engines | None = None) -> None:
+    """Check what needs neither the model nor the data: the method's settings, the faults' devices, the place of the data.
 
-    warms_up: import the engines' libraries in another process meanwhile; both finish before anything is measured.
-    engines: of real devices.
+    engines: of real devices.  Raises ConfigError or MissingDataError.
     """
     with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
     if with_jax and job.method not in WITH_JAX:
@@ -257,6 +251,23 @@ def _prepared(
     if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")
+
+
+def _prepared(
+    method: Method,
+    job: Job,
+    cluster: Cluster,
+    notify: Callable[[Event], None],
+    *,
+    warms_up: bool = False,
+    engines: Engines | None = None,
+) -> Any:
+    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or for impossible faults.
+
+    warms_up: import the engines' libraries in another process meanwhile; both finish before anything is measured.
+    engines: of real devices.
+    """
+    require_possible(method, job, cluster, engines)
     if warms_up:
         from workbench.runtime.engine_starter import settle, warm_up
 

@@ -16,11 +16,15 @@ from workbench.core.serial import read_text
 
 def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
     """Raise ConfigError if the file is not a notebook, or if its cell tagged 'parameters' lacks one of the names."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
     asked = f"The notebook '{notebook}' was asked for."
     try:
         cells = json.loads(read_text(notebook, "the notebook"))["cells"]
         tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
-        nodes = [node for text in tagged for one in ast.parse(text).body if isinstance(one, ast.Assign) for node in ast.walk(one)]
+        plain = map(TransformerManager().transform_cell, tagged)  # IPython's magics and shell commands become calls
+        assigned = [one for text in plain for one in ast.parse(text).body if isinstance(one, ast.Assign | ast.AnnAssign)]
+        nodes = [node for one in assigned for node in ast.walk(one)]
     except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
         if isinstance(error, ConfigError):
             raise

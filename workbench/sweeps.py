@@ -9,12 +9,13 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from workbench import experiment
 from workbench.comparison import reports_frame, words_of
@@ -25,7 +26,7 @@ from workbench.core.files import make_folder
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.ranges import range_of, require_range
 from workbench.core.report import Report
-from workbench.core.serial import from_json, read_toml, shown, to_json, write_text
+from workbench.core.serial import from_builtins, from_json, read_toml, shown, to_json, write_text
 from workbench.methods import load_method
 from workbench.methods.base import Event
 from workbench.notebooks import require_parameters, run_notebook
@@ -34,13 +35,20 @@ from workbench.runtime.run_folder import ProcessId, note_process, scratch_folder
 TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 """In a sweep's folder: the table of all points, the errors of those that failed, and the folders of executed runs."""
 OPTION = "option."
-SETTINGS = ("repeats", "simulate")
 _JOB = {name: kind for name, kind in get_type_hints(Job, include_extras=True).items() if name != "options"}
 _EVALUATED = ("validation_samples", "test_samples")
 _OTHERS = ("cluster", "bandwidth", "eval_samples")
 
 Grid = Mapping[str, Sequence[Any]]
 """Values by name: a field of Job, 'option.NAME', 'cluster' (name or file), 'bandwidth' (Mbit/s of every link), or 'eval_samples'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """What a grid's file says of the sweep itself.  repeats: runs of each point.  simulate: run the points in virtual time."""
+
+    repeats: Annotated[int, Meta(ge=1, le=1000)] = 1
+    simulate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +91,14 @@ class Done(NamedTuple):
     kept: bool = False
 
 
-def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], dict[str, Any]]:
-    """Read a TOML file: return its grid, the grids of single methods, and the settings of the sweep itself (repeats, simulate).
+def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], SweepSettings]:
+    """Read a TOML file: return its grid, the grids of single methods, and the settings of the sweep itself.
 
     [options] holds options of the method; [p_rge] and [p_rge.options] apply to that method's points only.
     """
     tables = read_toml(path, "the grid")
-    sweep: dict[str, Any] = {name: tables.pop(name) for name in SETTINGS if name in tables}
+    given = {field.name: tables.pop(field.name) for field in fields(SweepSettings) if field.name in tables}
+    sweep = from_builtins(given, SweepSettings, source=f"the grid '{path}'")
     by_method = {name: _flat(table) for name, table in list(tables.items()) if isinstance(table, dict) and name != "options"}
     return _flat({name: value for name, value in tables.items() if name not in by_method}), by_method, sweep
 
@@ -117,7 +126,7 @@ def make_points(
     for method in methods:
         own = {**grid, **(by_method or {}).get(method, {}), "method": [method]}
         names = ["method", *(name for name in own if name != "method")]
-        choices = [[_value(name, value) for value in own[name]] for name in names]
+        choices = [[_value(name, value) for value in _some(name, own[name])] for name in names]
         combined += [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*choices)]
     differing = [
         name for name in dict.fromkeys(itertools.chain.from_iterable(combined)) if len({str(one.get(name)) for one in combined}) > 1
@@ -131,7 +140,7 @@ def make_points(
             raise ConfigError(f"Another bandwidth of '{point.cluster.name}' was asked for.", found, "Leave it out, or simulate.")
         points.setdefault(point.name, point)
     for point in points.values():
-        load_method(point.job.method).require_known(point.job, point.cluster)
+        experiment.require_possible(load_method(point.job.method), point.job, point.cluster)
         if mode == "execute" and point.cluster.is_real:
             experiment.over_ssh(point.cluster)
         elif mode == "execute":
@@ -143,7 +152,7 @@ def make_notebook_points(notebook: Path, grid: Grid, *, repeats: int = 1) -> lis
     """Return every combination of values of a notebook's parameters; 'cluster' sets its parameter cluster_name."""
     named = {"cluster_name" if name == "cluster" else name: values for name, values in grid.items()}
     require_parameters(notebook, named | {"output": []})
-    choices = [[_value(name, value) if name in _JOB else value for value in values] for name, values in named.items()]
+    choices = [[_value(name, value) if name in _JOB else value for value in _some(name, values)] for name, values in named.items()]
     points = []
     for values, repeat in itertools.product(itertools.product(*choices), range(1, repeats + 1)):
         chosen = dict(zip(named, values, strict=True))
@@ -252,6 +261,13 @@ def _flat(table: Mapping[str, Any]) -> dict[str, list[Any]]:
         raise ConfigError(f"The options {shown(repr(options))} were given.", "They are no table.", "Write [options] and a line for each.")
     named = {name: value for name, value in table.items() if name != "options"} | {f"{OPTION}{name}": options[name] for name in options}
     return {name: value if isinstance(value, list) else [value] for name, value in named.items()}
+
+
+def _some(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    """Return a setting's values.  Raises ConfigError if there are none, which would leave no point."""
+    if not values:
+        raise ConfigError(f"The setting '{name}' was to be varied.", "It has no values.", "Give one, or leave the setting out.")
+    return values
 
 
 def _value(name: str, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NUMBERS = {  # option: values that none of the commands may take
     "--epochs": "0 -1 many 1.5 nan 1e3 1000000000000",
-    "--seed": "x 1.5 99999999999999999999999999",
+    "--seed": "x -1 1.5 99999999999999999999999999",
     "--batch-size": "0 -8 30 eight 1000000000000",
     "--micro-batches": "0 -1 3 x 1000000000000",
     "--max-length": "0 -1 x 1000000000000",
@@ -108,6 +108,8 @@ reproduce pac_plus table5 --all -> --all
 reproduce pac_plus table5 --out {file}
 reproduce pac_plus table5 --data {folder}/none
 reproduce pac_plus table5 --kept {file}
+reproduce pac_plus table5 --out /proc/x
+reproduce pac_plus table5 --kept /proc/x
 reproduce pac_plus --png maybe
 predict -> result
 predict {folder} -> sentences 0
@@ -141,6 +143,7 @@ serve --model tiny-bert --mode simulate --length 100000
 serve --mode simulate --length 513
 serve --length 100000
 serve --seed x
+serve --seed -1
 serve --reaction panic
 serve --option slow_factor=1
 serve --option slow_factor=nan

@@ -214,3 +214,24 @@ def test_what_is_no_cluster_file_is_answered_at_once(tmp_path, name):
     (tmp_path / "loop.toml").symlink_to(tmp_path / "loop.toml")
     with pytest.raises(ConfigError, match=r"Asked to read the cluster|The cluster 'n+\.\.\. \(300 characters\)' was asked for"):
         load_cluster(tmp_path / name if name.endswith(".toml") else name)
+
+
+@pytest.mark.parametrize(
+    ("processors", "found"),
+    [
+        (("name = 'gpu'\ngflops = 4\nwatts = 3",), "The key 'watts' in [[device.processor]] of device 'a' was read."),
+        (("name = 'gpu'\ngflops = 4", "name = 'gpu'\ngflops = 5"), "names a processor 'gpu'. There are 2 of that name."),
+    ],
+)
+def test_processors_that_are_no_processors(processors, found, tmp_path):
+    tables = "".join(f"[[device.processor]]\n{one}\n" for one in processors)
+    (tmp_path / "mine.toml").write_text(f"[[device]]\nname = 'a'\ngflops = 5\nmemory_mb = 100\n{tables}")
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(tmp_path / "mine.toml")
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"pair"])
+def test_a_cluster_is_a_name_or_a_path(given):
+    with pytest.raises(ConfigError, match="neither text nor a path"):
+        load_cluster(given)

@@ -162,6 +162,28 @@ def test_no_controller_and_no_engine_outlives_a_sweep_on_a_profile(ending: list[
     wait_for(lambda: not running(), "the end of the controller and its engine")
 
 
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ("repeats = 0", "repeats = 0: Expected `int` >= 1"),
+        ("repeats = 'x'", "repeats = 'x': Expected `int`"),
+        ("simulate = 'yes'", "simulate = 'yes': Expected `bool`"),
+        ("seed = []", "The setting 'seed' was to be varied. It has no values."),
+        ("seed = [-1]", "Expected `int` >= 0"),
+        ("faults = ['kill:zeta@step2']", "The devices of 'laptop' are"),
+        ("data = ['absent']\ntask = 'sst2'", "The data in 'absent' was asked for. There is no such folder."),
+    ],
+)
+def test_a_grid_that_cannot_be_run_is_refused_before_anything_runs(
+    grid: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: pytest.fail("a point ran"))
+    (tmp_path / "grid.toml").write_text(f"model = ['tiny-bert']\n{grid}\n")
+    result = call("sweep", tmp_path / "grid.toml", "--out", tmp_path / "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert said in result.stderr and not (tmp_path / "out").exists()
+
+
 def test_executed_points_are_not_run_at_once(tmp_path: Path) -> None:
     result = call("sweep", "--model", "tiny-bert", "--seed", "0,1", "--at-once", 2, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "spoil each other's times" in result.stderr

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from workbench.cli.job import DEFAULTS, Data, MaxLength, Model, Samples, Seed, TaskName
+from workbench.cli.job import DEFAULTS, Columns, Data, MaxLength, Model, Samples, Seed, TaskName
 from workbench.cli.output import Json, print_json, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
@@ -40,6 +40,7 @@ def export(
     task: TaskName = DEFAULTS.task,
     train_samples: Samples = 1000,
     data: Data = None,
+    columns: Columns = "",
     seed: Seed = DEFAULTS.seed,
     as_json: Json = False,
 ) -> None:
@@ -67,7 +68,7 @@ def export(
         )
     if prompts is not None or loss == "label_words":
         say(f"Tokenizing the prompts of {task}")
-        encoded = _tokenized(model, task, data, train_samples, config.sequence_length, config.num_targets)
+        encoded = _tokenized(model, task, data, columns, train_samples, config.sequence_length, config.num_targets)
         if loss == "label_words":
             config = replace(config, choices=encoded.among_label_words().choices)
         if prompts is not None:
@@ -154,11 +155,11 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
     return losses
 
 
-def _tokenized(model: str, task: str, data: str | None, samples: int | None, length: int, targets: int) -> EncodedPrompts:
+def _tokenized(model: str, task: str, data: str | None, columns: str, samples: int | None, length: int, targets: int) -> EncodedPrompts:
     from workbench.methods.common.result import model_encoder
     from workbench.tasks.prompts import load_prompt_task
 
-    found = load_prompt_task(task, data=data, train_samples=samples)
+    found = load_prompt_task(task, data=data, columns=columns, train_samples=samples)
     encoded = model_encoder(found.prompt, model, length).split(found.train)
     if encoded.max_targets > targets:
         raise ConfigError(

@@ -119,7 +119,13 @@ def task_of(task: str | None, data: str | None) -> str:
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
     """Return the method's settings from KEY=VALUE words."""
-    return {key: parsed(value) for key, value in (key_and_value(word, "reduction=8") for word in given or ())}
+    found: dict[str, Any] = {}
+    for word in given or ():
+        key, value = key_and_value(word, "reduction=8")
+        if key in found:
+            raise ConfigError(f"The option '{word}' was given.", f"{key}={found[key]} was given, too.", "Name it once.")
+        found[key] = parsed(value)
+    return found
 
 
 def key_and_value(word: str, example: str) -> tuple[str, str]:

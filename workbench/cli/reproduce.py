@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from workbench.cli.output import Json, Png, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError, WorkbenchError
-from workbench.core.files import make_folder
+from workbench.core.files import make_folder, require_writable
 from workbench.core.serial import to_builtins, to_json, write_text
 from workbench.fetch import cache_folder
 from workbench.reproduce import PAPERS, Item, Result, Settings, Table, find_item, items_of
@@ -152,6 +152,7 @@ def reproduce(
         raise ConfigError(f"The data in '{data}' was asked for.", "There is no such folder.", "Check the path.")
     if kept is not None and kept.exists() and not kept.is_dir():
         raise ConfigError(f"Trainings kept in '{kept}' were asked for.", "It is a file.", "Name a folder.")
+    require_writable(None if kept is None else kept / "kept", folder / "index.html")
     # What is trained stays: an interrupted table goes on where it was.
     workdir = cache_folder() / "reproduce" / paper if kept is None else kept
     chosen_seeds, trains = tuple(range(QUICK_SEEDS if quick else seeds)), everything or bool(items)

@@ -11,8 +11,10 @@ import typer
 
 from workbench.cli.job import parse_options
 from workbench.cli.output import Json, print_json, print_table, print_text
+from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
+from workbench.core.ranges import range_of, require_range
 from workbench.core.schedule import COLLECTIVES, COMMUNICATION, Op, Schedule
 from workbench.core.timeline import Timeline
 
@@ -118,8 +120,8 @@ def _priced(schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str,
     from workbench.core.costs import TableCosts
     from workbench.schedules.published import SECONDS
 
-    if mbits is not None and not 0 < mbits < float("inf"):
-        raise ConfigError(f"Links of {mbits} Mbit/s were asked for.", "Nothing would arrive.", "Give --mbits above 0, or leave it out.")
+    if mbits is not None:
+        require_range(mbits, range_of(Link, "bytes_per_s"), "The schedule", "mbits", unit=125_000)
     sizes = {name: round(size) for name, size in nbytes.items()}
     written = {value.name for ops in schedule.ops for op in ops for value in (*op.reads, *op.writes)}
     kinds = {op.kind for ops in schedule.ops for op in ops}

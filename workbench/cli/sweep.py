@@ -68,14 +68,14 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of several values of any option, each as a job; the same command goes on after an interruption."""
-    from workbench.sweeps import make_notebook_points, make_points, read_grid, run_points, write_table
+    from workbench.sweeps import SweepSettings, make_notebook_points, make_points, read_grid, run_points, write_table
 
-    values, by_method, settings = read_grid(grid) if grid is not None else ({}, {}, {})
+    values, by_method, settings = read_grid(grid) if grid is not None else ({}, {}, SweepSettings())
     values = values | given
     if "data" in values and "task" not in values:
         values["task"] = [task_of(None, values["data"][0])]
-    simulate = simulate or settings.get("simulate") is True
-    times = repeats or settings.get("repeats", 1)
+    simulate = simulate or settings.simulate
+    times = repeats or settings.repeats
     if notebook is None:
         points = make_points(values, by_method, mode="simulate" if simulate else "execute", fidelity=fidelity, repeats=times)
     elif simulate or by_method or cluster_profile is not None:

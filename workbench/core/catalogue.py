@@ -76,6 +76,9 @@ def load_device(model: str, *, name: str | None = None) -> Device:
 
 def cluster_file(name_or_path: str | Path) -> Path:
     """Return the file of a cluster that is named, or whose file is.  Raises ConfigError for an unknown name."""
+    if not isinstance(name_or_path, str | Path):
+        todo = "Give a name, such as 'laptop', or a .toml file."
+        raise ConfigError(f"The cluster {shown(name_or_path)} was asked for.", "It is neither text nor a path.", todo)
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.name != str(name_or_path):
         return path
@@ -210,9 +213,11 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
             raise source.error(f"{owner} is a '{shown(model)}'.", f"Known models: {', '.join(catalogue)}.", did_you_mean(model, catalogue))
         entry = {key: value for key, value in catalogue[model].items() if key != "title"}
     whole = {**entry, **table}
+    described = source.tables(whole.get("processor", []), "[[device.processor]]")
+    for one in described:
+        source.require_known(one, ("name", "gflops"), f"[[device.processor]] of {owner[:1].lower()}{owner[1:]}")
     processors = tuple(
-        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None))
-        for one in source.tables(whole.get("processor", []), "[[device.processor]]")
+        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None)) for one in described
     )
     required = ("gflops", "memory_mb")
     fields: dict[str, Any] = {

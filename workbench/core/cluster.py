@@ -116,6 +116,10 @@ class Device:
 
     def __post_init__(self) -> None:
         require_ranges(self, f"Device '{shown(self.name)}'")
+        names = [processor.name for processor in self.processors]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            asked = f"Device '{shown(self.name)}' names a processor '{shown(twice[0])}'."
+            raise ConfigError(asked, f"There are {names.count(twice[0])} of that name.", "Name each once.")
         if self.address is None:
             return
         address, port = split_address(self.address)

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Count, Name, Seed, Text, require_ranges
+from workbench.core.serial import shown
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
@@ -71,6 +72,8 @@ class Job:
 
     def __post_init__(self) -> None:
         require_ranges(self, "A job")
+        if not isinstance(self.options, dict):
+            raise ConfigError(f"A job with options = {shown(self.options)} was asked for.", "They are no dict.", "Give {'name': value}.")
         if self.batch_size % self.micro_batches:
             raise ConfigError(
                 f"A batch_size of {self.batch_size} in {self.micro_batches} micro_batches was asked for.",

@@ -14,7 +14,7 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.serial import shown
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Tokens = Annotated[int, Meta(ge=0, le=10**6)]
 NumBytes = Annotated[int, Meta(ge=1, le=10**18)]
 Rate = Annotated[float, Meta(ge=1e-3, le=1e18)]

@@ -234,8 +234,8 @@ class Schedule:
         return "\n".join(f"{name:<9}" + " ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)).rstrip() for name, cells in rows)
 
 
-_LABEL = re.compile(r"^(\d{1,9})?([A-Z_]+)(\d{1,9})?(?:\.(\d{1,9}))?$")
-_LINE = re.compile(r"^(\S+)(?: (\d{1,9}(?:[>+]\d{1,9})*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$")
+_LABEL = re.compile(r"^(\d{1,9})?([A-Z_]+)(\d{1,9})?(?:\.(\d{1,9}))?$", re.ASCII)
+_LINE = re.compile(r"^(\S+)(?: (\d{1,9}(?:[>+]\d{1,9})*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$", re.ASCII)
 
 
 def _unreadable(number: int, line: str, why: str) -> ScheduleError:

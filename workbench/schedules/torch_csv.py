@@ -18,8 +18,8 @@ from workbench.core.errors import ScheduleError
 from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
 from workbench.schedules.lowering import insert_transfers
 
-_COMPUTE = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
-_LOWERED = re.compile(r"\d+(?:(?:SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)")
+_COMPUTE = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
+_LOWERED = re.compile(r"\d+(?:(?:SEND|RECV)_[FB]\d+|UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
 _OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
