@@ -44,7 +44,14 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     mode: the mode that the plan is for.  It decides how the cost of devices unlike this host is found (see profile).
     """
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
-    return method.plan(prepared, costs, cluster)
+    return _planned(method, prepared, costs, cluster)
+
+
+def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
+    """Return the method's plan, with a note on the devices that it leaves out."""
+    made = method.plan(prepared, costs, cluster)
+    note = made.idle_note([device.name for device in cluster.devices])
+    return replace(made, notes=(*made.notes, note)) if note else made
 
 
 def profile(
@@ -130,7 +137,7 @@ def run(
         prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines)
         costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
-        decided = chosen_plan or method.plan(prepared, costs, cluster)
+        decided = chosen_plan or _planned(method, prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
         planned = Planned(prepared, costs, cluster, decided)
         prediction = method.predict(planned)

@@ -141,6 +141,17 @@ class Plan:
         """Return the ranks that belong to a stage."""
         return frozenset(rank for stage in self.stages for rank in stage.ranks)
 
+    def idle_note(self, names: Sequence[str]) -> str:
+        """Return a sentence that names the devices without a part in any step, '' if all have one.  names: of the devices by rank."""
+        stages = [stage for _, assigned in self.assignments for stage in assigned] + ([self.cached] if self.cached else [])
+        busy = {rank for stage in stages for rank in stage.ranks}
+        used, idle = ([name for rank, name in enumerate(names) if (rank in busy) is used] for used in (True, False))
+        if not idle:
+            return ""
+        if len(idle) <= len(used):
+            return f"Not used by this plan: {', '.join(idle)}."
+        return f"{len(idle)} of {len(names)} devices are not used by this plan: all but {', '.join(used)}."
+
     def stage_of(self, rank: int) -> int | None:
         """Return the index of the rank's stage, None if the plan does not use the device."""
         for index, stage in enumerate(self.stages):

@@ -4,14 +4,16 @@ Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pace 
 link, over which an activation goes one way and a gradient the other.  T_e is infinite if memory does not suffice.  We build the table
 from the last device on, because the stash of a stage depends on how many devices follow: N - i - 1 versions on device i of N.
 Memory is the workbench's measured model; `printed_need` is Eq. 1 and 2 as printed.
-The order of the devices is given, as in the paper, or the same recursion finds the best of all orders of all sets of devices.
+The order of the devices is given, as in the paper.  The same recursion also finds the best choice of devices in a given order, and the
+best of all orders of all sets of devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check,
 from workbench.planners.orders import sorted_orders
 
 MOST_IN_EVERY_ORDER = 8
-"""With more devices, only the orders by speed and by memory are tried, with all devices in each."""
+"""With more devices, only the cluster's order and those by speed and by memory are tried, each with every choice of devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,39 +56,36 @@ class StageCosts:
     ) -> None:
         self.versions: VersionRule = versions
         self.profile, self.cluster, self.batch_size, self.memory_length = profile, cluster, batch_size, memory_length
-        count, world = profile.num_layers, cluster.world_size
-        starts, stops = np.triu_indices(count + 1, 1)
-        at = np.arange(len(starts))
-        self._seconds, self._fits = [], []  # by rank: (layers + 1, layers + 1); (devices behind, layers + 1, layers + 1)
-        for rank, device in enumerate(cluster.devices):
-            each = [
-                one.forward_s(batch_size, sequence_length) + one.backward_s(batch_size, sequence_length) + one.seconds("STEP", 1, 1)
-                for one in profile.layers[rank]
-            ]
+        count, ranks = profile.num_layers, range(cluster.world_size)
+        starts, stops = self._ranges = np.triu_indices(count + 1, 1)
+        self._seconds, self._footprints = list[np.ndarray](), list[FootprintTable]()
+        for layers in profile.layers:
+            passes = [one.forward_s(batch_size, sequence_length) + one.backward_s(batch_size, sequence_length) for one in layers]
+            each = [seconds + one.seconds("STEP", 1, 1) for seconds, one in zip(passes, layers, strict=True)]
             total = np.concatenate([[0.0], np.cumsum(each)])
             seconds = np.full((count + 1, count + 1), np.inf)
-            seconds[starts, stops] = total[stops] - total[starts]
+            seconds[self._ranges] = total[stops] - total[starts]
             self._seconds.append(seconds)
-            table = FootprintTable(
-                profile, rank, starts, stops, sequence_length=memory_length, copies=[self.copies(behind) for behind in range(world)]
-            )
-            fits = np.zeros((world, count + 1, count + 1), bool)
-            for behind in range(world):
-                held = table.nbytes(np.array(batch_size), np.full(len(starts), behind), at)
-                fits[behind, starts, stops] = held <= device.memory_bytes
-            self._fits.append(fits)
+        for rank in ranks:
+            no_copies = (0,) * cluster.world_size  # their number is the most mini-batches in flight
+            table = FootprintTable(profile, rank, starts, stops, sequence_length=memory_length, copies=no_copies)
+            self._footprints.append(table)
+        self._stages: dict[tuple[int, int, int], np.ndarray] = {}
         sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
-        ranks = range(world)
-        one_way = {
-            (a, b): np.array([0.0, *(cluster.link(a, b).transfer_s(size) for size in sizes)]) for a in ranks for b in ranks if a != b
-        }
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        one_way = {(a, b): np.array([0.0, *map(cluster.link(a, b).transfer_s, sizes)]) for a, b in pairs}
         self._between = {(a, b): seconds + one_way[b, a] for (a, b), seconds in one_way.items()}
 
-    def between_s(self, rank: int, following: int, stop: int) -> float:
-        """Return 2 T_c: seconds of an activation after layer stop - 1 and of its gradient."""
-        return float(self._between[rank, following][stop])
+    @property
+    def most_stages(self) -> int:
+        """Return the most devices that can have a stage, of at least one layer."""
+        return min(self.cluster.world_size, self.profile.num_layers)
 
-    def need(self, rank: int, behind: int, start: int, stop: int) -> Need:
+    def between_s(self, rank: int, following: int) -> np.ndarray:
+        """Return 2 T_c by x: seconds of an activation after layer x - 1 and of its gradient, (layers + 1,)."""
+        return self._between[rank, following]
+
+    def need(self, rank: int, behind: int, start: int, stop: int, *, num_stages: int) -> Need:
         """Return the memory need of layers [start, stop) on a device with `behind` devices after it, by the measured model."""
         return rank_need(
             self.profile,
@@ -96,20 +95,31 @@ class StageCosts:
             samples=self.batch_size,
             sequence_length=self.memory_length,
             in_flight=behind + 1,
-            copies=self.copies(behind),
+            copies=delay_of(self.versions, behind, num_stages),
         )
 
-    def copies(self, behind: int) -> int:
-        """Return the versions that a stage keeps besides the newest, as if all devices had a stage."""
-        return delay_of(self.versions, behind, self.cluster.world_size)
+    def seconds(self, rank: int) -> np.ndarray:
+        """Return T_e of layers [x, y) on a device, whatever its memory, (layers + 1, layers + 1)."""
+        return self._seconds[rank]
 
-    def stage(self, rank: int, behind: int, *, in_memory: bool = True) -> np.ndarray:
-        """Return T_e of layers [x, y) on a device with `behind` devices after it, (layers + 1, layers + 1)."""
-        return np.where(self._fits[rank][behind], self._seconds[rank], np.inf) if in_memory else self._seconds[rank]
+    def stage(self, rank: int, behind: int, num_stages: int) -> np.ndarray:
+        """Return T_e of layers [x, y) on a device with `behind` devices after it; infinite where its memory does not suffice."""
+        copies = delay_of(self.versions, behind, num_stages)
+        if (rank, behind, copies) not in self._stages:
+            held = self._footprints[rank].with_copies(self.batch_size, behind, copies)
+            fits = held <= self.cluster.devices[rank].memory_bytes
+            stage = self._seconds[rank].copy()
+            stage[self._ranges] = np.where(fits, stage[self._ranges], np.inf)
+            self._stages[rank, behind, copies] = stage
+        return self._stages[rank, behind, copies]
 
-    def before(self, rank: int, behind: int, next_rank: int, rest: np.ndarray, *, in_memory: bool = True) -> np.ndarray:
-        """Return the seconds of layers [x, all) by x and the end of the first device's layers; rest: of the others by x, (layers + 1,)."""
-        return np.maximum(self.stage(rank, behind, in_memory=in_memory), np.maximum(self._between[rank, next_rank], rest))
+
+class _State(NamedTuple):
+    """The end of a pipeline.  rank: its first device.  behind: the number of devices after it.  others: these as bits, or 0 if open."""
+
+    rank: int
+    behind: int
+    others: int = 0
 
 
 def partition_in_order(costs: StageCosts, order: Sequence[int], *, in_memory: bool = True) -> Partition:
@@ -117,46 +127,81 @@ def partition_in_order(costs: StageCosts, order: Sequence[int], *, in_memory: bo
 
     in_memory: False considers computing speed alone (FTPipeHD).
     """
-    rest = costs.stage(order[-1], 0, in_memory=in_memory)[:, -1]
-    chosen: list[np.ndarray] = []
-    for behind, (rank, following) in enumerate(reversed(list(pairwise(order))), start=1):
-        table = costs.before(rank, behind, following, rest, in_memory=in_memory)
-        chosen.append(table.argmin(axis=1))
-        rest = table.min(axis=1)
-    cuts = [0]
-    for stops in reversed(chosen):
-        cuts.append(int(stops[cuts[-1]]))
-    return Partition(pace_s=float(rest[0]), order=tuple(order), cuts=(*cuts, costs.profile.num_layers))
+    ends = [_State(rank, behind) for behind, rank in enumerate(reversed(order))]
+    following = dict(zip(ends[1:], ends[:-1], strict=True))
+    return _best(costs, len(order), ends, lambda end: [following[end]], only_whole=True, in_memory=in_memory)
+
+
+def partition_of_some(costs: StageCosts, order: Sequence[int]) -> Partition:
+    """Return the best cuts over all choices of devices that keep this order: Eq. 3 with the number of following devices as an index."""
+    later = {rank: order[place + 1 :] for place, rank in enumerate(order)}
+
+    def following(end: _State) -> list[_State]:
+        return [_State(rank, end.behind - 1) for rank in later[end.rank] if len(later[rank]) >= end.behind - 1]
+
+    ends = [_State(rank, behind) for behind in range(costs.most_stages) for rank in order if len(later[rank]) >= behind]
+    return _best_by_count(costs, ends, following)
 
 
 def partition_in_any_order(costs: StageCosts) -> Partition:
-    """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of following devices as a further index."""
-    world = costs.cluster.world_size
-    found: dict[tuple[int, int], np.ndarray] = {}  # (set, its first device): seconds of layers [x, all), by x
-    choices: dict[tuple[int, int], np.ndarray] = {}  # the first device's stop and the next device, (2, layers + 1)
-    for members in sorted(range(1, 1 << world), key=int.bit_count):
-        ranks = [rank for rank in range(world) if members >> rank & 1]
-        for rank in ranks:
-            others = members & ~(1 << rank)
-            if not others:
-                found[members, rank] = costs.stage(rank, 0)[:, -1]
-                continue
-            best = np.full(costs.profile.num_layers + 1, np.inf)
-            stops, after = np.zeros(len(best), int), np.zeros(len(best), int)
-            for following in ranks:
-                if following != rank:
-                    table = costs.before(rank, len(ranks) - 1, following, found[others, following])
-                    least = table.min(axis=1)
-                    better = least < best
-                    best, after = np.where(better, least, best), np.where(better, following, after)
-                    stops = np.where(better, table.argmin(axis=1), stops)
-            found[members, rank], choices[members, rank] = best, np.stack([stops, after])
-    members, rank = min(found, key=lambda key: (found[key][0], key[0].bit_count()))
-    pace_s, order, cuts = float(found[members, rank][0]), [rank], [0]
-    while (members, rank) in choices:
-        stop, following = map(int, choices[members, rank][:, cuts[-1]])
-        members, rank = members & ~(1 << rank), following
-        order.append(rank)
+    """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of following devices as an index."""
+    ranks = range(costs.cluster.world_size)
+
+    def following(end: _State) -> list[_State]:
+        return [_State(rank, end.behind - 1, end.others & ~(1 << rank)) for rank in ranks if end.others >> rank & 1]
+
+    sets = sorted(range(1 << len(ranks)), key=int.bit_count)
+    members = ((rank, others) for others in sets for rank in ranks if not others >> rank & 1)
+    ends = [_State(rank, others.bit_count(), others) for rank, others in members if others.bit_count() < costs.most_stages]
+    return _best_by_count(costs, ends, following)
+
+
+_Following = Callable[[_State], Sequence[_State]]
+
+
+def _best_by_count(costs: StageCosts, ends: Sequence[_State], following: _Following) -> Partition:
+    """Return the best pipeline of any number of devices.  Vertical sync needs a search for each number, on which its versions depend."""
+    if costs.versions != "vertical_sync":
+        return _best(costs, costs.most_stages, ends, following, only_whole=False)
+    counts = range(1, costs.most_stages + 1)
+    found = [_best(costs, count, [end for end in ends if end.behind < count], following, only_whole=True) for count in counts]
+    return min(found, key=lambda one: one.pace_s)
+
+
+def _best(
+    costs: StageCosts,
+    num_stages: int,
+    ends: Iterable[_State],
+    following: _Following,
+    *,
+    only_whole: bool,
+    in_memory: bool = True,
+) -> Partition:
+    """Return the pipeline with the best pace; of equally good ones one of fewest devices.
+
+    ends: the possible ends of pipelines, shorter ones first.  following: those that may follow a first device.
+    only_whole: whether the pipeline must have num_stages devices.
+    """
+    pace: dict[_State, np.ndarray] = {}  # of layers [x, all), by x
+    choices: dict[_State, tuple[np.ndarray, list[_State]]] = {}  # by x: where the first device stops, and the end that follows
+    for end in ends:
+        stage = costs.stage(end.rank, end.behind, num_stages) if in_memory else costs.seconds(end.rank)
+        if not end.behind:
+            pace[end] = stage[:, -1]
+            continue
+        later = following(end)
+        rest = np.array([np.maximum(costs.between_s(end.rank, one.rank), pace[one]) for one in later])
+        table = np.maximum(stage, rest.min(axis=0))
+        stops = table.argmin(axis=1)
+        pace[end] = table.min(axis=1)
+        choices[end] = stops, [later[place] for place in rest.argmin(axis=0)[stops]]
+    whole = [end for end in pace if end.behind == num_stages - 1 or not only_whole]
+    end = min(whole, key=lambda end: (pace[end][0], end.behind))
+    pace_s, order, cuts = float(pace[end][0]), [end.rank], [0]
+    while end in choices:
+        stops, nexts = choices[end]
+        end, stop = nexts[cuts[-1]], int(stops[cuts[-1]])
+        order.append(end.rank)
         cuts.append(stop)
     return Partition(pace_s=pace_s, order=tuple(order), cuts=(*cuts, costs.profile.num_layers))
 
@@ -170,8 +215,8 @@ def even_partition(costs: StageCosts, order: Sequence[int]) -> Partition:
 
 def pace_of(costs: StageCosts, order: Sequence[int], cuts: Sequence[int]) -> float:
     """Return Eq. 3's value of given cuts: the slowest stage or link, even if it does not fit."""
-    seconds = [float(costs.stage(rank, 0, in_memory=False)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
-    links = [costs.between_s(rank, following, cuts[at + 1]) for at, (rank, following) in enumerate(pairwise(order))]
+    seconds = [float(costs.seconds(rank)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
+    links = [float(costs.between_s(rank, following)[cuts[at + 1]]) for at, (rank, following) in enumerate(pairwise(order))]
     return max(*seconds, *links, 0.0)
 
 
@@ -196,26 +241,29 @@ def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, c
 def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan:
     """Return the best plan: of any order of any set of devices if `searches`, else of the cluster's devices in their order.
 
-    Every device adds a version of the weights to each device before it.  If Eq. 3 finds no partition over all devices that fits, the last
-    devices are left idle, as few as possible; the paper does not treat this case.  With more than MOST_IN_EVERY_ORDER devices a few
-    orders are searched.  Raises PlanError if nothing fits.
+    In their order all devices have a stage, as in the paper, if Eq. 3 finds such a partition that fits.  If not, which the paper does not
+    treat, the plan is the best over all choices of devices in this order.  With more than MOST_IN_EVERY_ORDER devices `searches` tries
+    every choice of devices in a few orders.  Raises PlanError if nothing fits.
     """
     world, layers = costs.cluster.world_size, costs.profile.num_layers
-    whole = tuple(range(min(world, layers)))
+    everyone, notes = tuple(range(world)), tuple[str, ...]()
     if searches and world <= MOST_IN_EVERY_ORDER:
         found = partition_in_any_order(costs)
+    elif searches:
+        orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
+        found = min((partition_of_some(costs, order) for order in orders), key=lambda one: one.pace_s)
     else:
-        orders = [whole, *(sorted_orders(costs.profile, costs.cluster, costs.memory_length) if searches else ())]
-        fewer = ((partition_in_order(costs, order[:count]) for order in orders) for count in range(len(whole), min(1, len(whole) - 1), -1))
-        best = (min(found, key=lambda one: one.pace_s) for found in fewer)
-        found = next((one for one in best if one.pace_s < float("inf")), Partition(pace_s=float("inf"), order=whole, cuts=()))
+        found = Partition(pace_s=float("inf"), order=everyone, cuts=())
+        if world <= layers:
+            found = partition_in_order(costs, everyone)
+        if found.pace_s == float("inf"):
+            found = partition_of_some(costs, everyone)
+            why = "no partition over all devices fits in memory" if world <= layers else f"{world} devices cannot share {layers} layers"
+            notes = (f"In the cluster's order {why}: this is the fastest partition over some of them.",)
     if found.pace_s == float("inf"):
-        raise nothing_fits(costs, whole)
+        raise nothing_fits(costs, everyone[:layers])
     plan = asynchronous_plan(costs, found, method=method)
-    if searches or len(found.order) == len(whole):
-        return plan
-    idle = ", ".join(costs.cluster.devices[rank].name for rank in whole[len(found.order) :])
-    return replace(plan, notes=(*plan.notes, f"Over all devices no partition fits in memory; idle: {idle}."))
+    return replace(plan, notes=(*plan.notes, *notes))
 
 
 def compatibilities(capacities: Sequence[Sequence[float]], batteries: Sequence[float], left: float, eta: float = 1e-3) -> list[float]:
@@ -242,7 +290,7 @@ def nothing_fits(costs: StageCosts, order: Sequence[int]) -> PlanError:
     for place, rank in enumerate(order):
         behind, device = len(order) - place - 1, costs.cluster.devices[rank]
         most = layers - behind  # each following device has at least one
-        blocks = {stop: costs.need(rank, behind, start, stop).total_bytes for stop in range(start + 1, most + 1)}
+        blocks = {stop: costs.need(rank, behind, start, stop, num_stages=len(order)).total_bytes for stop in range(start + 1, most + 1)}
         stop = max((stop for stop, held in blocks.items() if held <= device.memory_bytes), default=0)
         if not stop or (not behind and stop < layers):
             stop = start + 1 if behind else layers

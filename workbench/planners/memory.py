@@ -99,8 +99,9 @@ class FootprintTable:
 
         trainable = summed([layer.trainable_bytes for layer in layers])
         optimizer = np.rint(trainable * profile.optimizer_bytes_per_trainable_byte).astype(int)
-        once = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
-        self._fixed = once + np.array(copies)[:, None] * trainable
+        self._once = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
+        self._trainable = trainable
+        self._fixed = self._once + np.array(copies)[:, None] * trainable
         kept = summed([layer.context_bytes(1, sequence_length) + layer.tap_bytes(1, sequence_length) for layer in layers])
         highest = np.zeros((len(layers), len(layers)), int)
         scratch = np.array([layer.workspace_bytes(1, sequence_length) for layer in layers])
@@ -120,6 +121,10 @@ class FootprintTable:
     def nbytes(self, samples: np.ndarray, live: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in the ranges `at` (both (columns,))."""
         return self._fixed[live, at] + samples * self._each[live, at]
+
+    def with_copies(self, samples: int, live: int, copies: int) -> np.ndarray:
+        """Return the need of all ranges with live + 1 micro-batches in flight and so many copies of the trainable parameters."""
+        return self._once + copies * self._trainable + samples * self._each[live]
 
 
 def plan_needs(

@@ -111,7 +111,7 @@ class PartitionLab(Explorer):
     def _price(self, made: Partition) -> None:
         costs, rows, parts, lacking = self.costs, [], {}, []
         for behind, rank, (start, stop) in zip(reversed(range(len(made.order))), made.order, pairwise(made.cuts), strict=True):
-            device, need = costs.cluster.devices[rank], costs.need(rank, behind, start, stop)
+            device, need = costs.cluster.devices[rank], costs.need(rank, behind, start, stop, num_stages=len(made.order))
             stashed = behind * trainable_bytes(costs.profile.layers[rank][start:stop])
             parts[rank] = {
                 "weights": need.weights_bytes - stashed,
@@ -120,7 +120,7 @@ class PartitionLab(Explorer):
                 "activations and messages": need.context_bytes + need.workspace_bytes + need.boundary_bytes,
             }
             sizes = {"num_layers": stop - start, "behind": behind, "batch": costs.batch_size, "tokens": costs.memory_length}
-            seconds, over = float(costs.stage(rank, 0, in_memory=False)[start, stop]), need.total_bytes - device.memory_bytes
+            seconds, over = float(costs.seconds(rank)[start, stop]), need.total_bytes - device.memory_bytes
             lacking += [f"{device.name} lacks {readable(over)}"] * (over > 0)
             needed = [readable(nbytes) for nbytes in (need.total_bytes, printed_need(need, **sizes, **self._sizes), device.memory_bytes)]
             rows.append((device.name, f"{start}-{stop - 1}", f"{behind}", f"{seconds:.3g} s", *needed, "too little" * (over > 0)))

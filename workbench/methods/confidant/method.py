@@ -16,6 +16,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, ignore
 from workbench.methods.common.scaling import describe_facts, kept_layers
 from workbench.methods.confidant.prepare import ConfidantOptions, prepare, require_known
@@ -115,11 +116,11 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterator[str]:
     """Yield each device's memory by the measured model, and by Eq. 1 and 2 as printed."""
-    facts, last = prepared.facts, len(plan.stages) - 1
+    facts, num_stages = prepared.facts, len(plan.stages)
     for number, stage in enumerate(plan.stages):
         [rank] = stage.ranks
-        behind = last - number
-        need = costs.need(rank, behind, stage.start, stage.stop)
+        behind = num_stages - 1 - number
+        need = costs.need(rank, behind, stage.start, stage.stop, num_stages=num_stages)
         printed = printed_need(
             need,
             num_layers=stage.num_layers,
@@ -132,7 +133,7 @@ def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterat
         )
         device, off = costs.cluster.devices[rank], printed / need.total_bytes - 1
         yield (
-            f"Memory of {device.name} (stashed versions of its weights: {costs.copies(behind)}):"
+            f"Memory of {device.name} (stashed versions of its weights: {delay_of(costs.versions, behind, num_stages)}):"
             f" {readable(need.total_bytes)} by the measured model,"
             f" {readable(printed)} by Eq. 1 and 2 as printed ({off:+.0%})."
         )
@@ -144,9 +145,10 @@ def stand_in(
     """Return the idle device that is most compatible by Eq. 4, of those with memory for the stage of `rank`; None if no device has."""
     index = plan.stage_of(rank)
     assert index is not None
-    costs, stage, behind = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages) - 1 - index
-    fitting = [one for one in idle if costs.stage(one, behind)[stage.start, stage.stop] < math.inf]
-    capacities = [costs.stage(one, 0, in_memory=False)[0, 1:] for one in fitting]
+    costs, stage, num_stages = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages)
+    behind = num_stages - 1 - index
+    fitting = [one for one in idle if costs.stage(one, behind, num_stages)[stage.start, stage.stop] < math.inf]
+    capacities = [costs.seconds(one)[0, 1:] for one in fitting]
     scores = compatibilities(capacities, [cluster.devices[one].battery for one in fitting], left)
     return max(zip(scores, fitting, strict=True), key=lambda pair: pair[0])[1] if fitting else None
 

@@ -44,7 +44,9 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
     costs = StageCosts(profile, cluster, batch_size=batch, sequence_length=tokens, memory_length=tokens)
     plan = plan_asynchronous(costs, searches=False, method="confidant")
     last = len(plan.stages) - 1
-    used = tuple(costs.need(one.ranks[0], last - at, one.start, one.stop).total_bytes / GB for at, one in enumerate(plan.stages))
+    used = tuple(
+        costs.need(one.ranks[0], last - at, one.start, one.stop, num_stages=last + 1).total_bytes / GB for at, one in enumerate(plan.stages)
+    )
     begun, done = (mini_batches_s(profile, cluster, plan, tokens=tokens, count=count) for count in (WARM_UP, WARM_UP + TIMED))
     return Found((done - begun) / TIMED, fmean(used), tuple(one.num_layers for one in plan.stages), used)
 

@@ -124,12 +124,17 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
             stages = plan_asynchronous(costs, searches=False, method=PAPER).stages
         except PlanError:
             return OOM, 0
-        used = [costs.need(one.ranks[0], len(stages) - 1 - at, one.start, one.stop).total_bytes for at, one in enumerate(stages)]
+        used = [
+            costs.need(one.ranks[0], len(stages) - 1 - at, one.start, one.stop, num_stages=len(stages)).total_bytes
+            for at, one in enumerate(stages)
+        ]
         return fmean(used) / GB, costs.profile.num_layers
     phone = load_device(model_of(device))
     costs = frozen_embedding(model, Cluster(name=device, devices=(phone,)), tokens, batch)
     fitting = [
-        nbytes for stop in range(1, costs.profile.num_layers + 1) if (nbytes := costs.need(0, 0, 0, stop).total_bytes) <= phone.memory_bytes
+        nbytes
+        for stop in range(1, costs.profile.num_layers + 1)
+        if (nbytes := costs.need(0, 0, 0, stop, num_stages=1).total_bytes) <= phone.memory_bytes
     ]
     return max(fitting, default=0) / GB, len(fitting)
 

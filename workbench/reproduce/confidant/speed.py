@@ -43,7 +43,7 @@ def trained(model: str, devices: int) -> Trained:
     cluster, tokens, batch = load_cluster(f"confidant-{devices}"), load_constants().tokens, BATCH_SIZES[model]
     profile = analytic_profile(description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
     costs = StageCosts(profile, cluster, batch_size=batch, sequence_length=tokens, memory_length=tokens)
-    alone_s = [MINI_BATCHES * float(costs.stage(rank, 0, in_memory=False)[0, -1]) for rank in range(devices)]
+    alone_s = [MINI_BATCHES * float(costs.seconds(rank)[0, -1]) for rank in range(devices)]
     by_speed = partition_in_order(costs, range(devices), in_memory=False)
     plans: dict[str, Plan] = {"FTPipeHD": asynchronous_plan(costs, by_speed, method=PAPER, check_memory=False)}
     plans["Confidant"] = plan_asynchronous(costs, searches=False, method=PAPER)

@@ -65,7 +65,7 @@ def check_own_partition(answer: Partition, costs: StageCosts, *, order: Sequence
         return False, f"A Partition is asked for, this is {answer!r}."
     last, devices = len(answer.order) - 1, costs.cluster.devices
     for at, (rank, (start, stop)) in enumerate(zip(answer.order, pairwise(answer.cuts), strict=True)):
-        if costs.need(rank, last - at, start, stop).total_bytes > devices[rank].memory_bytes:
+        if costs.need(rank, last - at, start, stop, num_stages=last + 1).total_bytes > devices[rank].memory_bytes:
             return False, f"It does not fit on '{devices[rank].name}'."
     theirs = partition_in_order(costs, order).pace_s
     said = f"A mini-batch takes {answer.pace_s:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
