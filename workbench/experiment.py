@@ -25,7 +25,7 @@ from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
 from workbench.methods import INFERRING, NO_EPOCHS, WITH_JAX, load_method
-from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, ignore
+from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
 from workbench.profiler.descriptions import FP32_BYTES
@@ -43,8 +43,16 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
 
     mode: the mode that the plan is for.  It decides how the cost of devices unlike this host is found (see profile).
     """
+    job = _settled(job)
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
-    return _planned(method, prepared, costs, cluster)
+    made = _planned(method, prepared, costs, cluster)
+    note = differences_note(job, method.settings)
+    return replace(made, notes=(*made.notes, note)) if note else made
+
+
+def _settled(job: Job) -> Job:
+    """Return the job with the paper's settings, if it asks for them."""
+    return as_published(job, load_method(job.method).settings) if job.as_published else job
 
 
 def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
@@ -63,7 +71,7 @@ def profile(
     simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.  refresh: repeat
     measurements that are cached.
     """
-    return _profiled(job, cluster, mode, progress or ignore, refresh=refresh)[2]
+    return _profiled(_settled(job), cluster, mode, progress or ignore, refresh=refresh)[2]
 
 
 def _profiled(
@@ -102,6 +110,7 @@ def run(
         raise ConfigError("A run of a job on a cluster was asked for.", found, "Give Job(...) and load_cluster('laptop').")
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
+    job = _settled(job)
     if mode == "execute" and engines is None and cluster.is_real:
         own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
         with connected(job, cluster, own, progress or ignore) as real:
@@ -187,7 +196,7 @@ def sweep(
 
     workdir: is made and removed.  engines: of real devices; by default those of the cluster are connected.
     """
-    notify = progress or ignore
+    notify, job = progress or ignore, _settled(job)
     method = load_method(job.method)
     folder = workdir or cache_folder() / "runs" / f"sweep-{os.getpid()}"
     if mode == "execute" and engines is None and cluster.is_real:
@@ -378,11 +387,13 @@ def _report(
         spent_s=spent_s,
         environment=environment(),
     )
+    note = differences_note(job, load_method(job.method).settings)
+    differences = (note,) if note else ()
     if outcome is None:
         told = prediction.notes + tuple(recovery.told for recovery in prediction.recoveries)
         if job.faults and not told:
             told = ("The job's faults are injected into devices when it is executed; this is a simulation without them.",)
-        return replace(report, recoveries=prediction.recoveries, notes=told)
+        return replace(report, recoveries=prediction.recoveries, notes=told + differences)
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
     waiting = {recovery.what: recovery for recovery in reversed(prediction.recoveries)}
@@ -409,6 +420,6 @@ def _report(
         overrun_share=outcome.overrun_share,
         dilation=dilation,
         valid=not busy,
-        notes=notes,
+        notes=notes + differences,
         artifacts=outcome.artifacts,
     )

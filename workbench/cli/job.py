@@ -49,6 +49,7 @@ _TASK = typer.Option("--task", help="As sentiment, mrpc; of own --data classific
 _OPTION = typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method (below); may be repeated.")
 _FAULTS = "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated."
 _CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs."
+_PUBLISHED = "The paper's settings where you give none, instead of ours; reports name the differences."
 _BACKUP = "Steps between two backups that devices keep for each other; 0 keeps steps in the folder."
 OPTIONS: dict[str, Any] = {
     "method": Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")],
@@ -69,8 +70,9 @@ OPTIONS: dict[str, Any] = {
     "faults": Annotated[list[str] | None, typer.Option("--fault", metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help=_FAULTS)],
     "converged_after": Annotated[int, typer.Option(help=_CONVERGED)],
     "backup_every": Annotated[int, typer.Option(help=_BACKUP)],
+    "as_published": Annotated[bool, typer.Option("--as-published", help=_PUBLISHED)],
 }
-PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options")
+PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options", "as_published")
 SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "converged_after", "backup_every")
 ALL_FIELDS = tuple(OPTIONS)
 
@@ -166,4 +168,10 @@ def method_options(method: str) -> dict[str, str]:
     for base in settings.bases:  # a class of another workbench.methods.NAME.prepare
         shared |= method_options(origins[ast.unparse(base)].split(".")[2])
     fields = [node for node in settings.body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    return shared | {ast.unparse(node.target): ast.unparse(node.value).strip("'") for node in fields if node.value is not None}
+    return shared | {ast.unparse(node.target): ast.unparse(node.value).strip("'") + _published(node) for node in fields if node.value}
+
+
+def _published(field: ast.AnnAssign) -> str:
+    """Return the paper's value as the field's annotation declares it (see methods.base.Published), '' without one."""
+    calls = (node for node in ast.walk(field.annotation) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Published")
+    return "".join(f" (paper: {ast.unparse(call.args[0]).strip(chr(39))})" for call in calls)

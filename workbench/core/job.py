@@ -33,6 +33,7 @@ class Job:
     faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
     converged_after: a run ends before its last epoch if the mean training loss has not fallen for so many epochs; 0: never (see
     methods.training.policy.plateaus).
+    as_published: take the paper's settings (see methods.base.Published) instead of our defaults; settings given otherwise stay.
     backup_every: steps between the backups that devices keep for each other; 0 saves every step in the run's folder instead.
     """
 
@@ -56,6 +57,7 @@ class Job:
     faults: Text = ""
     converged_after: Annotated[int, Meta(ge=0, le=1000)] = 0
     backup_every: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    as_published: bool = False
 
     @property
     def identity(self) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
@@ -137,7 +137,12 @@ class Planned(NamedTuple, Generic[T]):
 
 
 class Method(Protocol):
-    """A published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS."""
+    """A published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS.
+
+    settings: the dataclass of its options.
+    """
+
+    settings: type[Any]
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Raise ConfigError for an unknown option, task, model or device, before anything is loaded."""
@@ -208,6 +213,67 @@ def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, o
     ):
         if is_wrong:
             raise ConfigError(f"The plan {plan.partition()} on {plan.grouping()} was asked for.", found, todo)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The paper's value of a setting whose default is ours; it stands in the annotation of the option, next to the default.
+
+    where: the place in the paper.  given: another option and the value with which alone this setting has a meaning.
+    Settings of the Job stand in `published_job` of the method's options, by name; it is empty if the defaults are the paper's.
+    """
+
+    value: Any
+    where: str
+    given: tuple[str, Any] | None = None
+
+
+def published_settings(settings: type) -> tuple[dict[str, Published], dict[str, Published]]:
+    """Return the settings that the paper has otherwise, by name: the method's options, and the Job's.  settings: the options' class."""
+    hints = get_type_hints(settings, include_extras=True)
+    found = {name: [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Published)] for name, hint in hints.items()}
+    return {name: declared[0] for name, declared in found.items() if declared}, dict(getattr(settings, "published_job", {}))
+
+
+def as_published(job: Job, settings: type) -> Job:
+    """Return a job that asks for the paper's settings with them: those not given in options, and those with the Job's own default.
+
+    Raises ConfigError for a method that declares none, because no paper is about it.
+    """
+    if not job.as_published:
+        return job
+    options, of_job = published_settings(settings)
+    if not options and getattr(settings, "published_job", None) is None:
+        asked, found = f"The published settings of {job.method} were asked for.", "It is no paper's own method."
+        raise ConfigError(asked, found, "Leave --as-published out.")
+    own = {one.name: one.default for one in fields(Job)}
+    changed = {name: one.value for name, one in of_job.items() if getattr(job, name) == own[name]}
+    more = {name: one.value for name, one in options.items() if name not in job.options and _applies(one, job, settings)}
+    return replace(job, **changed, options=job.options | more)
+
+
+def differences_note(job: Job, settings: type) -> str:
+    """Return a sentence that names each setting in which a job differs from the paper, with the paper's value; '' without one."""
+    options, of_job = published_settings(settings)
+    own = {one.name: one.default for one in fields(settings)}
+    found = {name: (job.options.get(name, own[name]), one) for name, one in options.items() if _applies(one, job, settings)}
+    found |= {name: (job.peak_learning_rate if name == "learning_rate" else getattr(job, name), one) for name, one in of_job.items()}
+    words = [f"{name}={_shown(value)} ({_shown(one.value)})" for name, (value, one) in found.items() if value != one.value]
+    if not words:
+        return "All settings that the paper states are the paper's." if job.as_published else ""
+    advice = "" if job.as_published else "; --as-published takes them"
+    return f"Settings that differ from the paper, whose values are in brackets{advice}: {', '.join(words)}."
+
+
+def _applies(one: Published, job: Job, settings: type) -> bool:
+    if one.given is None:
+        return True
+    name, value = one.given
+    return bool(job.options.get(name, {own.name: own.default for own in fields(settings)}[name]) == value)
+
+
+def _shown(value: Any) -> str:
+    return "the planner's choice" if value is None else shown(value)
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

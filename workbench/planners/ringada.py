@@ -6,13 +6,14 @@ Without stale weights its first forward pass waits for the last update.  In that
 A stage waits for the first micro-batch from below and passes all of them there and back.  It is idle while the first is above it, unless
 forward passes of the others fill that time.  Then the last micro-batch goes down.
 The search moves layers between the ring's devices and swaps devices as long as that helps, from several starts.
+Each device brings its own samples.  So as many devices as possible are on the ring, and of so many the fastest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, combinations, pairwise, permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +23,14 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners.memory import readable
-from workbench.planners.orders import device_types, distinct_orders
+from workbench.planners.orders import device_types
 
 _FEW = 4
 """With at most this many devices, every ring order is a start."""
 _SOME = 6
 """With at most this many devices, a swap and a move are also tried together."""
+_EXACT = 10
+"""With at most this many devices, the search for a ring that fits tries every order; with more, those with most memory come first."""
 _TURN_S = 0.6
 """Seconds between two plans besides reading and sending: measured once on four emulated devices (.9 s in all, .3 s of them predicted)."""
 
@@ -93,6 +96,11 @@ class RingPricer:
         """Return the bytes of layers [start, stop) on a device, all of them unfrozen, and of its other memory."""
         return int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes
 
+    def fits(self, rank: int) -> np.ndarray:
+        """Return whether layers [x, y) fit on a device, (layers + 1, layers + 1); none if x >= y."""
+        held = self._bytes[rank] - self._bytes[rank][:, None]
+        return np.triu(held <= self._budgets[rank], 1)
+
     def __call__(self, orders: np.ndarray, cuts: np.ndarray) -> np.ndarray:
         """Return the seconds of rings, (rings,); infinite if a device's memory is too small.
 
@@ -129,33 +137,32 @@ class RingPricer:
 
 
 def plan_ring(pricer: RingPricer) -> Plan:
-    """Return the blocks and the ring order of all devices.
+    """Return the blocks and the ring order of as many devices as have room for a block.
 
-    Raises PlanError for more devices than layers, or if the devices' memory is too small.
+    A note says why devices are left out.  Raises PlanError if the devices' memory is too small.
     """
     cluster, num_layers = pricer.cluster, pricer.profile.num_layers
-    if cluster.world_size > num_layers:
-        raise PlanError(
-            f"A ring of {cluster.world_size} devices was asked for.",
-            f"'{pricer.profile.model}' has {num_layers} blocks, and each device takes one or more.",
-            "Take fewer devices, or a model of more layers.",
-        )
-    order, cuts, price_s = _search(pricer)
+    most = min(cluster.world_size, num_layers)
+    found = (_search(pricer, count) for count in range(most, 0, -1))
+    order, cuts, price_s = next((one for one in found if one[2] < float("inf")), ((), (), float("inf")))
     if price_s == float("inf"):
         rank = min(range(cluster.world_size), key=lambda rank: cluster.devices[rank].memory_bytes)
         device, needed = cluster.devices[rank], pricer.needs(rank, 0, 1)
         raise PlanError(
             f"A ring of {', '.join(device.name for device in cluster.devices)} was asked for.",
-            f"No assignment of {num_layers} blocks fits their memory; '{device.name}' has {readable(device.memory_bytes)},"
-            f" and one block with embedding and head needs {readable(needed)}.",
+            f"No assignment of {num_layers} blocks to any of them fits their memory; '{device.name}' has"
+            f" {readable(device.memory_bytes)}, and one block with embedding and head needs {readable(needed)}.",
             "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
         )
+    why = f"it has {num_layers} blocks, one or more for each device" if len(order) == num_layers else "more do not fit in memory"
+    left_out = f"The ring has {len(order)} of {cluster.world_size} devices ({why}); the samples of the others are not trained on."
     return Plan(
         method="ringada",
         stages=ring_stages(order, cuts, pricer.micro_batch_size),
         micro_batch_size=pricer.micro_batch_size,
         num_micro_batches=pricer.micro_batches,
         predicted_s={"average mini-batch": price_s},
+        notes=(left_out,) if len(order) < cluster.world_size else (),
     )
 
 
@@ -184,7 +191,7 @@ def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[S
         def seconds(orders: np.ndarray, cuts: np.ndarray, some: Sequence[Segment] = some) -> np.ndarray:
             return sum((one.num_steps * one.pricer(orders, cuts) for one in some), np.zeros(len(orders)))
 
-        order, cuts, _ = _search(segments[0].pricer, seconds)
+        order, cuts, _ = _search(segments[0].pricer, len(once.stages), seconds, members=once.busy_ranks)
         rings.setdefault((order, cuts), ring_stages(order, cuts, once.micro_batch_size))
     total_s, moves_s, chosen = _cheapest(list(rings.items()), segments, change_s)
     stages, steps = list(rings.values()), sum(segment.num_steps for segment in segments)
@@ -254,23 +261,39 @@ Seconds = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (orders, cuts) -> se
 Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in order, and the cuts
 
 
-def _search(pricer: RingPricer, seconds: Seconds | None = None) -> tuple[tuple[int, ...], tuple[int, ...], float]:
-    """Return the best ring found, and its seconds.  seconds: a cost function to use instead of the pricer."""
-    world, layers = pricer.cluster.world_size, pricer.profile.num_layers
+def _search(
+    pricer: RingPricer, count: int, seconds: Seconds | None = None, *, members: Collection[int] | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    """Return the best ring of so many devices that was found, and its seconds, which are infinite if none fits.
+
+    seconds: a cost function to use instead of the pricer.  members: the devices that may be used (default: all).
+    """
+    layers, allowed = pricer.profile.num_layers, sorted(range(pricer.cluster.world_size) if members is None else members)
+    price, types = seconds or pricer, device_types(pricer.profile, pricer.cluster)
+    fits = {rank: pricer.fits(rank) for rank in allowed}
+    usable = [rank for rank in allowed if fits[rank].any()]
+    if len(usable) < count:
+        return (), (), float("inf")
     speed = [1 / max(sum(layer.forward_s(1, 1) for layer in row), 1e-12) for row in pricer.profile.layers]
-    types = device_types(pricer.profile, pricer.cluster)
-    by_speed = tuple(sorted(range(world), key=lambda rank: speed[rank]))
-    orders = list(distinct_orders(types)) if world <= _FEW else [tuple(range(world)), by_speed, by_speed[::-1]]
-    best: tuple[float, Ring] = (float("inf"), (orders[0], _proportional(layers, [1.0] * world)))
-    for order in orders:
+    if len(usable) <= _FEW:
+        alike = {tuple(types[rank] for rank in order): order for order in permutations(reversed(usable), count)}
+        orders = list(alike.values())
+    else:
+        fastest = sorted(usable, key=lambda rank: -speed[rank])[:count]
+        largest = sorted(usable, key=lambda rank: (-int(fits[rank].sum()), -speed[rank]))[:count]
+        orders = [tuple(order) for some in (fastest, largest) for order in (sorted(some), some, some[::-1])]
+    best: tuple[float, Ring] = (float("inf"), ((), ()))
+    for order in dict.fromkeys(orders):
         weights = [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]
-        for one in weights:
-            best = min(best, _improved(seconds or pricer, types, (order, _proportional(layers, one))))
+        starts = [_fitting_cuts(layers, one, [fits[rank] for rank in order]) for one in weights]
+        best = min([best, *(_improved(price, types, (order, cuts), usable) for cuts in starts if cuts)])
+    if best[0] == float("inf") and (ring := _fitting_ring(layers, fits, usable, count)):
+        best = _improved(price, types, ring, usable)
     return (*best[1], best[0])
 
 
-def _improved(pricer: Seconds, types: Sequence[int], ring: Ring) -> tuple[float, Ring]:
-    """Return the seconds and the ring that no move of a layer, no swap of two devices, and no combination of both improves."""
+def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequence[int]) -> tuple[float, Ring]:
+    """Return the seconds and the ring that no move of a layer, no other device, no swap of two devices, and no combination improves."""
 
     def best_of(rings: list[Ring]) -> tuple[float, Ring]:
         seconds = pricer(np.array([order for order, _ in rings]), np.array([cuts for _, cuts in rings]))
@@ -280,22 +303,55 @@ def _improved(pricer: Seconds, types: Sequence[int], ring: Ring) -> tuple[float,
     while True:
         better_s, better = best_of([ring, *_moved(ring)])
         if better_s >= now_s * (1 - 1e-9):
-            better_s, better = best_of([ring, *_swapped(ring, types)])
-        if better_s >= now_s * (1 - 1e-9) and len(types) <= _SOME:
-            better_s, better = best_of([ring, *(one for swapped in _swapped(ring, types) for one in _moved(swapped))])
+            changed = [*_swapped(ring, types), *_exchanged(ring, types, usable)]
+            better_s, better = best_of([ring, *changed])
+            if better_s >= now_s * (1 - 1e-9) and len(usable) <= _SOME:
+                better_s, better = best_of([ring, *(moved for one in changed for moved in _moved(one))])
         if better_s >= now_s * (1 - 1e-9):
             return now_s, ring
         now_s, ring = better_s, better
 
 
-def _proportional(num_layers: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Return cuts in proportion to weights, at least one layer each."""
-    whole, cuts, total = sum(weights), [0], 0.0
-    for place, weight in enumerate(weights):
-        total += weight
-        least, most = cuts[-1] + 1, num_layers - (len(weights) - 1 - place)
-        cuts.append(min(max(round(num_layers * total / whole), least), most))
+def _fitting_cuts(num_layers: int, weights: Sequence[float], fits: Sequence[np.ndarray]) -> tuple[int, ...]:
+    """Return the cuts closest to proportional ones that fit: the least maximum of layers divided by weight; () if none fit.
+
+    weights, fits: of the devices in order.  Each device has at least one layer.
+    """
+    counts = np.arange(num_layers + 1)[None] - np.arange(num_layers + 1)[:, None]
+    least = np.where(np.arange(num_layers + 1) == num_layers, 0.0, np.inf)  # of layers [x, all) on the devices behind, by x
+    stops = list[np.ndarray]()
+    for weight, fitting in zip(reversed(weights), reversed(fits), strict=True):
+        table = np.where(fitting, np.maximum(counts / weight, least), np.inf)
+        stops.append(table.argmin(axis=1))
+        least = table.min(axis=1)
+    if least[0] == np.inf:
+        return ()
+    cuts = [0]
+    for own in reversed(stops):
+        cuts.append(int(own[cuts[-1]]))
     return tuple(cuts)
+
+
+def _fitting_ring(num_layers: int, fits: Mapping[int, np.ndarray], usable: Sequence[int], count: int) -> Ring | None:
+    """Return a ring of so many devices that fits, of those that any order can give; None if there is none (see _EXACT)."""
+    if len(usable) > _EXACT:
+        return None  # those with most memory have been tried
+    ends: dict[int, dict[int, tuple[int, int]]] = {0: {0: (0, 0)}}  # set of devices: {layers on them: (last device, layers before it)}
+    for members in sorted(range(1, 1 << len(usable)), key=int.bit_count):
+        reached = ends[members] = {}
+        for place, rank in enumerate(usable):
+            before = ends[members & ~(1 << place)] if members >> place & 1 else {}
+            for start in before:
+                reached |= dict.fromkeys(np.flatnonzero(fits[rank][start]).tolist(), (place, start))
+        if members.bit_count() == count and num_layers in reached:
+            order, cuts = list[int](), [num_layers]
+            while members:
+                place, start = ends[members][cuts[-1]]
+                order.append(usable[place])
+                cuts.append(start)
+                members &= ~(1 << place)
+            return tuple(reversed(order)), tuple(reversed(cuts))
+    return None
 
 
 def _moved(ring: Ring) -> list[Ring]:
@@ -317,3 +373,15 @@ def _swapped(ring: Ring, types: Sequence[int]) -> list[Ring]:
             sizes[a], sizes[b] = sizes[b], sizes[a]
             found += [(tuple(other), cuts), (tuple(other), tuple(accumulate(sizes, initial=0)))]
     return found
+
+
+def _exchanged(ring: Ring, types: Sequence[int], usable: Sequence[int]) -> list[Ring]:
+    """Return the rings with one device replaced by one outside, one of each type."""
+    order, cuts = ring
+    outside = {types[rank]: rank for rank in usable if rank not in order}
+    return [
+        ((*order[:place], rank, *order[place + 1 :]), cuts)
+        for place in range(len(order))
+        for kind, rank in outside.items()
+        if kind != types[order[place]]
+    ]

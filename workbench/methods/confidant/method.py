@@ -157,6 +157,7 @@ class Confidant(FineTuning):
     """Fine-tuning in an asynchronous pipeline over heterogeneous devices."""
 
     name = "confidant"
+    settings = ConfidantOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)

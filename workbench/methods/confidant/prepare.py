@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.methods.base import read_options
+from workbench.methods.base import Published, read_options
 from workbench.methods.fine_tuning.prepare import FineTuningOptions, PreparedJob, checked, prepare_by
 from workbench.models.techniques import Technique
 from workbench.planners.heads import AllocationName
@@ -28,6 +29,8 @@ class ConfidantOptions(FineTuningOptions):
     split: the parts of a layer that a device's processors share: its heads (section 3.3), the feed-forward's columns too (ours), or none.
     heads: how heads are assigned to processors, by Algorithm 1 or by the optimum.
     """
+
+    published_job = MappingProxyType[str, Published]({})
 
     technique: Technique = "full"
     schedule: OrderName = "asynchronous_1f1b"

@@ -19,7 +19,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
-from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.fine_tuning.prepare import FineTuningOptions, PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob
@@ -152,6 +152,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
     """Full fine-tuning, LoRA or Adapters, on one device or several: the baselines of PAC+."""
 
     name = "fine_tuning"
+    settings = FineTuningOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Tokens
 from workbench.core.timeline import MemorySample, Span
-from workbench.methods.base import read_options
+from workbench.methods.base import Published, read_options
 from workbench.methods.training.prepare import require_task_and_model
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.products import head_scale
@@ -161,6 +161,9 @@ METHOD = "galaxy_plus"
 System = Literal["galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local"]
 
 
+OF_GALAXY_PLUS = ("system", "galaxy_plus")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceOptions:
     """Settings of single-shot inference, given in Job.options.
@@ -174,10 +177,10 @@ class InferenceOptions:
     """
 
     system: System = "galaxy_plus"
-    planner: Literal["own", "algorithm_1"] = "own"
-    overlap: bool | None = None
-    both_ways: bool | None = None
-    tile_tokens: Tokens | None = None
+    planner: Annotated[Literal["own", "algorithm_1"], Published("algorithm_1", "section III-C", OF_GALAXY_PLUS)] = "own"
+    overlap: Annotated[bool | None, Published(True, "section III-D", OF_GALAXY_PLUS)] = None
+    both_ways: Annotated[bool | None, Published(False, "Fig. 9", OF_GALAXY_PLUS)] = None
+    tile_tokens: Annotated[Tokens | None, Published(0, "Fig. 9: one tile per device", OF_GALAXY_PLUS)] = None
     scheme: Literal[1, 2] | None = None
     generate: Tokens = 0
     warmup: Tokens = 2

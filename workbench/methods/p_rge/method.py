@@ -24,7 +24,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.layout import predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.policy import Done, ProfileOf, Run, fitted_setting, notes_of
-from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
+from workbench.methods.p_rge.prepare import PreparedJob, PRGEOptions, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.policy import served
@@ -50,6 +50,7 @@ class PRGE(LayerMethod[PreparedJob]):
     """Fine-tuning with forward passes; the queries of a step are divided among the devices."""
 
     name = METHOD
+    settings = PRGEOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     measure_rank = staticmethod(measure_rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -13,7 +14,7 @@ from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.core.ranges import Positive, Width
-from workbench.methods.base import read_options, require_plan, require_width
+from workbench.methods.base import Published, read_options, require_plan, require_width
 from workbench.methods.common.result import model_encoder
 from workbench.models.loading import ModelFacts, model_facts
 from workbench.models.loading import require_known as require_known_model
@@ -52,9 +53,16 @@ class PRGEOptions:
     memory or time require it, such as 'int8,nf4'.
     """
 
+    published_job = MappingProxyType(
+        {
+            "batch_size": Published(4, "appendix D.3: q E = 16"),
+            "learning_rate": Published(1e-3, "Table 9: the largest of its grid"),
+        }
+    )
+
     queries: Width = 4
     epsilon: Positive = 1e-2
-    steps: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    steps: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, Published(20_000, "section 4.1")] = None
     execution: Choice = "auto"
     words: str = ""
     loss: Literal["vocabulary", "label_words"] = "vocabulary"

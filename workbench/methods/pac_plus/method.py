@@ -18,7 +18,7 @@ from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
+from workbench.methods.pac_plus.prepare import PacPlusOptions, PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
@@ -47,6 +47,11 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError if nothing fits."""
     problem = planning_problem(prepared, profile, cluster)
     chosen = _first_epoch(prepared, problem)
+    order = [rank for stage in chosen.stages for rank in stage.ranks]
+    if prepared.options.paradigm == "hybrid" and prepared.options.order == "all" and order != sorted(order):
+        names = ", ".join(cluster.devices[rank].name for rank in order)
+        note = f"The devices are not in the cluster's order: {names}. The option order=given keeps that order."
+        chosen = replace(chosen, notes=(*chosen.notes, note))
     if prepared.job.epochs == 1:
         return chosen
     ranks = chosen.stages[0].ranks if prepared.options.paradigm == "standalone" else None
@@ -116,6 +121,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
     """Parallel Adapters with an activation cache, planned for heterogeneous devices."""
 
     name = "pac_plus"
+    settings = PacPlusOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)

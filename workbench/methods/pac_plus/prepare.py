@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Annotated, Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Width
-from workbench.methods.base import read_options, require_plan
+from workbench.methods.base import Published, read_options, require_plan
 from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.parallel_adapter import ParallelAdapterConfig
@@ -92,20 +93,22 @@ class PacPlusOptions(PipelineOptions):
     reduction: r.  target: 'text' lets an encoder-decoder write the label's word.
     initialization: of the side network (section IV-C).
     compute_dtype: of the backbone's computation; embedding_dtype, quantization_engine: see QuantizationConfig.
-    cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'given', or 'all' to try all.
+    cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'all' tries all, 'given' is the cluster's.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
     """
+
+    published_job = MappingProxyType({"batch_size": Published(16, "Fig. 3"), "max_length": Published(128, "Fig. 3")})
 
     reduction: Width = 8
     target: Literal["label", "text"] = "label"
     dropout: Dropout = 0.1
-    initialization: Initialization = "fan_in"
+    initialization: Annotated[Initialization, Published("pruned", "section VI-A")] = "fan_in"
     compute_dtype: FloatType = "float32"
     embedding_dtype: EmbeddingStorage | None = None
     quantization_engine: Engine = "auto"
-    cache_dtype: str = "bfloat16"
-    order: Literal["given", "all"] = "given"
-    objective: Literal["paper", "bottleneck", "simulated"] = "simulated"
+    cache_dtype: Annotated[str, Published("float32", "section VI-A")] = "bfloat16"
+    order: Annotated[Literal["given", "all"], Published("given", "Algorithm 1")] = "all"
+    objective: Annotated[Literal["paper", "bottleneck", "simulated"], Published("paper", "Eq. 7")] = "simulated"
 
     @property
     def quantization(self) -> QuantizationConfig:

@@ -19,7 +19,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.method import Trained
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
-from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.ringada.prepare import PreparedJob, RingAdaOptions, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
@@ -108,13 +108,8 @@ def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, pl
     """Raise PlanError, naming device and bytes, if a device of the plan needs more than its memory."""
     price = pricer(prepared, profile, cluster)
     for stage, rank in ((one, rank) for _, stages in plan.assignments for one in stages for rank in one.ranks):
-        device, needed = cluster.devices[rank], price.needs(rank, stage.start, stage.stop)
-        if needed > device.memory_bytes:
-            raise PlanError(
-                f"Device '{device.name}' has {readable(device.memory_bytes)};",
-                f"layers {stage.start}-{stage.stop - 1} with embedding and head need {readable(needed)}.",
-                "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
-            )
+        if price.needs(rank, stage.start, stage.stop) > cluster.devices[rank].memory_bytes:
+            raise _too_small(price, rank, stage.start, stage.stop)
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -123,12 +118,8 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError if nothing fits,
     ConfigError for an impossible split of the data.
     """
-    job = prepared.job
     if prepared.options.federated:
-        size, micro_batches = job.batch_size // job.micro_batches, job.micro_batches
-        shares = tuple(Share(rank=rank, samples=size) for rank in range(cluster.world_size))
-        whole = Stage(start=0, stop=prepared.facts.num_layers, shares=shares)
-        return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
+        return _everywhere(prepared, pricer(prepared, profile, cluster))
     once = plan_ring(pricer(prepared, profile, cluster))
     if not prepared.options.replan or prepared.policy.is_adaptive:
         return with_in_flight(rank_job(prepared, profile, cluster, once))
@@ -136,6 +127,29 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     plan = plan_segments(once, parts, run.change_s)
     follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
     return with_in_flight(replace(run, plan=plan) if follows else run)
+
+
+def _everywhere(prepared: PreparedJob, price: RingPricer) -> Plan:
+    """Return the plan of federated averaging: the whole model on every device that has room for it.  Raises PlanError if none has."""
+    job, cluster, stop = prepared.job, price.cluster, prepared.facts.num_layers
+    size = job.batch_size // job.micro_batches
+    lacking_bytes = {rank: price.needs(rank, 0, stop) - device.memory_bytes for rank, device in enumerate(cluster.devices)}
+    usable = [rank for rank, lacking in lacking_bytes.items() if lacking <= 0]
+    if not usable:
+        raise _too_small(price, min(lacking_bytes, key=lambda rank: lacking_bytes[rank]), 0, stop)
+    whole = Stage(start=0, stop=stop, shares=tuple(Share(rank=rank, samples=size) for rank in usable))
+    notes = ("The samples of devices without room for the whole model are not trained on.",) * (len(usable) < cluster.world_size)
+    return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=job.micro_batches, notes=notes)
+
+
+def _too_small(price: RingPricer, rank: int, start: int, stop: int) -> PlanError:
+    """Return the error of a device whose memory is too small for layers [start, stop)."""
+    device = price.cluster.devices[rank]
+    return PlanError(
+        f"Device '{device.name}' has {readable(device.memory_bytes)};",
+        f"layers {start}-{stop - 1} with embedding and head need {readable(price.needs(rank, start, stop))}.",
+        "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
+    )
 
 
 def with_in_flight(run: RingRankJob) -> Plan:
@@ -157,7 +171,7 @@ def with_in_flight(run: RingRankJob) -> Plan:
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
     """Return the seconds of a run: one simulated round for each segment, plus the moves of layers."""
-    predictor, per_round = Predictor(run.phases()[0]), len(run.initiators) * run.options.local_iterations
+    predictor, per_round = Predictor(run.phases()[0]), run.steps_per_round
     middle = [(part.num_steps // per_round, part.first + part.num_steps // per_round // 2) for part in parts]
     return sum(count * predictor.seconds(run.round(number)) for count, number in middle) + run.changes_s
 
@@ -182,6 +196,7 @@ class RingAda(TrainingMethod[PreparedJob]):
     """Adapters, unfrozen from the top, on a ring of devices that keep their data local."""
 
     name = "ringada"
+    settings = RingAdaOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)

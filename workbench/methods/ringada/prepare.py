@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -14,7 +15,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Text, Width
-from workbench.methods.base import read_options, require_plan, require_width
+from workbench.methods.base import Published, read_options, require_plan, require_width
 from workbench.methods.training.policy import plateaus
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
@@ -43,6 +44,8 @@ class RingAdaOptions:
     all devices average them (a baseline that the paper leaves out).
     """
 
+    published_job = MappingProxyType({"micro_batches": Published(1, "section IV-B: mini-batches are whole")})
+
     technique: Literal["serial", "parallel"] = "serial"
     bottleneck: Width = 64
     reduction: Width = 8
@@ -56,7 +59,7 @@ class RingAdaOptions:
     threshold: Dropout = 0.01
     in_flight: Times | None = None
     cache: bool = False
-    replan: bool = True
+    replan: Annotated[bool, Published(False, "section IV-B: assigned once")] = True
     federated: bool = False
 
 
@@ -182,12 +185,10 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     federated = prepared.options.federated
     for first, _ in plan.later:
         check_plan(prepared, cluster, plan.at(first))
-    idle = [device.name for rank, device in enumerate(cluster.devices) if rank not in plan.busy_ranks]
     shared = [stage for stage in plan.stages if len(stage.shares) > 1 and not federated]
     others = [
         (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.", "Plan for the job's batch_size."),
         (bool(shared), "A ring has one device at each stage.", "Give each device layers of its own."),
         (federated and len(plan.stages) > 1, "Federated averaging has the whole model on each device.", "Make one stage of all layers."),
-        (bool(idle), f"{', '.join(idle)} has samples but no blocks.", "Give each device layers, or leave it out of the cluster."),
     ]
     require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

@@ -74,12 +74,14 @@ def nothing(*args: Any) -> tuple[str, ...]:
 class ProfiledMethod(ABC, Generic[A]):
     """The part of a method before its plan.
 
+    settings: the dataclass of its options.
     known: raises ConfigError at once for an unknown option, task or model.  prepared: finds model and data.
     measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); a function of the method's own
     module, so that its type can be sent to real devices.
     """
 
     name: str
+    settings: type[Any]
     known: Callable[[Job], Any]
     prepared: Callable[[Job], A]
     measure_rank: Callable[..., Any]
