@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from workbench.core.ranges import Tokens
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.base import Published, read_options
 from workbench.methods.training.prepare import require_task_and_model
+from workbench.models.generation import Greedy
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
@@ -46,20 +47,20 @@ def is_right(found: Any, expected: Tensor) -> bool:
 
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
-    """Return the most likely next tokens of each request (greedy), each from a forward pass of the whole text."""
+    """Return the most likely next tokens of each request (see models.generation.Greedy), each from a forward pass of the whole text."""
     model: Any = load_model(name)
-    has_decoder = model.config.is_encoder_decoder
+    has_decoder, greedy = model.config.is_encoder_decoder, Greedy(name)
     with torch.inference_mode():
         found = []
         for request in requests:
             assert request.ids is not None
             ids = request.decoder_ids if has_decoder else request.ids
-            for _ in range(num_tokens):
-                assert ids is not None
-                logits = _logits(model, request.ids, ids) if has_decoder else _logits(model, ids, None)
-                ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
             assert ids is not None
-            found.append(ids[0, -num_tokens:])
+            rules = greedy.rules(ids.shape[1], num_tokens)
+            for _ in range(num_tokens):
+                logits = _logits(model, request.ids, ids) if has_decoder else _logits(model, ids, None)
+                ids = torch.cat([ids, rules(ids, logits).argmax(-1, keepdim=True)], dim=1)
+            found.append(torch.tensor(greedy.until_end(ids[0, -num_tokens:].tolist())))
     return found
 
 
@@ -261,6 +262,8 @@ def prepare(job: Job) -> PreparedJob:
             "Ask for fewer.",
         )
     test = tokenize(task.test, load_tokenizer(job.model), max_length=min(job.max_length, room))
+    if options.generate and (start_id := Greedy(job.model).start_id) is not None and layout.has_decoder:
+        test = replace(test, start_id=start_id)
     return PreparedJob(job=job, options=options, task=task, test=test, facts=facts, layout=layout)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from workbench.core.schedule import ALLREDUCE, BROADCAST, Op, Value
 from workbench.methods.common.session import DeviceSession
 from workbench.methods.galaxy_plus.prepare import Answer, Request, check_request
 from workbench.methods.galaxy_plus.prices import Prepared, Programs
+from workbench.models.generation import Greedy
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
     KeyValueCache,
@@ -117,6 +119,11 @@ class InferenceSession(DeviceSession):
         self.control = ControlChannel(group, self.rank, self._peers)
         self.programs = programs or Programs(setup.cluster, self.stacks, setup.paced_by(context))
 
+    @cached_property
+    def greedy(self) -> Greedy:
+        """Return the choice of next tokens by the model's settings."""
+        return Greedy(self.setup.model)
+
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
         self._slices.close()
@@ -151,19 +158,24 @@ class InferenceSession(DeviceSession):
     def generate(self, holding: Holding, request: Request, num_tokens: int) -> tuple[list[int], list[Answer]]:
         """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
 
-        Returns the new tokens, only on the plan's first device, and the answers of all steps, first the text's.
+        Returns the answers of all steps, first the text's, and the new tokens up to an end of the text (see models.generation.Greedy).
+        Only the plan's first device knows the tokens.
         Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide a token.
         """
         shard, asked = holding.shard, request._replace(what="last")
         if shard is None:
             return [], [self.answer(holding, asked)]
         cache = shard.new_cache((request.decoder_length or request.length) + num_tokens)
-        tokens, answers = [], [self.answer(holding, asked, cache=cache)]
+        tokens, answers = list[int](), [self.answer(holding, asked, cache=cache)]
+        rules = self.greedy.rules(request.decoder_length or request.length, num_tokens)
         while True:
             if self.rank == holding.plan.ranks[0]:
-                tokens.append(_likeliest(answers[-1].output))
+                text, logits = request.decoder_ids if request.decoder_length else request.ids, answers[-1].output
+                assert text is not None and logits is not None
+                ids = torch.cat([text, torch.tensor([tokens], dtype=text.dtype)], dim=1)
+                tokens.append(int(rules(ids, require_numbers(logits, "Tokens")).argmax(-1)))
             if len(answers) == num_tokens:
-                return tokens, answers
+                return self.greedy.until_end(tokens), answers
             answers.append(self._token(holding, shard, cache, request, tokens[-1:]))
 
     def _token(self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]) -> Answer:
@@ -190,11 +202,6 @@ class InferenceSession(DeviceSession):
             tuple(done.spans),
             tuple(done.memory),
         )
-
-
-def _likeliest(logits: torch.Tensor | None) -> int:
-    assert logits is not None
-    return int(require_numbers(logits[0], "Tokens").argmax())
 
 
 _TAG = 1 << 30

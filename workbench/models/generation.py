@@ -1,0 +1,98 @@
+"""Choose the next token of a greedy text as transformers' `generate` does, with the settings that a model's files give for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.core.errors import ConfigError
+from workbench.models.hub import loaded, locate
+from workbench.models.loading import is_tiny, local_folder, model_config
+
+_OTHER = {
+    "encoder_repetition_penalty": (None, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "exponential_decay_length_penalty": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "sequence_bias": (None,),
+    "stop_strings": (None,),
+    "watermarking_config": (None,),
+}
+"""Settings that also change a greedy text and are refused, each with its values that change nothing."""
+
+
+def generation_config(name: str) -> Any:
+    """Return a model's transformers.GenerationConfig: its generation_config.json, or else what its config.json says of generation."""
+    from transformers import GenerationConfig
+
+    folder = local_folder(name)
+    if is_tiny(name) or (folder is not None and not (folder / "generation_config.json").is_file()):
+        return GenerationConfig.from_model_config(model_config(name))
+    place = locate(name) if folder is None else folder
+    return loaded(name, lambda local_only: GenerationConfig.from_pretrained(place, local_files_only=local_only))
+
+
+class Greedy:
+    """The choice of the most likely next tokens, by a model's generation settings.
+
+    Raises ConfigError for a setting that changes a greedy text and is not supported, or that names a token that the model does not have.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._config = config = generation_config(name)
+        asked = f"A text of '{name}' was asked for."
+        for setting, harmless in _OTHER.items():
+            if getattr(config, setting, None) not in harmless:
+                found = f"Its generation settings have {setting} = {getattr(config, setting)!r}, which is not supported."
+                raise ConfigError(asked, found, "Remove it from the model's generation_config.json.")
+        ends = config.eos_token_id
+        self._ends = [ends] if isinstance(ends, int) else list(ends or ())
+        forced = (config.forced_bos_token_id, config.forced_eos_token_id, config.suppress_tokens, config.begin_suppress_tokens)
+        vocabulary = int(model_config(name).get_text_config().vocab_size)
+        for token in (token for one in forced if one is not None for token in (one if isinstance(one, list) else [one])):
+            if not 0 <= token < vocabulary:
+                found = f"Its generation settings name the token {token}; it has {vocabulary}."
+                raise ConfigError(asked, found, "Correct its generation_config.json.")
+
+    @property
+    def start_id(self) -> int | None:
+        """Return the token that a decoder reads first, None if the settings do not say."""
+        found: int | None = self._config.decoder_start_token_id
+        return found
+
+    def rules(self, prompt_length: int, num_tokens: int) -> Any:
+        """Return a function (ids (1, t), logits (1, vocabulary)) -> logits that applies the settings to one text.
+
+        prompt_length: tokens of the text, or those that a decoder reads first.  num_tokens: that follow.
+        """
+        return _rules(self._config, self._ends, prompt_length, prompt_length + num_tokens)
+
+    def until_end(self, tokens: list[int]) -> list[int]:
+        """Return new tokens up to the first that ends a text; `generate` does not go beyond it."""
+        ends = (number for number, token in enumerate(tokens, start=1) if token in self._ends)
+        return tokens[: next(ends, len(tokens))]
+
+
+def _rules(config: Any, ends: list[int], prompt_length: int, max_length: int) -> Any:
+    """Return the logits processors of `generate`, in its order (transformers' GenerationMixin)."""
+    from transformers.generation import logits_process as rules
+
+    found = rules.LogitsProcessorList()
+    if config.repetition_penalty not in (None, 1.0):
+        found.append(rules.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+    if config.no_repeat_ngram_size:
+        found.append(rules.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
+    if config.bad_words_ids is not None:
+        found.append(rules.NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
+    least = config.min_length if config.min_new_tokens is None else prompt_length + config.min_new_tokens
+    if least and ends:
+        found.append(rules.MinLengthLogitsProcessor(least, ends))
+    if config.forced_bos_token_id is not None:
+        found.append(rules.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
+    if config.forced_eos_token_id is not None:
+        found.append(rules.ForcedEOSTokenLogitsProcessor(max_length, config.forced_eos_token_id))
+    if config.suppress_tokens is not None:
+        found.append(rules.SuppressTokensLogitsProcessor(config.suppress_tokens))
+    if config.begin_suppress_tokens is not None:
+        is_after_forced = prompt_length == 1 and config.forced_bos_token_id is not None
+        found.append(rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length + is_after_forced))
+    return found
