@@ -65,7 +65,9 @@ with group(context, 30.0, "first"):
 
 _MEETING = """
 import signal, sys
+from datetime import timedelta
 import torch
+from torch.distributed import distributed_c10d
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import DeviceLostError
 from workbench.runtime import process_group
@@ -79,7 +81,6 @@ class Channel(contexts.Channel):
         return self.peers
 
 rank, folder, silent = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "silent"
-process_group.LONGEST_WAIT_S = 600.0 if silent else 10.0
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
 context = RankContext(
     rank=rank, world_size=2, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="paced", rendezvous=folder,
@@ -91,6 +92,8 @@ with process_group.group(context, 30.0):
     meeting.sum(tensor)
     print(tensor.item(), flush=True)
     Channel.peers = [1]
+    if not silent:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=0.2), meeting._group)
     if rank == 1:
         signal.pause()  # comes to no second meeting
     else:

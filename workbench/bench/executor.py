@@ -25,7 +25,7 @@ from workbench.methods.pac_plus.rank_job import backbone_part
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.executor import Executor, Handler
-from workbench.runtime.pacing import Pacer, RankLinks
+from workbench.runtime.pacing import Pacer, RankLinks, asked_dilation
 from workbench.runtime.process_group import group
 from workbench.runtime.transport import Transport, empty
 from workbench.schedules import (
@@ -116,14 +116,16 @@ def cases(size: int) -> dict[str, Case]:
 def bench(progress: Progress = print) -> dict[str, Any]:
     """Return measured over simulated time of every program on 2, 3 and 4 devices, and the executor's overhead per operation.
 
-    Raises RuntimeSetupError if the kernel does not shape links.
+    WORKBENCH_DILATION slows devices and links down on a busy machine.  Raises RuntimeSetupError if the kernel does not shape links.
     """
     points: list[dict[str, Any]] = []
     own: list[float] = []
+    dilation = asked_dilation() or 1.0
     for size in SIZES:
         cluster = _cluster(size)
         with EngineCluster.start(cluster) as engines:
             require_kernel_links(engines, "executor")
+            engines.dilate(dilation)
             results = engines.run(run_rank, [size] * size)
         for name, case in cases(size).items():
             points.append(_point(name, size, case, [result["rounds"][name] for result in results]))
@@ -133,6 +135,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
         "name": "executor",
         "label": "emulated, kernel links",
         "what": f"time of a program measured / simulated, {ROUNDS} rounds, programs taking turns; late: share of overrun deadlines",
+        "dilation": dilation,
         "mbit_per_s": MBIT_PER_S,
         "message_bytes": CROSSING.nbytes,
         "own_cost_us": 1e6 * median(own),
@@ -150,11 +153,11 @@ def run_rank(context: RankContext, size: int) -> dict[str, Any]:
         every_op = (op for case in chosen.values() for ops in case.program.schedule.ops for op in ops)
         for ranks in sorted({tuple(sorted(op.ranks)) for op in every_op if len(op.ranks) > 1}):
             subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=30))
-        pacer, executors = Pacer(1.0), dict[str, Executor]()
+        pacer, executors = Pacer(1.0, dilation=context.dilation), dict[str, Executor]()
         with ExitStack() as opened:
             for case in chosen.values():
                 if case.cluster.name not in executors:
-                    links = RankLinks(cluster=case.cluster, rank=context.rank, fidelity=context.fidelity)
+                    links = RankLinks(cluster=case.cluster, rank=context.rank, fidelity=context.fidelity, dilation=context.dilation)
                     transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links)
                     executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
             own_s = _own_cost(executors[_cluster(size).name])
@@ -163,7 +166,8 @@ def run_rank(context: RankContext, size: int) -> dict[str, Any]:
                     pacer.reset()
                     begin, end = _time(executors[case.cluster.name], case.program, case.num_steps)
                     if turn:
-                        rounds.setdefault(name, []).append((begin, end, pacer.late_s, pacer.paced_s))
+                        ends = begin / context.dilation, end / context.dilation
+                        rounds.setdefault(name, []).append((*ends, pacer.late_s, pacer.paced_s))
     return {"rounds": rounds, "own_s": own_s}
 
 
