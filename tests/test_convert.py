@@ -83,4 +83,4 @@ def test_the_converted_tokenizer_merges_and_splits_digits(converted):
     tokens = tokenizer.backend.get_vocab()
     (ids,) = tokenizer.encode(["abc 12<|im_end|>"], max_length=16)
     assert ids == [tokens[token] for token in ("ab", "c", "Ġ", "1", "2", "<|im_end|>")]
-    assert tokenizer.pad_id == 2 and tokenizer.separator_id is None
+    assert tokenizer.pad_id == 2 and tokenizer.joins_pairs

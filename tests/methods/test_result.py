@@ -69,6 +69,8 @@ def test_numbers_for_pairs_over_a_backbone_in_few_bits(tmp_path: Path) -> None:
     assert (set(found.metrics), found.samples, found.source) == ({"pearson"}, 3, "other.csv")
     assert model.read(str(other), "text=one,pair=two")[1] == ("news", "people")
     assert model.evaluate(samples=4).samples == 4
+    other.write_text("one,two\na film,the film\n")
+    assert model.read(str(other), "text=one,pair=two,label=stars,source=who") == [("a film", "the film")], "a prediction needs no label"
     with pytest.raises(ConfigError, match=r"is text and pair. Give 2 for each sample"):
         model.predict(["a film"])
     card = (tmp_path / "result" / "README.md").read_text()

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from workbench.core.errors import ConfigError
 from workbench.models.library import ParallelAdapterModel, adapter_config, get_parallel_adapter_model
-from workbench.models.loading import load_stack, load_tokenizer, model_config
+from workbench.models.loading import load_stack, model_config
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
@@ -80,8 +80,7 @@ def test_sequence_to_sequence_equals_the_reference():
 @pytest.mark.parametrize("kind", [AutoModel, AutoModelForSequenceClassification])
 def test_a_model_object_is_a_backbone(kind):
     source, batch = hugging_face(kind=kind), small_batch()
-    tokenizer = type("Tokenizer", (), {"sep_token_id": load_tokenizer("tiny-bert").separator_id})
-    model = get_parallel_adapter_model(source, adapter_config(source, reduction=4), tokenizer=tokenizer).eval()
+    model = get_parallel_adapter_model(source, adapter_config(source, reduction=4)).eval()
     assert model.backbone.layers[0] is source.base_model.encoder.layer[0]
     with torch.no_grad():
         hidden = source.base_model(**arguments(batch)).last_hidden_state
@@ -90,6 +89,14 @@ def test_a_model_object_is_a_backbone(kind):
     torch.testing.assert_close(ours[real], hidden[real], rtol=1e-5, atol=1e-6)
     logits = model(**arguments(batch)).logits
     torch.testing.assert_close(logits, model.adapter.predict(taps, batch.attention_mask, batch.sample_ids))
+    types = batch.attention_mask * (torch.arange(batch.input_ids.shape[1]) > 3)
+    with torch.no_grad():
+        hidden = source.base_model(**arguments(batch), token_type_ids=types).last_hidden_state
+        _, taps = model.backbone(torch.where(types.bool(), ~batch.input_ids, batch.input_ids), batch.attention_mask)
+    torch.testing.assert_close(taps[-1][real], hidden[real], rtol=1e-5, atol=1e-6)
+    typed = model(**arguments(batch), token_type_ids=types).logits
+    torch.testing.assert_close(typed, model.adapter.predict(taps, batch.attention_mask, batch.sample_ids))
+    assert not torch.allclose(typed, logits)
 
 
 def test_only_the_adapter_is_trained_and_saved(capsys):
@@ -224,5 +231,3 @@ def test_what_cannot_be_meant():
     ids = torch.tensor([[0, 5, 6]])
     with pytest.raises(ConfigError, match="padding_side"):
         model(ids, torch.tensor([[0, 1, 1]]))
-    with pytest.raises(ConfigError, match="Pass tokenizer="):
-        model(ids, torch.ones_like(ids), token_type_ids=torch.tensor([[0, 0, 1]]))

@@ -87,16 +87,18 @@ def test_pictures(split):
         stack(*padded_batch())
 
 
-def test_token_types_of_a_pair_come_from_the_separator():
+@pytest.mark.parametrize(
+    "texts", [("a cat", "no dog"), ("a [SEP] cat", "no dog"), ("a cat", "[SEP] no [SEP] dog"), ("", "no dog"), ("[SEP]", "")]
+)
+def test_token_types_of_a_pair_are_those_of_the_tokenizer(texts):
     tokenizer, stack, model = load_tokenizer("tiny-bert"), load_stack("tiny-bert"), reference("tiny-bert")
-    (ids,) = tokenizer.encode(["a cat"], ["no dog"], max_length=32)
-    second = ids.index(tokenizer.separator_id) + 1
-    types = torch.tensor([[0] * second + [1] * (len(ids) - second)])
-    ids = torch.tensor([ids])
+    found = torch.tensor(tokenizer.encode([texts[0]], [texts[1]], max_length=32))
+    encoding = tokenizer.backend.encode(*texts)
+    ids, types = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
     with torch.no_grad():
         expected = model(input_ids=ids, token_type_ids=types).last_hidden_state
         untyped = model(input_ids=ids).last_hidden_state
-    hidden, _ = stack(ids, torch.ones_like(ids))
+    hidden, _ = stack(found, torch.ones_like(found))
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(expected, untyped, atol=1e-4)
 

@@ -16,6 +16,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.core.ranges import range_of, require_range
 from workbench.core.schedule import COLLECTIVES, COMMUNICATION, Op, Schedule
+from workbench.core.serial import read_text, text_lines, user_path
 from workbench.core.timeline import Timeline
 
 FORMS = "Text of a Program or a Schedule, or torch's pipeline CSV."
@@ -98,16 +99,15 @@ def _list(as_json: bool) -> None:
 def _program(what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None) -> Program:
     from workbench.schedules.published import PUBLISHED, build_published
 
-    if what in PUBLISHED or not Path(what).exists():
+    if what in PUBLISHED or not user_path(what, "The schedule").exists():
         return _priced(build_published(what, sizes), costs, nbytes, mbits)
     if sizes:
         found = f"'{what}' is a file: its schedule has its sizes."
         raise ConfigError(f"Sizes {', '.join(sizes)} were given.", found, "Leave them out, or name a published schedule.")
-    from workbench.core.serial import read_text
     from workbench.schedules.torch_csv import read_torch_csv
 
-    text = read_text(what, "the schedule")
-    word = next((line.split()[0] for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    text = read_text(user_path(what, "The schedule"), "the schedule")
+    word = next((line.split()[0] for line in text_lines(text) if line.strip() and not line.lstrip().startswith("#")), "")
     if word == "device":
         if costs or nbytes or mbits is not None:
             found = f"The program in '{what}' has its costs in it."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
-from workbench.core.serial import shown
+from workbench.core.serial import shown, user_path
 from workbench.fetch import ASSETS, asset_path, cache_folder
 from workbench.models.families import FAMILIES, Part, family_of
 from workbench.network import hub_endpoint, hub_is_reachable
@@ -50,7 +50,7 @@ def locate(name: str) -> Path | str:
     if name in EMBEDDED_MODELS:
         assert name in ASSETS
         return asset_path(name)
-    folder = Path(name).expanduser()
+    folder = user_path(name, "The model")
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(f"The model folder '{name}' was asked for.", "It has no config.json.", "Give a Hugging Face model folder.")

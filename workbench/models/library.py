@@ -1,6 +1,6 @@
 """Parallel Adapters as a library: for any supported Hugging Face model, in a plain loop or with transformers' Trainer (PAC+, IV-A).
 
-    model = get_parallel_adapter_model(AutoModel.from_pretrained(...), tokenizer=tokenizer, num_outputs=2)
+    model = get_parallel_adapter_model(AutoModel.from_pretrained(...), num_outputs=2)
     loss = model(input_ids, attention_mask, labels=labels).loss
 
 Nothing here needs the workbench's runtime, planners or cache.
@@ -35,7 +35,6 @@ def get_parallel_adapter_model(
     model: Any,
     config: ParallelAdapterConfig | None = None,
     *,
-    tokenizer: Any = None,
     initialization: How = "fan_in",
     quantization: QuantizationConfig | None = None,
     **options: Any,
@@ -45,10 +44,9 @@ def get_parallel_adapter_model(
     model: a Hugging Face model of a supported family (its own head, if any, is ignored), or a model's name.
     The model itself becomes the backbone: it is frozen, and quantized in place if `quantization` is given.
     config: from `adapter_config`; or give its fields as options (reduction=4, num_outputs=3, kind="regression", ...).
-    tokenizer: needed for text pairs in families with token types (BERT), whose separator marks the second text.
     Raises ConfigError for an unsupported family, a configuration for another backbone, and as `quantize` does.
     """
-    name, stack = _stack(model, tokenizer)
+    name, stack = _stack(model)
     if config is None:
         config = _config(stack, options)
     elif options:
@@ -65,7 +63,7 @@ def adapter_config(model: Any, **options: Any) -> ParallelAdapterConfig:
 
     model: a Hugging Face model, or a model's name.  Raises ConfigError for an unsupported family and for unknown options.
     """
-    return _config(_stack(model, None)[1], options)
+    return _config(_stack(model)[1], options)
 
 
 class ParallelAdapterModel(nn.Module):
@@ -91,16 +89,14 @@ class ParallelAdapterModel(nn.Module):
         self.register_load_state_dict_post_hook(_do_not_miss_backbone)
 
     @classmethod
-    def from_pretrained(
-        cls, model: Any, folder: Path | str, *, tokenizer: Any = None, quantization: QuantizationConfig | None = None
-    ) -> ParallelAdapterModel:
+    def from_pretrained(cls, model: Any, folder: Path | str, *, quantization: QuantizationConfig | None = None) -> ParallelAdapterModel:
         """Return a backbone with an adapter saved by `save_pretrained` (or by a run of the workbench), in evaluation mode.
 
-        model, tokenizer, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no complete adapter,
+        model, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no complete adapter,
         or one for another backbone.
         """
         adapter, _ = load_adapter(folder)
-        name, stack = _stack(model, tokenizer)
+        name, stack = _stack(model)
         require_own_backbone(adapter.config, stack, f"The adapter '{folder}' on '{name}'")
         return cls(stack, adapter, name=name, quantization=quantization).eval()
 
@@ -130,7 +126,8 @@ class ParallelAdapterModel(nn.Module):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if bool((mask[:, 1:] > mask[:, :-1]).any()):
             raise ConfigError("A batch was given.", "It is padded on the left.", "Set tokenizer.padding_side = 'right'.")
-        self._check_pairs(token_type_ids)
+        if token_type_ids is not None and self.backbone.family.has_token_types:
+            input_ids = torch.where(token_type_ids.bool(), ~input_ids, input_ids)
         decoder_ids = self._decoder_ids(labels, decoder_input_ids)
         with torch.no_grad():
             _, taps = self.backbone(input_ids, mask, decoder_ids)
@@ -192,16 +189,8 @@ class ParallelAdapterModel(nn.Module):
         start = torch.full_like(labels[:, :1], self.backbone.decoder_start_id or 0)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, 0)], dim=1)
 
-    def _check_pairs(self, token_type_ids: Tensor | None) -> None:
-        if token_type_ids is not None and self.backbone.separator_id is None and bool(token_type_ids.any()):
-            raise ConfigError(
-                "Pairs of texts were given.",
-                f"The separator of '{self.name}' is not known, by which they are told apart.",
-                "Pass tokenizer= to get_parallel_adapter_model.",
-            )
 
-
-def _stack(model: Any, tokenizer: Any) -> tuple[str, LayerStack]:
+def _stack(model: Any) -> tuple[str, LayerStack]:
     if isinstance(model, str):
         name, stack = model, load_stack(model)
     else:
@@ -216,8 +205,7 @@ def _stack(model: Any, tokenizer: Any) -> tuple[str, LayerStack]:
             base.set_attn_implementation("sdpa")  # the only implementation that accepts the stack's boolean masks
         name = getattr(config, "_name_or_path", "") or config.model_type
         head = head_of(model) if family.decoder is not None else None
-        separator_id = tokenizer.sep_token_id if tokenizer is not None and family.has_token_types else None
-        stack = LayerStack(base, separator_id=separator_id, language_model_head=head)
+        stack = LayerStack(base, language_model_head=head)
     if stack.family.reads_images:
         raise ConfigError(
             f"A parallel adapter for '{name}' was asked for.",

@@ -58,9 +58,8 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32, *, with_head: bool
     """
     model = load_model(name, dtype) if with_head or is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
     family = family_of(model.config.model_type)
-    separator_id = load_tokenizer(name).separator_id if family.has_token_types else None
     head = head_of(model) if family.decoder is not None or (with_head and family.is_causal) else None
-    return LayerStack(model.base_model, separator_id=separator_id, language_model_head=head)
+    return LayerStack(model.base_model, language_model_head=head)
 
 
 def load_stage(
@@ -80,12 +79,10 @@ def load_stage(
     tensors = stored_weights(name)
     if tensors is not None:
         config = model_config(name)
-        needs_separator = start == 0 and family_of(config.model_type).has_token_types  # only the embedding does
-        separator_id = load_tokenizer(name).separator_id if needs_separator else None
         with parameters_on_meta():
             model = model_from_config(config, name)
         head = read_head(config, tensors, dtype) if with_head else None
-        stage = read_stage(model, tensors, start, stop, separator_id=separator_id, dtype=dtype, after_layer=after_layer, head=head)
+        stage = read_stage(model, tensors, start, stop, dtype=dtype, after_layer=after_layer, head=head)
         if stage is not None and (head is not None or not with_head):
             return stage
     stage = load_stack(name, dtype, with_head=with_head).stage(start, stop)
@@ -125,20 +122,26 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
         family = FAMILIES[_tiny_parts(name)[0]]
         if family.reads_images:
             return image_tokenizer(family.tiny)
-        return tiny_tokenizer(is_causal=family.is_causal, start_id=family.tiny.get("decoder_start_token_id"))
+        start_id = family.tiny.get("decoder_start_token_id")
+        return tiny_tokenizer(is_causal=family.is_causal, has_token_types=family.has_token_types, start_id=start_id)
     place = locate(name)
+    config = read_settings(place / "config.json") if isinstance(place, Path) else model_config(name).to_dict()
+    model_type = config.get("model_type")
+    family = FAMILIES[model_type] if model_type in FAMILIES else family_of(model_config(name).model_type)  # which says what is wrong
+    if family.reads_images:
+        return image_tokenizer(config)
+    kind: dict[str, Any] = {
+        "joins_pairs": family.is_causal,
+        "has_token_types": family.has_token_types,
+        "start_id": config.get("decoder_start_token_id"),
+    }
     if isinstance(place, Path):
-        settings = read_settings(place / "config.json")
-        if settings.get("model_type") in FAMILIES and FAMILIES[settings["model_type"]].reads_images:
-            return image_tokenizer(settings)
         if (place / "tokenizer.json").is_file():
-            return tokenizer_from_folder(place, start_id=settings.get("decoder_start_token_id"))
+            return tokenizer_from_folder(place, config, **kind)
         if not any((place / file).is_file() for file in TOKENIZER_FILES):
             raise MissingDataError(
                 f"The tokenizer of '{name}' was asked for.", "Its folder has no tokenizer.json.", "Save the model's tokenizer into it."
             )
-    elif family_of((config := model_config(name)).model_type).reads_images:
-        return image_tokenizer(config.to_dict())
     from transformers import AutoTokenizer
 
     with _quiet_transformers():
@@ -148,9 +151,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     if not tokenizer.is_fast:
         raise ConfigError(f"The tokenizer of '{name}' was asked for.", "It has no tokenizer.json.", "Choose a model with a fast tokenizer.")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
-    start_id = getattr(model_config(name), "decoder_start_token_id", None)
-    own = {"separator_id": tokenizer.sep_token_id, "start_id": start_id, "end_id": tokenizer.eos_token_id}
-    return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, **own)
+    return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, end_id=tokenizer.eos_token_id, **kind)
 
 
 def model_facts(name: str) -> ModelFacts:

@@ -262,7 +262,6 @@ def read_stage(
     start: int,
     stop: int,
     *,
-    separator_id: int | None,
     dtype: torch.dtype,
     after_layer: Callable[[nn.Module], object] | None = None,
     head: LanguageModelHead | None = None,
@@ -273,7 +272,7 @@ def read_stage(
     head: the stage's language model head.
     Returns None if a weight of the stage is in the files neither under its own name nor with the base model's prefix.
     """
-    stack = LayerStack(model, separator_id=separator_id, language_model_head=head)
+    stack = LayerStack(model, language_model_head=head)
     under = stored_under(model, stack.family)
     names = {(id(module), own): f"{path}.{own}".lstrip(".") for path, module in model.named_modules() for own in module._parameters}
     stage = stack.stage(start, stop)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, whole_file
-from workbench.core.serial import from_json, shown, to_json, write_text
+from workbench.core.serial import from_json, shown, to_json, user_path, write_text
 from workbench.models.families import family_of
 from workbench.models.hub import EMBEDDED_MODELS, locate
 from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_tokenizer, local_folder, model_config, stored_weights
@@ -243,8 +243,8 @@ def head_task(kind: str) -> PeftTask:
 
 def kept_name(name: str) -> str:
     """Return a model name that works from any working folder: the full path of a local folder, other names unchanged."""
-    is_local = name not in EMBEDDED_MODELS and Path(name).expanduser().is_dir()
-    return str(Path(name).expanduser().resolve()) if is_local else name
+    path = user_path(name, "The model")
+    return str(path.resolve()) if name not in EMBEDDED_MODELS and path.is_dir() else name
 
 
 def base_of(name: str) -> str:
@@ -268,7 +268,7 @@ def save_tokenizer(name: str, folder: Path) -> None:
             with whole_file(folder / path.name) as part:
                 shutil.copyfile(path, part)
     if not (folder / "tokenizer.json").is_file():
-        tokens = {"pad_token": tokenizer.pad_id, "sep_token": tokenizer.separator_id}
-        known = {role: tokenizer.backend.id_to_token(index) for role, index in tokens.items() if index is not None}
+        tokens = {"pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id), "sep_token": "[SEP]"}
+        known = {role: token for role, token in tokens.items() if role == "pad_token" or not tokenizer.joins_pairs}
         write_text(folder / "tokenizer.json", tokenizer.backend.to_str())
         write_text(folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **known}) + "\n")

@@ -21,13 +21,13 @@ from workbench.models.products import Head
 class LayerStack(nn.Module):
     """A frozen backbone: embedding, layers, final norm.  forward and stages give the same results as the whole model.
 
-    family: an entry of FAMILIES.  separator_id: the token that starts a second text (for families with token types).
+    family: an entry of FAMILIES.
     b_0 is the embedding's output, b_i the output of layer i - 1; b_L is taken after the final norm if the family has one.
     num_encoder_layers: of an encoder-decoder, whose last encoder output is also taken after the encoder's norm; None for a single stack.
     decoder_start_id: the first token of every target.  language_model_head: of an encoder-decoder, of others only if asked for.
     """
 
-    def __init__(self, model: Any, *, separator_id: int | None = None, language_model_head: Head | None = None) -> None:
+    def __init__(self, model: Any, *, language_model_head: Head | None = None) -> None:
         super().__init__()
         self.config = model.config
         self.family_name: str = model.config.model_type
@@ -38,7 +38,6 @@ class LayerStack(nn.Module):
                 "Only its use as an encoder is known.",
                 "Set is_decoder to false, or choose a GPT-2, OPT or Llama model.",
             )
-        self.separator_id = separator_id
         self.embedding = modules_at(model, self.family.embedding)
         self.layers = nn.ModuleList(model.get_submodule(self.family.layers))
         self.final = module_at(model, self.family.final)
@@ -113,7 +112,7 @@ class BackboneStage(nn.Module):
     def __init__(self, stack: LayerStack, start: int, stop: int) -> None:
         super().__init__()
         self.start, self.stop, self.num_layers = start, stop, stack.num_layers
-        self.config, self.family, self.separator_id, self.hidden_size = stack.config, stack.family, stack.separator_id, stack.hidden_size
+        self.config, self.family, self.hidden_size = stack.config, stack.family, stack.hidden_size
         self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
         self.shares_words = stack.shares_words
         # In a tuple, so that it is no parameter of this module.
@@ -181,7 +180,7 @@ class BackboneStage(nn.Module):
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return b_0 (n, t, d), which is also an input of forward (see `part`).  Only the first stage has an embedding."""
         assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
-        return embed(self.family, self.embedding, input_ids, attention_mask, self.separator_id)
+        return embed(self.family, self.embedding, input_ids)
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that other stages may also have, by a name that is the same in all of them.
@@ -251,19 +250,19 @@ def part_of(stack: LayerStack | BackboneStage, index: int) -> Part:
     return stack.family if decoder is None or index < (stack.num_encoder_layers or 0) else decoder
 
 
-def embed(family: Family, modules: Any, input_ids: Tensor, attention_mask: Tensor, separator_id: int | None) -> Tensor:
-    """Return b_0 (n, t, d).  Token types are computed from the separators, so that a batch need not contain them."""
-    token_types = None
-    # A table with one token type does not distinguish pairs: all tokens have type 0.
-    if family.has_token_types and separator_id is not None and modules["embeddings"].token_type_embeddings.num_embeddings > 1:
-        is_separator = input_ids == separator_id
-        # 1 after the first separator, for real tokens: as from a tokenizer for a pair, and 0 everywhere for one text.
-        token_types = ((is_separator.cumsum(dim=1) - is_separator.long()).clamp(max=1) * attention_mask).long()
+def embed(family: Family, modules: Any, input_ids: Tensor) -> Tensor:
+    """Return b_0 (n, t, d).  input_ids: (n, t); in families with token types ~id is a token of the second text of a pair."""
     if "embeddings" not in modules:
         return embed_words(modules, input_ids)
+    embeddings = modules["embeddings"]
     if family.reads_images:
-        return embed_image(modules["embeddings"], input_ids)
-    return modules["embeddings"](input_ids) if token_types is None else modules["embeddings"](input_ids, token_type_ids=token_types)
+        return embed_image(embeddings, input_ids)
+    if not family.has_token_types:
+        return embeddings(input_ids)
+    is_second = input_ids < 0
+    # A table with one token type does not distinguish the texts of a pair.
+    types = is_second.long().clamp(max=embeddings.token_type_embeddings.num_embeddings - 1)
+    return embeddings(torch.where(is_second, ~input_ids, input_ids), token_type_ids=types)
 
 
 def padding_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:

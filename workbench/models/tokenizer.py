@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from workbench.core.errors import ConfigError, MissingDataError
+
+ENCODED_AT_ONCE = 4096
 
 
 class Located(NamedTuple):
@@ -29,38 +31,49 @@ class Located(NamedTuple):
 class TextTokenizer:
     """A fast tokenizer with its special tokens.
 
-    separator_id: None for families without a separator.  start_id: the first token of a decoder's target, None without a decoder.
-    end_id: ends a text; None: pad_id.
+    joins_pairs: whether a pair is one text with a line feed in it, as for decoder-only models; others have their own format.
+    has_token_types: whether the model is told which text of a pair a token belongs to: ~id stands for a token of the second text.
+    start_id: the first token of a decoder's target, None without a decoder.  end_id: ends a text, None if none is known.
     """
 
     def __init__(
-        self, backend: Any, *, pad_id: int, separator_id: int | None = None, start_id: int | None = None, end_id: int | None = None
+        self,
+        backend: Any,
+        *,
+        pad_id: int,
+        joins_pairs: bool = False,
+        has_token_types: bool = False,
+        start_id: int | None = None,
+        end_id: int | None = None,
     ) -> None:
         self.backend = backend
         self.pad_id = pad_id
-        self.separator_id = separator_id
+        self.joins_pairs = joins_pairs
+        self.has_token_types = has_token_types
         self.start_id = start_id
-        self.end_id = pad_id if end_id is None else end_id
+        self.end_id = end_id
+        # One object for each id, whatever the number of tokens: a new one takes four times the bytes of its place in a list.
+        self._numbers = {index: index for index in backend.get_vocab(with_added_tokens=True).values()}
         backend.no_padding()  # some published tokenizers pad to 128, which would take four times as long
         backend.no_truncation()
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Return the token ids of each text (or pair of texts), truncated to max_length.  A list is never empty.
 
-        Pairs are joined in the model's own format if it has a separator or a decoder, otherwise with a line feed.
+        In a pair ~id stands for a token of the second text if the model has token types.
         """
         if max_length < 4:
             raise ConfigError(f"max_length = {max_length} was asked for.", "Special tokens alone take up to 3.", "Raise max_length.")
         inputs: list[Any]
         if pairs is None:
             inputs = list(texts)
-        elif self.separator_id is None and self.start_id is None:
+        elif self.joins_pairs:
             inputs = [f"{first}\n{second}" for first, second in zip(texts, pairs, strict=True)]
         else:
             inputs = list(zip(texts, pairs, strict=True))
         self.backend.enable_truncation(max_length)
         try:
-            return [encoding.ids or [self.pad_id] for encoding in self.backend.encode_batch(inputs)]
+            return [self._ids(encoding) or [self.pad_id] for encoding in self._encoded(inputs)]
         finally:
             self.backend.no_truncation()
 
@@ -68,18 +81,28 @@ class TextTokenizer:
         """Return the tokens of each text, or of each pair with the positions of the second text.  Nothing is truncated."""
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         found = []
-        for encoding in self.backend.encode_batch(inputs):
+        for encoding in self._encoded(inputs):
             own = [at for at, sequence in enumerate(encoding.sequence_ids) if sequence == int(pairs is not None)]
             first, stop = (own[0], own[-1] + 1) if own else (len(encoding.ids),) * 2
-            found.append(Located(encoding.ids, first, stop, encoding.offsets[first:stop]))
+            found.append(Located(self._ids(encoding), first, stop, encoding.offsets[first:stop]))
         return found
+
+    def _encoded(self, inputs: Sequence[Any]) -> Iterator[Any]:
+        """Yield the encoding of each input.  Only so many exist at a time, because they take kilobytes each."""
+        for at in range(0, len(inputs), ENCODED_AT_ONCE):
+            yield from self.backend.encode_batch(inputs[at : at + ENCODED_AT_ONCE])
+
+    def _ids(self, encoding: Any) -> list[int]:
+        ids = list(map(self._numbers.__getitem__, encoding.ids))
+        types = encoding.type_ids if self.has_token_types and encoding.n_sequences > 1 else None
+        return ids if types is None else [~index if second else index for index, second in zip(ids, types, strict=True)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text for token ids, without special tokens."""
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
 
-def tiny_tokenizer(*, is_causal: bool, start_id: int | None = None) -> TextTokenizer:
+def tiny_tokenizer(*, is_causal: bool, has_token_types: bool = False, start_id: int | None = None) -> TextTokenizer:
     """Return an in-memory tokenizer for the tiny random models, with word pieces of one or two characters."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     singles = [character for character in string.printable if not character.isspace() and not character.isupper()]
@@ -90,9 +113,9 @@ def tiny_tokenizer(*, is_causal: bool, start_id: int | None = None) -> TextToken
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     if is_causal:
-        return TextTokenizer(backend, pad_id=0)
+        return TextTokenizer(backend, pad_id=0, end_id=0, joins_pairs=True)
     backend.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
-    return TextTokenizer(backend, pad_id=0, separator_id=vocabulary["[SEP]"], start_id=start_id)
+    return TextTokenizer(backend, pad_id=0, has_token_types=has_token_types, start_id=start_id)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -104,22 +127,36 @@ def read_settings(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def tokenizer_from_folder(folder: Path, *, start_id: int | None = None) -> TextTokenizer:
-    """Return the tokenizer of a model folder that has a tokenizer.json."""
+_USUAL_TOKENS = {"pad": ("[PAD]", "<pad>", "<|pad|>"), "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")}
+"""Names of special tokens, for a tokenizer.json without the settings that say which token is which."""
+
+
+def tokenizer_from_folder(folder: Path, config: Mapping[str, Any], **kind: Any) -> TextTokenizer:
+    """Return the tokenizer of a model folder that has a tokenizer.json.
+
+    config: of the model.  kind: settings of TextTokenizer that the model's family decides.
+    """
     settings = read_settings(folder / "special_tokens_map.json") | read_settings(folder / "tokenizer_config.json")
     path = folder / "tokenizer.json"
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower type
         raise MissingDataError(f"The tokenizer '{path}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
+    special = {token.content: index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    num_rows = config.get("vocab_size")
 
     def id_of(role: str) -> int | None:
-        token = settings.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        return None if token is None else backend.token_to_id(token)
+        """Return a special token as the tokenizer's settings, the model's, or else its usual name say."""
+        token, number = settings.get(f"{role}_token"), config.get(f"{role}_token_id")
+        named = backend.token_to_id(token["content"] if isinstance(token, dict) else token) if token is not None else None
+        numbers = [named, *(number if isinstance(number, list) else [number]), *(special.get(name) for name in _USUAL_TOKENS[role])]
+        known = (one for one in numbers if isinstance(one, int) and 0 <= one < 1 << 32 and backend.id_to_token(one) is not None)
+        # A token that was added later may lie beyond the model's embedding.
+        return next((one for one in known if not isinstance(num_rows, int) or one < num_rows), None)
 
-    pad_id = next((index for index in (id_of("pad"), id_of("eos")) if index is not None), 0)
-    return TextTokenizer(backend, pad_id=pad_id, separator_id=id_of("sep"), start_id=start_id, end_id=id_of("eos"))
+    end_id = id_of("eos")
+    pad_id = next((index for index in (id_of("pad"), end_id) if index is not None), 0)
+    return TextTokenizer(backend, pad_id=pad_id, end_id=end_id, **kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +170,6 @@ class ImageTokenizer:
     patch_size: int
     channels: int
     pad_id: int = 0
-    separator_id: None = None
     start_id: None = None
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:

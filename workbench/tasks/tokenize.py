@@ -55,8 +55,8 @@ class SpanEncoder(Protocol):
     """Extra tokenizer method for spans (see TextTokenizer.locate)."""
 
     @property
-    def end_id(self) -> int:
-        """The token that ends a text."""
+    def end_id(self) -> int | None:
+        """The token that ends a text, if one is known."""
 
     def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Any]:
         """Return the tokens of each text with their character ranges."""
@@ -273,6 +273,9 @@ def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> Tokenize
 
 def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedSplit:
     assert split.answers is not None
+    if encoder.end_id is None:
+        asked, found = "Answers that end were asked for.", "The model's tokenizer names no token that ends a text."
+        raise ConfigError(asked, found, "Give it an eos_token in tokenizer_config.json.")
     ids, windows, longest = [], [], []
     for sample, (text, answer) in enumerate(zip(encoder.locate(split.texts), encoder.locate(split.answers), strict=True)):
         first, whole = text.stop, (*text.ids[: text.stop], *answer.ids[answer.first : answer.stop], encoder.end_id)

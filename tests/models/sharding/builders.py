@@ -13,7 +13,7 @@ from tests.methods.one_process import run_schedule
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.session import InferenceHandlers
 from workbench.models.families import FAMILIES
-from workbench.models.loading import load_tokenizer, model_config
+from workbench.models.loading import model_config
 from workbench.models.sharding import ModelLayout, ModelShard, model_layout, shard_spec, weights_of
 from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
 
@@ -64,14 +64,14 @@ class Case:
                 return base(pixels / 127.5 - 1).last_hidden_state
             types = {} if self.layout.config.model_type != "bert" else {"token_type_ids": self.token_types()}
             decoder = {} if self.decoder_ids is None else {"decoder_input_ids": self.decoder_ids}
-            found = base(input_ids=self.ids, attention_mask=torch.ones_like(self.ids), output_hidden_states=True, **types, **decoder)
+            ids = torch.where(self.ids < 0, ~self.ids, self.ids)
+            found = base(input_ids=ids, attention_mask=torch.ones_like(self.ids), output_hidden_states=True, **types, **decoder)
             # T5 with a head is its own base model, which names the states of its last layer in another way.
             return found.decoder_hidden_states[-1] if self.layout.has_decoder else found.last_hidden_state
 
     def token_types(self) -> Tensor:
-        """Return BERT's token types: 1 behind the first separator (3)."""
-        is_separator = (self.ids == 3).long()
-        return (is_separator.cumsum(1) - is_separator).clamp(max=1)
+        """Return BERT's token types: 1 for a token of the second text."""
+        return (self.ids < 0).long()
 
 
 def case_of(config: Any, seed: int = 0) -> Case:
@@ -84,6 +84,8 @@ def case_of(config: Any, seed: int = 0) -> Case:
         return Case(model=model, layout=layout, ids=ids, decoder_ids=None)
     ids = torch.randint(4, 1000, (3, 13), generator=generator)
     ids[0, 5] = 3
+    if layout.family.has_token_types:
+        ids[0, 6:] = ~ids[0, 6:]
     decoder_ids = torch.randint(4, 1000, (3, 7), generator=generator) if layout.has_decoder else None
     return Case(model=model, layout=layout, ids=ids, decoder_ids=decoder_ids)
 
@@ -92,11 +94,6 @@ def case_of(config: Any, seed: int = 0) -> Case:
 def tiny_case(family: str, layers: int = 3) -> Case:
     """Return the case of a tiny model."""
     return case_of(model_config(f"tiny-{family}-{layers}"))
-
-
-def separator_of(layout: ModelLayout) -> int | None:
-    """Return the separator of the tiny models' tokenizer, for families with token types."""
-    return load_tokenizer("tiny-bert").separator_id if layout.family.has_token_types else None
 
 
 def hybrid(
@@ -114,7 +111,7 @@ def shards_of(case: Case, plan: InferencePlan) -> list[ModelShard]:
     """Return the shards of every position."""
     source = weights_of(case.model)
     specs = [shard_spec(plan, position, case.layout.stacks) for position in range(plan.num_positions)]
-    return [ModelShard(case.layout, spec, source, separator_id=separator_of(case.layout)) for spec in specs]
+    return [ModelShard(case.layout, spec, source) for spec in specs]
 
 
 def run_plan(plan, shards, ids, decoder_ids=None, *, what="hidden", caches=None):

@@ -21,7 +21,7 @@ from workbench.models.sharding import (
 from workbench.models.sharding.layout import deal
 from workbench.models.sharding.shard import _parts
 
-from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, separator_of, shards_of, tiny_case
+from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, shards_of, tiny_case
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_bytes_read_are_bytes_held(family, folder, monkeypatch):
         source = open_weights(str(path), layout=layout)
         assert source.is_on_disk
         spec = shard_spec(plan, position, shapes)
-        shard = ModelShard(layout, spec, source, separator_id=separator_of(layout))
+        shard = ModelShard(layout, spec, source)
         expected = layer = 0
         for stack in shapes:
             units, columns = plan.cut(stack)
@@ -157,7 +157,7 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
         for device, spec in specs.items():
             source = open_weights(path, layout=layout)
             if not before:
-                shards[device] = ModelShard(layout, spec, source, separator_id=separator_of(layout))
+                shards[device] = ModelShard(layout, spec, source)
                 assert shards[device].held_bytes == added_bytes(layout, spec, None)
                 continue
             old = before[device]
@@ -205,10 +205,7 @@ def test_weights_under_unknown_names_are_loaded_whole(tmp_path):
     source = open_weights(str(tmp_path))
     assert not source.is_on_disk
     plan = hybrid(case, (1, 3), (40, 24), (0.5, 0.5), (1,))
-    shards = [
-        ModelShard(case.layout, shard_spec(plan, position, case.layout.stacks), source, separator_id=separator_of(case.layout))
-        for position in range(2)
-    ]
+    shards = [ModelShard(case.layout, shard_spec(plan, position, case.layout.stacks), source) for position in range(2)]
     source.close()  # what was cut out lives on
     assert_equal_to(run_plan(plan, shards, case.ids), case.local())
 

@@ -23,7 +23,6 @@ from workbench.methods.common.session import DeviceSession
 from workbench.methods.galaxy_plus.prepare import Answer, Request, check_request
 from workbench.methods.galaxy_plus.prices import Prepared, Programs
 from workbench.models.generation import Greedy
-from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
     KeyValueCache,
     ModelLayout,
@@ -81,10 +80,7 @@ class Slices:
             self._source = open_weights(self._model, layout=self._layout)
         source, before = self._source, self._source.bytes_read
         try:
-            # A plan's new first device needs the token that starts a second text.
-            needs_separator = old is None and self._layout.family.has_token_types
-            separator_id = load_tokenizer(self._model).separator_id if needs_separator else None
-            shard = ModelShard(self._layout, spec, source, old, release=release, separator_id=separator_id)
+            shard = ModelShard(self._layout, spec, source, old, release=release)
             return shard, source.bytes_read - before
         finally:
             if not (source.is_on_disk or self._model.startswith("tiny-")):

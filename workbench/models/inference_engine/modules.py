@@ -189,7 +189,7 @@ class TrainStep(nn.Module):
         stage, parts = self.model.backbone, copies.shape[0]
         self.model.trainables.bind(copies)
         assert stage.embedding is not None
-        hidden = embed(stage.family, stage.embedding, input_ids, input_ids, None).repeat(parts, 1, 1)
+        hidden = embed(stage.family, stage.embedding, input_ids).repeat(parts, 1, 1)
         context = LayerContext(mask=self.mask, rotary=self.rotary)
         for layer in stage.layers.values():
             hidden = call_layer(layer, hidden, context)

@@ -153,10 +153,10 @@ What = Literal["hidden", "last", "all"]
 
 
 class Ends:
-    """The embeddings of all stacks and the head.  separator_id: the token that starts a second text (for BERT's token types)."""
+    """The embeddings of all stacks and the head."""
 
-    def __init__(self, layout: ModelLayout, source: WeightSource, separator_id: int | None = None) -> None:
-        self.layout, self.separator_id = layout, separator_id
+    def __init__(self, layout: ModelLayout, source: WeightSource) -> None:
+        self.layout = layout
         self._tensors: dict[str, nn.Parameter] = {}
         paths = [layout.family.embedding] if layout.family.decoder is None else [layout.family.embedding, layout.family.decoder.embedding]
         self.embeddings = [self._filled(modules, places, source) for modules, places in zip(layout.embeddings, paths, strict=True)]
@@ -181,7 +181,7 @@ class Ends:
         if offset:
             modules = {role: _Rows(module, offset) if role in ("positions", "wpe") else module for role, module in modules.items()}
         if stack == 0:
-            return embed(family, modules, ids, torch.ones(ids.shape[:2], dtype=torch.int64), self.separator_id)
+            return embed(family, modules, ids)
         return embed_words(modules, ids)
 
     def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:

@@ -37,19 +37,16 @@ class ModelShard:
         old: ModelShard | None = None,
         *,
         release: bool = False,
-        separator_id: int | None = None,
     ) -> None:
         """Load a shard.  This reads nothing else from the source, and needs extra memory only for rows of one matrix.
 
         old: the shard of another plan on the same device.  Identical blocks are shared, and existing slices are copied.
         release: free each old block once its replacement exists, so that at most one block is in memory twice; the old shard then becomes
         unusable.  Without it the old shard keeps working, even from another thread during the reload.
-        separator_id: the token that starts a second text, for families with token types; kept in case the device later gets the ends.
         """
         from transformers.activations import get_activation
 
         self.layout, self.spec, self._blocks = layout, spec, layout.blocks
-        self.separator_id: int | None = separator_id if old is None else old.separator_id
         name = getattr(layout.config, layout.family.activation)
         self._activation = get_activation({"gelu_new": _TANH, "gelu_fast": _TANH}.get(name, name))
         self.held: dict[int, HeldBlock] = {}
@@ -76,7 +73,7 @@ class ModelShard:
             self.tables.append(table)
         self.positions = Positions(layout, tuple(self.tables))
         ends = None if old is None or not spec.has_ends else old.ends
-        self.ends: Ends | None = ends or (Ends(layout, source, self.separator_id) if spec.has_ends else None)
+        self.ends: Ends | None = ends or (Ends(layout, source) if spec.has_ends else None)
 
     @property
     def held_bytes(self) -> int:

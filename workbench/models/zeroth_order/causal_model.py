@@ -85,7 +85,7 @@ class CausalModel(nn.Module):
         """Return b_0 (P*E, t, d), or packed, embedded once for all parts.  Only for the first stage."""
         assert self.backbone.embedding is not None, "not the first stage"
         stage = self.backbone
-        hidden = embed(stage.family, stage.embedding, batch.input_ids, batch.attention_mask, stage.separator_id)
+        hidden = embed(stage.family, stage.embedding, batch.input_ids)
         packing = self.packing(batch)
         return _replicated(hidden if packing is None else packing.pack(hidden), num_parts)
 
