@@ -27,7 +27,6 @@ with socket.socket() as probe:
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 RESUMED = r"Resumed after (step \d+ of )?epoch \d"
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

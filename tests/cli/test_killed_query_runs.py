@@ -22,8 +22,6 @@ STEPS = 30
 JOB = ("--method", "p_rge", "--model", "tiny-llama-2", "--batch-size", "2", "--micro-batches", "1", "--learning-rate", "0.005")
 OPTIONS = ("--option", "queries=4", "--option", f"steps={STEPS}")
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def steps_of(command: Command) -> Path:
     return command.work / "steps" / "log.jsonl"

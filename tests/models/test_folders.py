@@ -350,7 +350,6 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
 }
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", SPOILED)
 def test_spoiled_folders_are_refused_in_one_sentence(way: str, good: Path, tmp_path: Path) -> None:
     spoil, words = SPOILED[way]
