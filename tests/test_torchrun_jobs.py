@@ -18,12 +18,12 @@ from tests.waiting import LIMIT_S
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report
+from workbench.core.run_folder import child_environment
 from workbench.core.serial import to_json
 from workbench.methods.pac_plus.epochs import initial_adapter
 from workbench.methods.pac_plus.prepare import prepare
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.models.loading import load_stack
-from workbench.runtime.network import child_environment
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.job import Job
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import to_json
 from workbench.methods.base import Event, Method, Notify, Planned
 from workbench.profiler.cache import cached, forget
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.pacing import asked_dilation, find_dilation
-from workbench.runtime.run_folder import scratch_folder
 
 _STEPS_S = 1.0
 _FEWEST_STEPS, _MOST_STEPS = 2, 8

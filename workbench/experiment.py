@@ -21,6 +21,7 @@ from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
+from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
@@ -30,7 +31,7 @@ from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.devices import Lender
-from workbench.runtime.network import require_loopback
+from workbench.runtime.network import require_loopback, require_open_files
 from workbench.runtime.work_folder import full_disk_told, own_folder
 from workbench.tasks.own import FROM_FILES
 
@@ -343,6 +344,8 @@ def require_emulated(cluster: Cluster) -> None:
 
         check_jax()
     cluster.host_shares()
+    require_open_files(cluster.world_size)
+    require_temporary_space()
 
 
 def run_name(job: Job, cluster: Cluster) -> str:

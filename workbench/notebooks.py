@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import read_text
 
 
@@ -45,7 +45,7 @@ def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | 
     from jupyter_client.manager import AsyncKernelManager
 
     # The kernel listens on Unix sockets in a private folder: no other user reaches it, and no port is opened.
-    with tempfile.TemporaryDirectory(prefix="workbench-kernel-", ignore_cleanup_errors=True) as sockets:
+    with scratch_folder() as sockets:
 
         class PrivateKernel(AsyncKernelManager):
             def __init__(self, **settings: Any) -> None:

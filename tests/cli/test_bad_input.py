@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import made_up_report
@@ -134,12 +136,22 @@ def test_figures_are_drawn_into_folders_only(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_a_full_disk_elsewhere_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "todo"),
+    [
+        (errno.ENOSPC, "Free some space, or choose another place."),
+        (errno.EFBIG, "Raise the limit on the size of a file (ulimit -f unlimited)."),
+        (errno.EMFILE, "Raise the limit on open files (ulimit -n 1024)."),
+        (errno.EROFS, "Choose another place."),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_its_cause(number: int, todo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", "/somewhere")
+        raise OSError(number, os.strerror(number), "/somewhere")
 
     monkeypatch.setattr("workbench.experiment.plan", fails)
-    assert refused("plan")["found"] == "No space left on device: '/somewhere'."
+    error = refused("plan")
+    assert (error["found"], error["todo"]) == (f"{os.strerror(number)}: '/somewhere'.", todo)
 
 
 def test_unknown_commands() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -18,17 +20,20 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.waiting import LIMIT_S, wait_for
-from workbench.core.serial import to_json
-from workbench.runtime.network import child_environment
-from workbench.runtime.run_folder import (
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import WriteError
+from workbench.core.run_folder import (
     Owner,
     ProcessId,
+    child_environment,
     make_run_folder,
     note_process,
     processes_of,
     remove_run_folder,
     sweep_stale_folders,
 )
+from workbench.core.serial import to_json
+from workbench.experiment import require_emulated
 
 _PARENT = """
 import json, sys
@@ -167,7 +172,7 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
         "import signal\ntry:\n"
         "    engines.run(engine_jobs.train_for_ever, [60.0] * 2, on_event=lambda *_: signal.raise_signal(signal.SIGINT))\n"
         "except KeyboardInterrupt:\n    print('interrupted')",
-        "import os\nfrom workbench.runtime.run_folder import ProcessId\nlost = ProcessId.of(engines.engine_pids[1])\n"
+        "import os\nfrom workbench.core.run_folder import ProcessId\nlost = ProcessId.of(engines.engine_pids[1])\n"
         "os.kill(lost.pid, 9)\nassert lost.wait(200)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
         "engines.client[:].activate()\n%px import os; mine = os.getpid()\nprint(engines.client[:]['mine'] == list(engines.engine_pids))",
     ]
@@ -194,7 +199,7 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
 @pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
     program = (
-        "import os, signal, time\nfrom workbench.runtime.run_folder import scratch_folder\n"
+        "import os, signal, time\nfrom workbench.core.run_folder import scratch_folder\n"
         "with scratch_folder() as folder:\n"
         "    (folder / 'cache').mkdir()\n    (folder / 'cache' / 'taps.bin').write_bytes(b'1' * 100)\n"
         f"    print(folder, flush=True)\n    {ending}\n"
@@ -205,3 +210,37 @@ def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
         process.wait()
         assert Path(folder).name.startswith("workbench-run-")
         assert leaves_no_traces({"folder": folder, "engines": []})
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "import papermill\nfrom workbench.notebooks import run_notebook\n"
+        "papermill.execute_notebook = lambda *args, **settings: end()\nrun_notebook(Path('a.ipynb'), Path('b.ipynb'))",
+        "from workbench.methods.pac_plus import measure\n"
+        "from workbench.models.loading import load_stack\nfrom workbench.models.parallel_adapter import ParallelAdapterConfig\n"
+        "stack = load_stack('tiny-bert-1')\n"
+        "sizes = {'hidden_size': stack.hidden_size, 'num_layers': stack.num_layers}\nconfig = ParallelAdapterConfig(**sizes, num_heads=1)\n"
+        "measure.ActivationCache.create = lambda folder, manifest: (folder.mkdir(), end())\n"
+        "measure.measure_layers(stack, config, dtype='float32', max_length=8, budget_s=0.1)",
+    ],
+    ids=["a notebook's kernel", "a profile's cache"],
+)
+def test_temporary_files_go_when_their_process_is_killed(work: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    temporary = tmp_path_factory.mktemp("t")  # a short name: see run_folder
+    program = (
+        "import os, signal\nfrom pathlib import Path\n"
+        "def end(): print(os.listdir(os.environ['TMPDIR']), flush=True); os.kill(os.getpid(), signal.SIGKILL)\n" + work
+    )
+    environment = child_environment() | {"TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert "workbench-run-" in done.stdout
+    wait_for(lambda: not os.listdir(temporary), "an empty temporary folder")
+
+
+def test_a_full_disk_of_temporary_files_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=40_000))
+    for made in (make_run_folder, lambda: require_emulated(load_cluster("laptop"))):
+        with pytest.raises(WriteError, match=r"The disk is full: 40 kB are free, 1000 kB are needed\. Free some space, or set TMPDIR"):
+            made()

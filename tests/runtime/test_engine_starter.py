@@ -15,12 +15,11 @@ import pytest
 from tests.waiting import LIMIT_S
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.run_folder import ProcessId, child_environment
 from workbench.models.lora import require_peft
 from workbench.runtime import engine_starter
 from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.network import child_environment
-from workbench.runtime.run_folder import ProcessId
 
 LINK = Link(bytes_per_s=125e6)
 DEVICES = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=LINK, host_share=0.5) for name in ("one", "two"))

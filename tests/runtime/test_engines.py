@@ -16,12 +16,12 @@ import pytest
 from tests.waiting import LIMIT_S, wait_for
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, MemoryBudgetError, PlanError, RuntimeSetupError
+from workbench.core.run_folder import ProcessId
 from workbench.runtime import engine_starter, jobs
 from workbench.runtime import engines as engines_module
 from workbench.runtime.engines import EngineCluster, EnginePool
 from workbench.runtime.jobs import run_job
 from workbench.runtime.process_group import close_group
-from workbench.runtime.run_folder import ProcessId
 
 WORLD_SIZE = 3
 

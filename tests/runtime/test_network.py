@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from tests.waiting import LIMIT_S
 from workbench.cli import doctor
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.run_folder import child_environment
 from workbench.core.serial import to_json
-from workbench.runtime.network import EmulatedNetwork, Endpoint, child_environment, probe
+from workbench.runtime.network import EmulatedNetwork, Endpoint, probe, require_open_files
 
 # Runs inside an endpoint: prints its interfaces, its address and the rates of its HTB classes in bytes/s.
 _LOOK = """
@@ -159,3 +161,19 @@ def test_the_doctor_says_where_others_can_connect(monkeypatch: pytest.MonkeyPatc
     emulated, devices = doctor._links()
     assert emulated.state == "degraded" and "They are not allowed" in emulated.found
     assert devices.state == "degraded" and "other users of this machine can connect" in devices.found
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised_to"),
+    [((64, 64), None), ((64, 4096), 96), ((64, resource.RLIM_INFINITY), 96), ((1024, 1024), 1024), ((resource.RLIM_INFINITY,) * 2, -1)],
+)
+def test_a_limit_on_open_files_is_raised_or_told(limits: tuple[int, int], raised_to: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = list(limits)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: tuple(now))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: now.__setitem__(0, limits[0]))
+    if raised_to is None:
+        with pytest.raises(RuntimeSetupError, match=r"^4 devices .* A process may have 64 open files here; 96 are needed"):
+            require_open_files(4)
+    else:
+        require_open_files(4)
+        assert now == [raised_to, limits[1]]

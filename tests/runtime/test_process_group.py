@@ -13,9 +13,9 @@ from forked import run_script
 
 from tests.waiting import LIMIT_S
 from workbench.core.cluster import Cluster
-from workbench.core.errors import GroupNotFormedError, RuntimeSetupError
+from workbench.core.errors import GroupNotFormedError, RuntimeSetupError, WriteError
+from workbench.core.run_folder import child_environment
 from workbench.runtime.context import RankContext, torchrun_rank
-from workbench.runtime.network import child_environment
 from workbench.runtime.process_group import close_group, group, open_group
 
 _UNDER_TORCHRUN = """
@@ -133,6 +133,15 @@ def test_a_group_of_one_opens_twice(make_cluster: Callable[..., Cluster], tmp_pa
             assert tensor.item() == 1.0
         assert not dist.is_initialized()
     close_group()
+
+
+def test_a_full_temporary_folder_is_named(make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("write: No space left on device")
+
+    monkeypatch.setattr(dist, "FileStore", full)
+    with pytest.raises(WriteError, match=rf"The disk of '{tmp_path.parent}' is full\. Free some space, or set TMPDIR"):
+        open_group(alone(make_cluster(1), tmp_path), 5.0)
 
 
 def test_peers_that_do_not_come(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import msgspec
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
+from workbench.core.run_folder import child_environment
 from workbench.core.serial import read_toml
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.memory import read_memory
-from workbench.runtime.network import child_environment
 
 Progress = Callable[[str], None]
 Step = Callable[[int], object]

@@ -29,12 +29,12 @@ from workbench.bench.inference_parts import (
 from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, overlap_point, run_sides
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
+from workbench.core.run_folder import scratch_folder
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
 from workbench.profiler.host import gemm_rate
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.run_folder import scratch_folder
 
 MODELS = ("MiniLM", "BERT-base")
 SCALED = "GPT2-L layer"

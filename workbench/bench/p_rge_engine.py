@@ -15,12 +15,12 @@ from torch import Tensor
 
 from workbench.bench.frame import Progress, child_peak_bytes, peak_bytes
 from workbench.bench.p_rge import batch_of, prompts
+from workbench.core.run_folder import scratch_folder
 from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.models.inference_engine.config import bindings
 from workbench.models.products import library
 from workbench.models.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
 from workbench.profiler.timing import torch_threads
-from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
 
 POINTS = (

@@ -17,6 +17,7 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 from workbench.bench.frame import Progress, line_of, ratios, turns
+from workbench.core.run_folder import scratch_folder
 from workbench.fetch import asset_path
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, StageCompute
 from workbench.methods.training.handlers import Targets
@@ -29,7 +30,6 @@ from workbench.profiler.timing import torch_threads
 from workbench.reproduce.pac_plus.trainings import taped
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
-from workbench.runtime.run_folder import scratch_folder
 from workbench.tasks import load_task
 from workbench.tasks.batching import cached_epoch_batches, epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, tokenize

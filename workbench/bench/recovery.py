@@ -20,13 +20,13 @@ from workbench.core.device_faults import FaultSchedule, parse_faults, random_fau
 from workbench.core.errors import ConfigError, DeviceLostError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.report import Recovery, Report
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import read_toml
 from workbench.experiment import run
 from workbench.methods.base import Event
 from workbench.methods.galaxy_plus.serving.experiments import REQUESTS_PER_S, soak_cluster
 from workbench.methods.galaxy_plus.serving.experiments import soak as serve_randomly
 from workbench.runtime.engines import default_pool
-from workbench.runtime.run_folder import scratch_folder
 
 CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
 SAME_LOSS = 1e-3

@@ -25,6 +25,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report, StepRecord
+from workbench.core.run_folder import scratch_folder
 from workbench.experiment import run
 from workbench.fetch import cache_folder
 from workbench.methods import load_method
@@ -32,7 +33,6 @@ from workbench.methods.base import Event, ignore
 from workbench.reproduce.ringada.executed import Curve, kept_curves
 from workbench.reproduce.ringada.training import depth_of, load_constants
 from workbench.runtime.memory import read_memory
-from workbench.runtime.run_folder import scratch_folder
 from workbench.simulator import simulate
 
 PAPERS_SHARE = 0.36

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.files import FULL_DISK, LIMITS, advice
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
@@ -37,7 +38,7 @@ LONG_TEXT = 30
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer bring along
-_SYSTEM_REFUSES = (errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+_SYSTEM_REFUSES = (*FULL_DISK, *LIMITS, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
 def _remember_json(context: typer.Context, wanted: bool) -> bool:
@@ -89,7 +90,7 @@ def _in_our_words(error: Any, words: Sequence[str]) -> WorkbenchError:
         if error.errno not in _SYSTEM_REFUSES:
             raise error
         named = f": '{error.filename}'" if error.filename else ""
-        return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", "Free some space, or choose another place.")
+        return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", advice(error.errno))
     package = (error.name or "").partition(".")[0]
     if package in ("", "workbench"):
         raise error

@@ -18,6 +18,19 @@ from workbench.core.errors import WriteError
 _OPEN_HERE = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _NAMED = {"/dev/stdout": 1, "/dev/stderr": 2}
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+LIMITS = {
+    errno.EFBIG: "Raise the limit on the size of a file (ulimit -f unlimited).",
+    errno.EMFILE: "Raise the limit on open files (ulimit -n 1024).",
+    errno.ENFILE: "Close other programs: the whole system has too many open files.",
+}
+"""By error number, what to do about a limit of the system."""
+
+
+def advice(number: int | None, otherwise: str = "Choose another place.") -> str:
+    """Return what to do about a file that the system refuses to open or write.  number: of the error."""
+    if number in FULL_DISK:
+        return "Free some space, or choose another place."
+    return LIMITS.get(number or 0, otherwise)
 
 
 @contextlib.contextmanager
@@ -85,8 +98,7 @@ def _told(path: Path) -> Iterator[None]:
     except OSError as error:
         named = str(error.filename or path)
         where = "" if named == str(path) or named.endswith(".part") else f": '{named}'"
-        todo = "Free some space, or choose another place." if error.errno in FULL_DISK else "Choose another place."
-        raise WriteError(f"Writing '{path}' was asked for.", f"{error.strerror or error}{where}.", todo) from error
+        raise WriteError(f"Writing '{path}' was asked for.", f"{error.strerror or error}{where}.", advice(error.errno)) from error
 
 
 def _target(path: Path) -> tuple[Path, Path | int | None]:

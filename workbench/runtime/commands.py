@@ -135,11 +135,15 @@ class StepDone(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The device's result for a generation's job.  part: data of the method; None if the device did not reach its first step."""
+    """The device's result for a generation's job.
+
+    part: data of the method; None if the device did not reach its first step.  why: what kept it from joining the others, or ''.
+    """
 
     generation: Step
     end: End
     part: Any = None
+    why: str = ""
 
 
 class Predictor(Protocol):

@@ -78,6 +78,7 @@ class Coordinator:
     _last_step_s: float = 0.0
     _last_step: int = -1
     _fruitless: int = 0
+    _why: str = ""  # what last kept a device from joining the others
 
     def run(self) -> None:
         """Run all remaining steps.
@@ -161,6 +162,7 @@ class Coordinator:
             case Ended():
                 if generation is not None and generation.number == content.generation:
                     self._ended[rank] = content
+                    self._why = content.why or self._why
                     if content.end == "lost":  # the others may wait for it at a meeting, where they do not notice
                         self.fleet.command(generation.members, Abort(generation.number))
                         self._wait_for_others(generation)
@@ -281,7 +283,7 @@ class Coordinator:
         self._fruitless = self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost and not self._pausing else 0
         if self._fruitless > 2:
             asked, found = f"Step {self.policy.step + 1} was to be done.", "The devices tried three times and did not come together."
-            raise DeviceLostError(asked, found, "See whether the machine is very busy; run with --resume.")
+            raise DeviceLostError(asked, f"{found} {self._why}".rstrip(), "See whether the machine is very busy; run with --resume.")
 
     def _awaits_some(self) -> bool:
         return bool(self.fleet.awaited or self._preparing) or self.fleet.awaits_return()

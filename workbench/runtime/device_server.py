@@ -225,15 +225,15 @@ class _Server:
             case _:
                 self._jobs.put(command)
 
-    def train(self, command: c.Train) -> tuple[c.End, Any]:
-        """Run a job as one of its members.  Returns how it ended, and the worker's part of the result."""
+    def train(self, command: c.Train) -> tuple[c.End, Any, str]:
+        """Run a job as one of its members.  Returns how it ended, the worker's part of the result, and why it did not join."""
         members, job, controls = command.members, command.job, self._controls
         context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members), cluster=job.cluster)
         name = f"generation-{command.generation}"
         try:
             with group(context, job.timeout_s, name=name, is_wanted=controls.is_wanted) as process_group:
-                return self._worker.train(context, process_group, job, controls)
+                return *self._worker.train(context, process_group, job, controls), ""
         except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
             if not isinstance(error, RuntimeSetupError) and not tells_of_peer(error):
                 raise
-            return "lost", None
+            return "lost", None, error.found if isinstance(error, RuntimeSetupError) else ""

@@ -24,10 +24,10 @@ from typing import Any
 
 from setproctitle import setproctitle
 
+from workbench.core.run_folder import ProcessId
 from workbench.core.serial import from_json, to_json
 from workbench.runtime.memory import take_small_stacks
 from workbench.runtime.network import Endpoint
-from workbench.runtime.run_folder import ProcessId
 
 SETTINGS_FILE = "engines.json"
 START_TIMEOUT_S = 90.0

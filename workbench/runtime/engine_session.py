@@ -16,12 +16,12 @@ import zmq
 
 from workbench.core.cluster import Cluster as DeviceCluster
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.run_folder import ProcessId, make_run_folder, note_process, remove_run_folder, start_janitor
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_starter import EnginesLate, EngineStarter, engine_environment
 from workbench.runtime.jobs import identify
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
-from workbench.runtime.run_folder import ProcessId, make_run_folder, note_process, remove_run_folder, start_janitor
 from workbench.runtime.work_folder import is_full_disk
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.run_folder import ProcessId, child_environment, note_process
 from workbench.runtime.engine import IMPORT_ONLY, EngineRequest
-from workbench.runtime.network import child_environment
-from workbench.runtime.run_folder import ProcessId, note_process
 
 _ENGINE_MODULE = "workbench.runtime.engine"
 _SHARED = ("transformers.modeling_utils", "peft")

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from workbench.core.errors import DeviceLostError, GroupNotFormedError
+from workbench.core.errors import DeviceLostError, GroupNotFormedError, WriteError
 from workbench.core.program import Program, require_same
 from workbench.runtime.context import RankContext
 from workbench.runtime.transport import broadcast
+from workbench.runtime.work_folder import is_full_disk
 
 
 def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:
@@ -56,7 +57,7 @@ def open_group(
 
     timeout_s: how long a peer may be silent, in the devices' seconds.  name: must be new for each group that a run opens.
     is_wanted: polled while waiting for other ranks; waiting ends when it returns False.
-    Raises GroupNotFormedError, a RuntimeSetupError, which names the missing ranks.
+    Raises GroupNotFormedError, a RuntimeSetupError, which names the missing ranks, and WriteError if the rendezvous' disk is full.
     """
     close_group()
     timeout_s *= context.dilation
@@ -91,6 +92,9 @@ def open_group(
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         close_group()
+        if context.rendezvous and is_full_disk(error):
+            found = f"The disk of '{Path(context.rendezvous).parent}' is full."
+            raise WriteError(asked, found, "Free some space, or set TMPDIR to a folder on another disk.") from error
         raise GroupNotFormedError(
             asked,
             f"It did not form within {timeout_s:g} s: {str(error).splitlines()[0]}.",

@@ -1,6 +1,6 @@
 """The run folder of one set of engines: it records its owner and processes, and is removed when the owner has died.
 
-A janitor process (python -m workbench.runtime.run_folder FOLDER) waits for that.
+A janitor process (python -m workbench.core.run_folder FOLDER) waits for that.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 import psutil
 
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import WorkbenchError, WriteError
 from workbench.core.serial import from_json, to_json, write_text
-from workbench.runtime.network import child_environment
 
 _POLL_S = 0.25
 _PROCESSES = "processes"
@@ -116,6 +115,7 @@ def _started(pid: int) -> float:
 _PREFIX = "workbench-run-"
 _OWNER = "owner.json"
 _MAX_BASE_LENGTH = 60
+_LEAST_FREE_BYTES = 1_000_000  # a run folder of four devices has a tenth of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,21 +144,41 @@ class Owner:
         return ProcessId(self.pid, self.started)
 
 
+def child_environment() -> dict[str, str]:
+    """Return the environment for child processes: they import the same modules as this process, but nothing from the current folder."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in dict.fromkeys(sys.path) if path and os.path.isdir(path))
+    return environment
+
+
 def make_run_folder() -> Path:
     """Return a new private folder owned by this process, after removing the folders of dead owners.
 
     The path is short, because the path of a unix socket may have only 107 characters (103 on macOS).
+    Raises WriteError if the disk of temporary files is full.
     """
     sweep_stale_folders()
+    require_temporary_space()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_base()))
     write_text(folder / _OWNER, to_json(Owner.current()))
     return folder
 
 
+def require_temporary_space() -> None:
+    """Raise WriteError if the disk of temporary files is full."""
+    free = shutil.disk_usage(_base()).free
+    if free < _LEAST_FREE_BYTES:
+        raise WriteError(
+            f"A folder in '{_base()}' was to be made for the files of a run.",
+            f"The disk is full: {free / 1e3:.0f} kB are free, {_LEAST_FREE_BYTES / 1e3:.0f} kB are needed.",
+            "Free some space, or set TMPDIR to a folder on another disk.",
+        )
+
+
 def start_janitor(folder: Path) -> subprocess.Popen[bytes]:
     """Start a process that waits until this one ends and then removes the folder and its processes."""
     janitor = subprocess.Popen(
-        [sys.executable, "-m", "workbench.runtime.run_folder", str(folder)],
+        [sys.executable, "-m", "workbench.core.run_folder", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
