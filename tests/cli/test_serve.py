@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from workbench.cli.serve import event_line
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
-from workbench.core.serving import ServingEvent, ServingReport
+from workbench.core.serving import ReschedulingSettings, ServedRequest, ServiceInterrupted, ServingEvent, ServingReport, StreamSettings
 
 CLUSTER = load_cluster("galaxy-env-b")
 
@@ -31,6 +32,23 @@ def test_a_stream_in_virtual_time_is_written_and_summed_up(tmp_path: Path) -> No
     assert (tmp_path / "serving.html").is_file() and str(path) in told["files"]
     plain = CliRunner().invoke(app, [*words, "--requests", "2"])
     assert "simulated" in plain.stdout and "answers per second" in plain.stdout
+
+
+def test_an_interrupted_service_leaves_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **settings: object) -> None:
+        stream = StreamSettings(num_requests=9)
+        request = ServedRequest(number=0, arrival_s=0.0, start_s=0.0, end_s=1.0, tokens=8, plan=0)
+        told: dict[str, Any] = {"model": "tiny-bert", "cluster": CLUSTER, "source": "emulated", "fidelity": "paced"}
+        made = {"rescheduling": ReschedulingSettings(), "plans": (), "requests": (request,), "notes": ("The service was interrupted.",)}
+        raise ServiceInterrupted(ServingReport(stream=stream, **told, **made))
+
+    monkeypatch.setattr("workbench.methods.galaxy_plus.serving.serve.serve_emulated", interrupted)
+    path = tmp_path / "serving.json"
+    result = CliRunner().invoke(app, ["serve", "--model", "tiny-bert", "--cluster", "laptop", "--report", str(path)])
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "Interrupted."
+    assert "The service was interrupted." in result.stdout and f"Written     {path}" in result.stdout
+    assert len(ServingReport.read(path).requests) == 1
 
 
 def test_faults_as_words() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.job import CLUSTER, ClusterName, parse_options
-from workbench.cli.output import Json, print_json, print_table, print_text, say
+from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
@@ -18,7 +18,15 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Mode
 from workbench.core.serial import to_builtins
-from workbench.core.serving import Reaction, ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.serving import (
+    Reaction,
+    ReschedulingSettings,
+    ServedRequest,
+    ServiceInterrupted,
+    ServingEvent,
+    ServingReport,
+    StreamSettings,
+)
 from workbench.methods.base import read_options
 
 _SETTINGS = ", ".join(f"{key}={value:g}" for key, value in to_builtins(ReschedulingSettings()).items() if key != "reaction")
@@ -51,20 +59,27 @@ def serve(
 ) -> None:
     """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices."""
     require_writable(report, out and out / "serving.html")
-    if soak:
-        _soak(soak, seed, fidelity, report, out, as_json=as_json)
-        return
-    described = load_cluster(cluster)
-    served = _serve(
-        model,
-        described,
-        mode,
-        fidelity,
-        stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
-        rescheduling=read_options("serve", ReschedulingSettings, {"reaction": reaction, **parse_options(option)}),
-        faults=parse_faults(";".join(fault or ()), described, "s"),
-    )
-    _finish(served, report, out, as_json=as_json)
+    try:
+        if soak:
+            _soak(soak, seed, fidelity, report, out, as_json=as_json)
+            return
+        described = load_cluster(cluster)
+        served = _serve(
+            model,
+            described,
+            mode,
+            fidelity,
+            stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
+            rescheduling=read_options("serve", ReschedulingSettings, {"reaction": reaction, **parse_options(option)}),
+            faults=parse_faults(";".join(fault or ()), described, "s"),
+        )
+        _finish(served, report, out, as_json=as_json)
+    except ServiceInterrupted as interrupted:
+        from workbench.experiment import environment
+
+        say("Interrupted.")
+        _finish(replace(interrupted.report, environment=environment()), report, out, as_json=as_json)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _serve(model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: StreamSettings, **settings: Any) -> ServingReport:

@@ -182,7 +182,8 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingReport(Kept):
-    """The record of a served stream.  events, requests: ordered by time.  num_lost: requests without an answer.
+    """The record of a served stream.  events, requests: ordered by time.
+    num_lost: requests without an answer, except those that were left when the user ended the service.
 
     plans[0] was the first; re-scheduling made all others.  memory: resident bytes over time, (time_s, bytes of each device's process by
     rank, and last the portal's).  valid: also False if a requested fault never started.
@@ -268,6 +269,14 @@ class ServingReport(Kept):
     def read(cls, path: Path | str) -> ServingReport:
         """Read a report.  Raises ConfigError if the file is missing or is not a report."""
         return from_json(read_text(path, "the serving report"), cls, source=f"'{path}'")
+
+
+class ServiceInterrupted(KeyboardInterrupt):
+    """The user ended a service.  report: of the requests answered until then."""
+
+    def __init__(self, report: ServingReport) -> None:
+        super().__init__()
+        self.report = report
 
 
 def by_step(step_s: float, num_steps: int, spans: Iterable[tuple[float, float, float]]) -> list[float]:

@@ -41,10 +41,9 @@ CALLS = CallTable(
         "workbench.methods.galaxy_plus.worker:serve_rank": "",
         f"{_SERVING}:serve_worker": Parts(
             job=f"{_SERVING}:ServiceJob",
-            ended=f"{_SERVING}:UnderWay",
             done=f"{_SERVING}:Served",
             probe="builtins:int",
-            events=tuple(f"{_SERVING}:{name}" for name in ("Loaded", "Begun", "BlockReport", "Failed")),
+            events=tuple(f"{_SERVING}:{name}" for name in ("Loaded", "Begun", "UnderWay", "BlockReport", "Failed")),
         ),
     }
 )

@@ -56,12 +56,12 @@ def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any
 class Parts(NamedTuple):
     """The method-specific types in the messages of runtime.commands, each as 'module:class'.
 
-    job: of Train and Prepare.  ended: of Ended.  done: of StepDone, '' if it carries none.  probe: of Probe, '' if it carries none.
+    job: of Train and Prepare.  ended: of Ended.  done: of StepDone.  probe: of Probe.  '': the message carries none.
     events: further named tuples that the device publishes.
     """
 
     job: str
-    ended: str
+    ended: str = ""
     done: str = ""
     probe: str = ""
     events: tuple[str, ...] = ()

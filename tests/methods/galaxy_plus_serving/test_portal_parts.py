@@ -6,7 +6,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.core.inference import InferencePlan
@@ -17,9 +19,10 @@ from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.rescheduler import StragglerDetector, Verdict, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
-from workbench.methods.galaxy_plus.serving.worker import Begun, Loaded, ReportingPacer, ServiceJob, ServingWorker
+from workbench.methods.galaxy_plus.serving.worker import Begun, Loaded, ReportingPacer, Served, ServiceJob, ServingWorker, UnderWay
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, shard_spec
+from workbench.runtime.commands import StepDone
 from workbench.runtime.context import RankContext
 
 EXPECTED = {0: {0: 0.4, 1: 0.2}, 1: {0: 0.1, 1: 0.3}, 2: {0: 0.2, 1: 0.2}}
@@ -191,3 +194,27 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     for event in (again, again, Begun(0, 1.0), again):
         policy.heard(SimpleNamespace(job=job), 1, event)  # type: ignore[arg-type]
     assert [(event.kind, event.plan_after, event.detail) for event in log.events] == [("loaded", 0, "0 bytes")]
+
+
+@pytest.mark.parametrize("is_under_way", [True, False], ids=["in service", "idle"])
+def test_a_request_is_repeated_if_its_only_device_is_lost_while_it_serves_it(is_under_way: bool) -> None:
+    """No other device can tell of the attempt.  What comes before the next attempt is service, not queueing."""
+    parts: Any = dict.fromkeys(one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING)
+    parts |= {"samples": Samples(1), "requests": (SimpleNamespace(length=8),), "answers": [torch.ones(2)]}
+    log, rescheduler = ServingLog(arrivals_s=(0.5, 7.0)), SimpleNamespace(current=0)
+    policy = ServingPolicy(**parts | {"fleet": SimpleNamespace(now_s=lambda: 12.0), "log": log, "rescheduler": rescheduler})
+    policy.answered = lambda request: None
+    generation: Any = SimpleNamespace(job=SimpleNamespace(index=0, specs={}))
+    policy.heard(generation, 0, Begun(0, 10.0))
+    if is_under_way:
+        policy.heard(generation, 0, UnderWay(0, 11.0))
+    policy.ended(generation, {}, frozenset({0}))
+    for number in (0, 1):
+        since_s = 16.0 + 2 * number
+        policy.heard(generation, 0, UnderWay(number, since_s))
+        done = Served(np.ones(2, dtype=np.float32), since_s, since_s + 1.0, since_s, since_s + 1.0, 1.0, 0.0, 0.0)
+        policy.stepped(generation, 0, StepDone(number, 0.0, done))
+    policy.ended(generation, {}, frozenset({0}))  # idle again: nothing is repeated
+    found = [(request.start_s, request.queueing_s, request.end_s, request.attempts) for request in log.requests]
+    assert found == [(1.0, 0.5, 7.0, 2) if is_under_way else (6.0, 5.5, 7.0, 1), (8.0, 1.0, 9.0, 1)]
+    assert [(event.kind, event.value) for event in log.events] == [("repeated", 0.0)] * is_under_way

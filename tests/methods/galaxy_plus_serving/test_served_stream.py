@@ -11,7 +11,7 @@ import pytest
 
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.serving import ServedRequest, ServingEvent, StreamSettings
+from workbench.core.serving import ServedRequest, ServiceInterrupted, ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.experiments import (
     SETTINGS,
@@ -144,6 +144,45 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
     switched = next(event.time_s for event in report.events_of("switched") if event.time_s > paused)
     assert not [request for request in report.requests if paused < request.end_s < switched]
     assert {request.plan for request in report.requests if request.start_s > switched} == {report.events_of("paused")[0].plan_after}
+
+
+def test_the_only_serving_device_is_killed_and_then_the_user_ends_the_service() -> None:
+    """The request in service is repeated, the recovery is no queueing, and the report is of what was answered."""
+    cluster, host, faults = soak_cluster(), made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S), FaultSchedule()
+    answered: list[ServedRequest] = []
+    lost: list[ServingEvent] = []
+
+    def answer(request: ServedRequest) -> None:
+        answered.append(request)
+        if lost and request.number > 40:
+            raise KeyboardInterrupt
+
+    def is_over(now_s: float) -> bool:
+        if not faults.faults and len(answered) > 10:
+            faults.add(Fault(kind="kill", rank=0, start=now_s, end=now_s + 0.1))
+        return now_s > MOST_S
+
+    with EngineCluster.start(cluster, fidelity="paced") as engines, pytest.raises(ServiceInterrupted) as ended:
+        serve(
+            SOAK_MODEL,
+            cluster,
+            engines,
+            host,
+            stream=StreamSettings(num_requests=MOST_REQUESTS, length=SOAK_LENGTH),
+            rescheduling=SETTINGS,
+            faults=faults,
+            left_out=(1, 2, 3),
+            is_over=is_over,
+            on_event=lambda event: lost.append(event) if event.kind == "lost" else None,
+            on_request=answer,
+        )
+    report = ended.value.report
+    assert list(report.requests) == answered and all(request.is_right for request in answered)
+    [repeated] = [request for request in report.requests if request.attempts > 1]  # it serves one after the other, without a pause
+    assert report.num_repeated == 1 and repeated.attempts == 2
+    assert repeated.start_s < lost[0].time_s < repeated.end_s
+    assert report.notes[0] == f"The service was interrupted: {len(answered)} of {MOST_REQUESTS} requests were answered."
+    assert report.num_lost == 0 and len(report.events_of("repeated")) == 1
 
 
 def test_what_cannot_be_served() -> None:

@@ -19,7 +19,7 @@ from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
-from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob
+from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob, UnderWay
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
 from workbench.runtime.devices import Fleet
@@ -78,7 +78,7 @@ class ServingPolicy:
     _loaded: dict[int, dict[int, Loaded]] = field(default_factory=lambda: defaultdict(dict))  # by plan and rank
     _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
     _reported_s: float = 0.0
-    _since_s: float | None = None  # start of the next request's current attempt, if a device has finished it before the first device
+    _since_s: float | None = None  # start of the next request's current attempt, if it has begun
 
     @property
     def step(self) -> int:
@@ -171,10 +171,7 @@ class ServingPolicy:
         self.samples.busy(rank, Busy(served.start_s - begin_s, served.end_s - begin_s, served.busy_s))
         self.late_s += served.late_s
         self.paced_s += served.paced_s
-        if done.step != self.step:
-            return
-        if served.output is None:
-            self._since_s = served.since_s
+        if done.step != self.step or served.output is None:
             return
         self._since_s = None
         self.log.attempted(served.since_s - begin_s)
@@ -188,6 +185,9 @@ class ServingPolicy:
             case BlockReport():
                 if event.plan == self.rescheduler.current:
                     self._reports[rank].append(event.blocks)
+            case UnderWay():
+                if event.number == self.step:
+                    self._since_s = event.since_s
             case Loaded():
                 self._take_loaded(rank, event)
             case Begun():
@@ -229,12 +229,9 @@ class ServingPolicy:
             if wanted not in (-1, self.rescheduler.current) and self._is_tight(self.log.plans[wanted]):
                 self.rescheduler.paused(self.now_s)
             return
-        since_s = [ended.part.since_s for ended in parts.values() if ended.part is not None and ended.part.number == self.step]
-        if self._since_s is not None:
-            since_s.append(self._since_s)
-        if not since_s or self._begin_s is None:
+        if self._since_s is None or self._begin_s is None:
             return
-        self.log.attempted(min(since_s) - self._begin_s)
+        self.log.attempted(self._since_s - self._begin_s)
         self.log.repeated(self.now_s, generation.job.index)
         self._since_s = None
         if self.log.num_attempts >= _MOST_ATTEMPTS:

@@ -13,7 +13,14 @@ from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Fidelity
 from workbench.core.report import dilation_note
-from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingEvent, ServingReport, StreamSettings
+from workbench.core.serving import (
+    ReschedulingSettings,
+    ServedRequest,
+    ServiceInterrupted,
+    ServingEvent,
+    ServingReport,
+    StreamSettings,
+)
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
@@ -117,7 +124,8 @@ def serve(
     faults: is_over may add to the schedule while requests are served.
     first_plan: for all devices; by default our planner's.  left_out: devices that no plan may use.
     is_over: called with the service's seconds; returns whether to end early.
-    Engines are left running, as before.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError.
+    Engines are left running, as before.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError, and ServiceInterrupted with a
+    report if the user ends the service.
     """
     settings = rescheduling or ReschedulingSettings()
     schedule = faults if isinstance(faults, FaultSchedule) else FaultSchedule(faults)
@@ -181,8 +189,11 @@ def serve(
             injected=policy.injected,
             clock=policy.faults_s,
         )
+        is_interrupted = False
         try:
             coordinator.run()
+        except KeyboardInterrupt:
+            is_interrupted = True
         except DeviceLostError:
             if rescheduler.wanted >= 0:
                 raise
@@ -192,7 +203,7 @@ def serve(
     slowed = (dilation_note(engines.dilation),) if engines.dilation > 1 else ()
     if overrun_share > BUSY_OVERRUN_SHARE:
         notes += (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",)
-    return log.report(
+    report = log.report(
         policy.samples,
         source="real" if is_real else "emulated",
         fidelity="" if engines.fidelity == "real" else engines.fidelity,
@@ -207,6 +218,10 @@ def serve(
         valid=not notes,
         notes=notes + slowed + (engines.notes if isinstance(engines, SshEngines) else ()),
     )
+    if is_interrupted:
+        note = f"The service was interrupted: {len(report.requests)} of {stream.num_requests} requests were answered."
+        raise ServiceInterrupted(replace(report, num_lost=0, notes=(note, *report.notes)))
+    return report
 
 
 def serve_emulated(
@@ -232,7 +247,10 @@ def serve_emulated(
 
     def late_share(dilation: float) -> float:
         engines.dilate(dilation)
-        return served(stream=short).overrun_share
+        try:
+            return served(stream=short).overrun_share
+        except ServiceInterrupted:
+            raise KeyboardInterrupt from None  # none of the stream's requests was served
 
     find_dilation(late_share)
     return served(stream=stream, **settings)

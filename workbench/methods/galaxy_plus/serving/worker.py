@@ -105,7 +105,10 @@ class Failed(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """A device's state when a generation ended: its current request, and since when."""
+    """The plan's first device begins to answer a request.  since_s: on the coordinator's clock.
+
+    It is told at once: whatever is lost afterwards, the coordinator knows that this was an attempt.
+    """
 
     number: int
     since_s: float
@@ -221,13 +224,10 @@ class ServingWorker:
 
     # Requests.
 
-    def train(
-        self, context: RankContext, process_group: dist.ProcessGroup, job: ServiceJob, controls: Controls
-    ) -> tuple[End, UnderWay | None]:
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: ServiceJob, controls: Controls) -> tuple[End, None]:
         """Answer the requests of a job (see Worker)."""
         members = tuple(sorted(job.plan.ranks))
         self._reported = WARM_UP, job.index
-        under_way: UnderWay | None = None
         try:
             with InferenceSession(
                 self._context,
@@ -256,17 +256,18 @@ class ServingWorker:
                     word = self._lead(session, job, controls, number, begin_s) if is_first else self._follow(session, job)
                     if word < 0:
                         return ("paused" if word == _PAUSES else "lost"), None
-                    under_way = UnderWay(number, self._now_s())
-                    self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, under_way)))
-                    under_way = None
+                    since_s = self._now_s()
+                    if is_first:
+                        self._context.publish(UnderWay(number, since_s))
+                    self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, number, since_s)))
         except (DeviceLostError, RuntimeError) as error:
             if not tells_of_peer(error):
                 raise
             error.__traceback__ = None  # it would keep the session in memory
-            return "lost", under_way
+            return "lost", None
         except WorkbenchError as error:
             self._context.publish(Failed(self._reported[0], str(error)))
-            return "lost", under_way
+            return "lost", None
         finally:
             self._is_serving = False
         return "finished", None
@@ -295,15 +296,15 @@ class ServingWorker:
             pass
         return word
 
-    def _answer(self, session: InferenceSession, holding: Holding, job: ServiceJob, under_way: UnderWay) -> Served:
+    def _answer(self, session: InferenceSession, holding: Holding, job: ServiceJob, number: int, since_s: float) -> Served:
         late_s, paced_s = self._pacer.late_s, self._pacer.paced_s
-        self._reported = under_way.number, job.index
+        self._reported = number, job.index
         self._pacer.forget()
-        answer = session.answer(holding, job.requests[under_way.number % len(job.requests)])
+        answer = session.answer(holding, job.requests[number % len(job.requests)])
         self._pacer.tell()
         return Served(
             None if answer.output is None else answer.output.numpy(),
-            under_way.since_s,
+            since_s,
             self._now_s(),
             answer.start_s + self._context.clock_offset_s,
             answer.end_s + self._context.clock_offset_s,
