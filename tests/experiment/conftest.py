@@ -12,8 +12,8 @@ from tiny_job import profile_briefly, tiny_job, write_data
 
 from tests.experiment.running import run, stop_in
 from workbench.core import Job, Report
+from workbench.core.run_folder import sweep_stale_folders
 from workbench.runtime.engines import default_pool
-from workbench.runtime.run_folder import sweep_stale_folders
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from tests.experiment.running import KEPT_AFTER_A_RUN, losses, run, stop_in
 from workbench.core import Job, Report
 from workbench.core.errors import CacheError
-from workbench.core.serial import from_json, to_json
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.methods.base import Event
 from workbench.runtime.activation_cache import CacheManifest
 
@@ -61,8 +62,15 @@ def _cut(cache: Path) -> None:
 
 
 def _age(cache: Path) -> None:
-    manifest = from_json((cache / "manifest.json").read_bytes(), CacheManifest)
-    (cache / "manifest.json").write_text(to_json(replace(manifest, fingerprint="of another model")))
+    owner = cache.parent.name
+    manifest = read_sealed(cache / "manifest.json", owner, CacheManifest)
+    write_sealed(cache / "manifest.json", owner, replace(manifest, fingerprint="of another model"))
+
+
+def _take_from_another(cache: Path) -> None:
+    [other] = (one for one in cache.parents[1].glob("*/cache") if one != cache)
+    shutil.rmtree(cache)
+    shutil.copytree(other, cache)
 
 
 def _garble(cache: Path) -> None:
@@ -75,7 +83,8 @@ def _garble(cache: Path) -> None:
         (_flip, "checksum"),
         (_cut, "1000 bytes instead of"),
         (_age, "another backbone"),
-        (_garble, "does not read"),
+        (_garble, "was cut"),
+        (_take_from_another, "It belongs to "),
         (shutil.rmtree, "missing"),
     ],
 )
@@ -85,7 +94,7 @@ def test_a_cache_that_cannot_be_used_is_told_and_filled_again(
     copied(stopped, tmp_path)
     damage(next(path for path in sorted(tmp_path.glob("devices/*/cache")) if (path / "taps.bin").stat().st_size))
     resumed = run(job, tmp_path, resume=True)
-    assert any(said in note for note in resumed.notes)
+    assert [said in note for note in resumed.notes if "activation cache" in note] == [True]  # and nothing of a tape
     assert "filling the cache again" in resumed.phases_s
     assert [loss for _, _, loss in losses(resumed)] == pytest.approx([loss for _, _, loss in losses(whole[0])], rel=1e-6)
 
@@ -95,9 +104,37 @@ def test_a_damaged_checkpoint_costs_its_epoch_only(
 ) -> None:
     copied(stopped, tmp_path)
     [checkpoint] = (tmp_path / "checkpoints").glob("epoch-1-*")
-    os.truncate(checkpoint, 200)
+    content = bytearray(checkpoint.read_bytes())
+    content[-1] ^= 1
+    checkpoint.write_bytes(content)
     resumed = run(job, tmp_path, resume=True)
     assert resumed.notes[0].startswith("Resumed after epoch 1 of 3")
+    assert any("were changed after they were written" in note for note in resumed.notes)
+    assert losses(resumed) == losses(whole[0])
+
+
+def test_an_edited_loss_does_not_enter_the_report(job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path) -> None:
+    copied(stopped, tmp_path)
+    [log] = (tmp_path / "steps").glob("epoch-1-from-0-rank-0.jsonl")
+    lines = log.read_bytes().splitlines(keepends=True)
+    lines[3] = re.sub(rb"0\.\d+", b"-99.0", lines[3])
+    log.write_bytes(b"".join(lines))
+    resumed = run(job, tmp_path, resume=True)
+    assert resumed.notes[0].startswith("Resumed after epoch 1 of 3")
+    assert any("line 4 was changed" in note for note in resumed.notes)
+    assert losses(resumed) == losses(whole[0])
+
+
+def test_an_initial_state_that_was_changed_lets_the_run_start_over(
+    job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+) -> None:
+    copied(stopped, tmp_path)
+    content = bytearray((tmp_path / "initial.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "initial.safetensors").write_bytes(content)
+    resumed = run(job, tmp_path, resume=True)
+    assert resumed.notes[0] == "The run starts over."
+    assert resumed.notes[1].startswith("'initial.safetensors' was to be read. The values of ")
     assert losses(resumed) == losses(whole[0])
 
 

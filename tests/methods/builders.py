@@ -120,7 +120,7 @@ def make_rank_job(
     """Return a job of mini-batches of 8 in 2 micro-batches, its initial adapter written to the folder."""
     split = split_for(stack, samples, kind)
     if start_epoch == 0:
-        save_initial(initial_adapter(stack, split, kind), folder)
+        save_initial(initial_adapter(stack, split, kind), folder, "test")
     return PacPlusRankJob(
         job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=cluster,

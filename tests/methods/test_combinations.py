@@ -206,7 +206,7 @@ def pac_plus_job(
     stages, order = SCHEDULES[name]
     stack = backbone(model, storage)
     split = split_for(stack, SAMPLES, kind)
-    save_initial(initial_adapter(stack, split, kind), folder)
+    save_initial(initial_adapter(stack, split, kind), folder, "test")
     return PacPlusRankJob(
         job=replace(job(model), epochs=2),
         cluster=four_devices(),
@@ -299,7 +299,7 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
     model = "tiny-bert"
     stack, rank_job = backbone(model, storage), pac_plus_job(model, storage, "hybrid", tmp_path, cached)
     split = rank_job.split
-    records = ActivationCache.create(tmp_path / "cache", rank_job.manifest(tuple(range(SAMPLES)), whole_taps(rank_job.adapter)))
+    records = ActivationCache.create(tmp_path / "cache", rank_job.manifest(0, tuple(range(SAMPLES)), whole_taps(rank_job.adapter)))
     for sample in range(SAMPLES):
         batch = collate(split, [sample])
         with torch.no_grad():

@@ -14,7 +14,7 @@ from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Stage
 from workbench.methods.fine_tuning.method import run_rank
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
-from workbench.methods.training.interrupted import take_up
+from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
@@ -119,6 +119,7 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
     whole = rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path / "whole")
     expected = losses_of(engines.run(run_rank, [whole] * 4))
     stopped = replace(whole, folder=tmp_path / "stopped")
+    begin(stopped)
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)
@@ -131,6 +132,7 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
 
 def test_what_stops_before_its_last_checkpoint_does_its_last_step_again(engines: EngineCluster, tmp_path: Path) -> None:
     stopped = replace(rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path), split=made_up_split(16))
+    begin(stopped)
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     assert not list((tmp_path / "checkpoints").glob("epoch-1-*"))
     former = take_up(stopped)

@@ -1,6 +1,7 @@
 """A distributed PAC+ run gives what one plain process gives: losses, gradients, weights."""
 
 import copy
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,10 +13,12 @@ from plain_training import reference_loss, train_reference
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
+from workbench.core.errors import DamagedError
 from workbench.methods.common.session import RankResult
+from workbench.methods.pac_plus.epochs import make_adapter
 from workbench.methods.pac_plus.method import run_rank
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
-from workbench.methods.training.interrupted import take_up
+from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import Kind
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -124,7 +127,7 @@ def test_gradients_on_devices_equal_one_process(engines: EngineCluster, tmp_path
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=8, epochs=1)
     engines.run(run_rank, [job] * 4)
-    moments = State.load((tmp_path / "checkpoints").glob("moments-0-*"))
+    moments = State.load((tmp_path / "checkpoints").glob("moments-0-*"), "test")
     gradients_equal(moments.tensors, stack, job.split)
 
 
@@ -136,7 +139,8 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
     engines.run(run_rank, [job] * 4)
     seen = set()
     for rank in CACHED.ranks:
-        cache = ActivationCache.open(tmp_path / "devices" / job.cluster.devices[rank].name / "cache", fingerprint="test")
+        name = job.cluster.devices[rank].name
+        cache = ActivationCache.open(tmp_path / "devices" / name / "cache", fingerprint="test", owner=name)
         for sample in cache.manifest.samples:
             batch = collate(job.split, [sample])
             with torch.no_grad():
@@ -193,3 +197,83 @@ def test_a_corrupted_cache_is_noticed_and_filled_again(engines: EngineCluster, t
     assert any("checksum" in note for note in results[1].notes)
     assert "filling the cache again" in results[0].phases_s
     assert losses == pytest.approx(whole[1], rel=1e-6)
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[3 * len(content) // 4] ^= 1
+    path.write_bytes(content)
+
+
+def edit(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
+    """Change the lines of a file."""
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+
+def exchange(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+CHECKPOINTS, LOGS = "checkpoints/{}-{}-layers-0-6.safetensors", "steps/epoch-{}-from-0-rank-{}.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("damage", "epochs", "said"),
+    [
+        (lambda folder: flip(folder / CHECKPOINTS.format("epoch", 1)), 1, "were changed after they were written"),
+        (lambda folder: os.truncate(folder / CHECKPOINTS.format("epoch", 2), 900), 2, "cut or changed"),
+        (lambda folder: (folder / CHECKPOINTS.format("epoch", 1)).unlink(), 1, "Epochs 2 to 3 are done again"),
+        (
+            lambda folder: exchange(*(folder / CHECKPOINTS.format("epoch", epoch) for epoch in (1, 2))),
+            1,
+            "belongs to epoch-2-layers-0-6.safetensors",
+        ),
+        (lambda folder: edit(folder / LOGS.format(1, 0), lambda lines: [line.replace(b"[1,1,", b"[1,7,") for line in lines]), 1, "line 3"),
+        (lambda folder: edit(folder / LOGS.format(1, 1), lambda lines: lines[1:]), 1, "Line 1 was changed"),
+        (lambda folder: edit(folder / LOGS.format(2, 1), lambda lines: [*lines[:2], *lines[3:]]), 2, "line 3 was changed"),
+        (lambda folder: edit(folder / LOGS.format(2, 0), lambda lines: lines[:-1]), 2, ""),  # as a crash may leave it
+        (lambda folder: (folder / LOGS.format(2, 1)).unlink(), 2, ""),
+        (lambda folder: exchange(*(folder / LOGS.format(1, rank) for rank in (0, 1))), 1, "belongs to epoch-1-from-0-rank-1.jsonl"),
+        (lambda folder: flip(folder / "plan.json"), 3, "'plan.json' was to be read"),
+    ],
+    ids=[
+        "changed checkpoint",
+        "cut checkpoint",
+        "missing checkpoint",
+        "exchanged checkpoints",
+        "edited log",
+        "log without a beginning",
+        "log without a line",
+        "log without an end",
+        "missing log",
+        "exchanged logs",
+        "changed plan",
+    ],
+)
+def test_what_was_damaged_is_told_and_never_used(
+    damage: Callable[[Path], object], epochs: int, said: str, tmp_path: Path, whole: tuple[Path, dict[tuple[int, int], float]]
+) -> None:
+    """The run goes on after the last epoch of which all is intact, with that epoch's losses."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
+    begin(job)
+    assert (take_up(job).epochs, take_up(job).damage) == (3, ())
+    damage(folder)
+    former = take_up(job)
+    assert (former.epochs, former.step) == (epochs, 0)
+    assert said in " ".join(former.damage) and bool(former.damage) == bool(said)
+    assert losses_of(former.results) == {at: loss for at, loss in whole[1].items() if at[0] < epochs}
+    again = take_up(job)  # what was damaged is gone, and nothing is told twice
+    assert (again.epochs, again.damage, again.results) == (epochs, (), former.results)
+
+
+def test_an_initial_state_that_was_changed_is_not_used(tmp_path: Path, whole: tuple[Path, object]) -> None:
+    shutil.copytree(whole[0], tmp_path / "run")
+    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), tmp_path / "run", samples=SAMPLES, epochs=3)
+    flip(tmp_path / "run" / "initial.safetensors")
+    with pytest.raises(DamagedError, match=r"'initial.safetensors' was to be read\. The values of .* were changed"):
+        make_adapter(job, 0, job.adapter.num_layers)

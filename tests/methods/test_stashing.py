@@ -26,7 +26,7 @@ from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
 from workbench.methods.fine_tuning.method import run_rank
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, TechniquePhase, WindowOptimizer, all_parts
 from workbench.methods.training.handlers import share_of
-from workbench.methods.training.interrupted import take_up
+from workbench.methods.training.interrupted import begin, take_up
 from workbench.methods.training.phases import make_optimizer
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at, set_learning_rate
@@ -267,6 +267,7 @@ def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCl
     losses = losses_of(engines.run(run_rank, [job] * 4))
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(of_windows(expected, job), rel=1e-5)
     stopped = replace(job, folder=tmp_path / "stopped")
+    begin(stopped)
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)

@@ -87,8 +87,7 @@ def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp
     copy = tmp_path / "steps.jsonl"
     copy.write_bytes(one.steps_path(KEPT).read_bytes())
     model = load_causal_model(one.model, TrainableConfig(rank=one.rank, alpha=one.alpha, seed=one.seed))
-    with LogFile(copy, one.run_header) as log:
-        replay(model.trainables, log.steps)
+    replay(model.trainables, LogFile(copy, one.run_header).steps)
     after = score(model, one.model, one.max_length)
     [printed] = [str(row[-1]).split(", ") for row in result.tables[0].rows if row[1] == queries]
     assert after == pytest.approx(float(printed[1]), abs=12.0)  # three standard errors of 100 sentences

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from workbench.core.errors import CacheError, ConfigError
-from workbench.core.serial import from_json, to_json
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.activation_records import STORAGE_TYPES, RecordLayout
 
@@ -127,8 +127,13 @@ def test_a_wrong_number_of_taps_is_refused(tmp_path: Path) -> None:
 
 
 def _edit(folder: Path, **changes: object) -> None:
-    manifest = from_json((folder / "manifest.json").read_bytes(), CacheManifest)
-    (folder / "manifest.json").write_text(to_json(replace(manifest, **changes)))
+    manifest = read_sealed(folder / "manifest.json", "", CacheManifest)
+    write_sealed(folder / "manifest.json", "", replace(manifest, **changes))
+
+
+def _replace_in(path: Path, old: bytes, new: bytes) -> None:
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
 
 
 @pytest.mark.parametrize(
@@ -136,12 +141,14 @@ def _edit(folder: Path, **changes: object) -> None:
     [
         (lambda folder: (folder / "manifest.json").unlink(), "missing or unfinished"),
         (lambda folder: (folder / "taps.bin").unlink(), "missing or unfinished"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "does not read"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "was cut"),
+        (lambda folder: _replace_in(folder / "manifest.json", b"7,3,5", b"3,7,5"), "was changed after it was written"),
         (lambda folder: _edit(folder, dtype="float16"), "does not read"),
         (lambda folder: _edit(folder, samples=(7, 3)), "bytes instead of"),
         (lambda folder: _edit(folder, checksums=(1, 2)), "do not match"),
         (lambda folder: os.truncate(folder / "taps.bin", 10), "10 bytes instead of 576"),
         (lambda folder: (folder / "taps.bin").write_bytes(bytes(576)), "checksum"),
+        (lambda folder: _edit(folder, samples=(3, 7, 5), lengths=(2, 4, 6)), "checksum"),
         (lambda folder: _edit(folder, fingerprint="another"), "another backbone"),
     ],
 )
@@ -150,6 +157,16 @@ def test_what_cannot_be_used_is_told(damage, said: str, tmp_path: Path) -> None:
     damage(tmp_path)
     with pytest.raises(CacheError, match=f"{said}.*has to fill it again"):
         ActivationCache.open(tmp_path, fingerprint="mine")
+
+
+def test_another_devices_cache_is_refused(tmp_path: Path) -> None:
+    """Also one with the same samples of the same run."""
+    finished(tmp_path / "alpha", replace(MANIFEST, owner="alpha"))
+    with pytest.raises(CacheError, match=r"It belongs to alpha\..*has to fill it again"):
+        ActivationCache.open(tmp_path / "alpha", fingerprint="mine", owner="beta")
+    with pytest.raises(CacheError, match=r"It belongs to alpha"):
+        ActivationCache.reopen(tmp_path / "alpha", replace(MANIFEST, owner="beta"))
+    assert ActivationCache.open(tmp_path / "alpha", fingerprint="mine", owner="alpha").written == {7, 3, 5}
 
 
 def test_every_byte_is_checked(tmp_path: Path) -> None:

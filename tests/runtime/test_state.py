@@ -208,20 +208,20 @@ def test_files_are_read_by_name(tmp_path: Path) -> None:
     """From any division among files, only what is asked for; what is missing is named."""
     whole = {f"layer.{number}": torch.randn(4, 3).to(dtype) for number, dtype in enumerate(DTYPES[:4])}
     paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
-    State(step=5, tensors={"layer.0": whole["layer.0"], "layer.3": whole["layer.3"]}).save(paths[0])
-    State(step=5, tensors={"layer.1": whole["layer.1"], "layer.2": whole["layer.2"]}).save(paths[1])
+    State(step=5, tensors={"layer.0": whole["layer.0"], "layer.3": whole["layer.3"]}).save(paths[0], "run")
+    State(step=5, tensors={"layer.1": whole["layer.1"], "layer.2": whole["layer.2"]}).save(paths[1], "run")
     for names in (["layer.1", "layer.3"], None):
         into = None if names is None else {name: torch.zeros_like(whole[name]) for name in names}
-        found = State.load(paths, into)
+        found = State.load(paths, "run", into)
         assert found.step == 5
         assert set(found.tensors) == set(names or whole)
         assert all(found.tensors[name] is tensor for name, tensor in (into or {}).items())
         for name, tensor in found.tensors.items():
             same_bits(tensor, whole[name])
     with pytest.raises(StateError, match=r"layer\.9 missing.*without --resume"):
-        State.load(paths, {"layer.0": torch.zeros_like(whole["layer.0"]), "layer.9": torch.zeros(4, 3)})
+        State.load(paths, "run", {"layer.0": torch.zeros_like(whole["layer.0"]), "layer.9": torch.zeros(4, 3)})
     with pytest.raises(StateError, match=r"layer\.1 missing"):  # of another shape
-        State.load(paths, {"layer.1": torch.zeros(3, 4)})
-    State(step=6, tensors={"layer.4": torch.zeros(1)}).save(paths[1])
+        State.load(paths, "run", {"layer.1": torch.zeros(3, 4)})
+    State(step=6, tensors={"layer.4": torch.zeros(1)}).save(paths[1], "run")
     with pytest.raises(StateError, match=r"steps are \[5, 6\]"):
-        State.load(paths)
+        State.load(paths, "run")

@@ -25,6 +25,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile
+from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import layers_seconds, scale_to_cluster
 from workbench.methods.common.session import RankSession
@@ -40,7 +41,6 @@ from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
-from workbench.runtime.run_folder import scratch_folder
 from workbench.simulator import simulate
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
@@ -154,7 +154,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
         cluster = _cluster(mbit)
         with scratch_folder() as folder, EngineCluster.start(cluster) as engines:
             require_kernel_links(engines, "runtime")
-            save_initial(ParallelAdapter(adapter), Path(folder))
+            save_initial(ParallelAdapter(adapter), Path(folder), "bench")
             job = _job(cluster, adapter, host_layers, Path(folder))
             # The simulated step contains no overhead of either side.
             bound_s = simulate(Programs(job).hybrid(planned_of(job).shape), memory=False).makespan_s

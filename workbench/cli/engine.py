@@ -133,25 +133,21 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
     header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": to_json(trainer.description, indent=-1)}
     log = None if path is None else LogFile(path, header)
     losses = []
-    try:
-        if log is not None and log.steps:
-            trainer.resume(log.steps[:steps])
-            say(f"Going on behind step {trainer.step_number}")
-        while trainer.step_number < steps:
-            number = trainer.step_number
-            made = trainer.step(rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)), learning_rate)
-            losses.append(made.loss)
-            if log is not None:
-                if made.log is None:
-                    raise ConfigError(
-                        f"A log '{path}' was asked for.", "The program draws noise that no log holds.", "Export with --noise input."
-                    )
-                log.append(made.log)
-            if (number + 1) % REPORTED_STEPS == 0:
-                say(f"step {number + 1} of {steps}: loss {sum(losses[-REPORTED_STEPS:]) / len(losses[-REPORTED_STEPS:]):.4f}")
-    finally:
+    if log is not None and log.steps:
+        trainer.resume(log.steps[:steps])
+        say(f"Going on behind step {trainer.step_number}")
+    while trainer.step_number < steps:
+        number = trainer.step_number
+        made = trainer.step(rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)), learning_rate)
+        losses.append(made.loss)
         if log is not None:
-            log.close()
+            if made.log is None:
+                raise ConfigError(
+                    f"A log '{path}' was asked for.", "The program draws noise that no log holds.", "Export with --noise input."
+                )
+            log.append(made.log)
+        if (number + 1) % REPORTED_STEPS == 0:
+            say(f"step {number + 1} of {steps}: loss {sum(losses[-REPORTED_STEPS:]) / len(losses[-REPORTED_STEPS:]):.4f}")
     return losses
 
 

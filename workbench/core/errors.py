@@ -52,6 +52,10 @@ class CacheError(WorkbenchError):
     """An activation cache that is stale, truncated, corrupted, or does not fit on the disk."""
 
 
+class DamagedError(WorkbenchError):
+    """A file of a run that was changed, cut or swapped since it was written; the message names it."""
+
+
 class MemoryBudgetError(WorkbenchError):
     """A device needed more memory than its budget while it ran."""
 

@@ -14,17 +14,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, DamagedError
+from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
 from workbench.models.evaluation import BatchLike, TapStatistics, calibrate, set_statistics
 from workbench.models.initialization import require_own_backbone
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
-from workbench.models.partial_loading import save_tensors
+from workbench.models.sealed_tensors import load_sealed, save_sealed
 from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack
 
@@ -216,9 +215,10 @@ def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterCo
 def distilled(folder: Path, fingerprint: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the state stored in `folder` under this fingerprint.  If it is missing or damaged, make and store it."""
     path = folder / f"distilled-{fingerprint[:32]}.safetensors"
+    owner = owner_of(fingerprint, path)
     try:
-        return load_file(path)
-    except (OSError, SafetensorError):
+        return load_sealed(path, owner)[0]
+    except DamagedError:
         state = make()
-    save_tensors(path, state)
+    save_sealed(path, owner, state)
     return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 import threading
 from collections import defaultdict
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from workbench.core.errors import MissingDataError, WriteError
-from workbench.core.files import whole_file
+from workbench.core.files import advice, whole_file
 from workbench.core.serial import shown
 from workbench.models.families import Family, family_of, words_of
 from workbench.models.products import LanguageModelHead, head_scale
@@ -352,4 +353,6 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: dict
         try:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, metadata=metadata)
         except SafetensorError as error:  # it wraps operating system errors
-            raise WriteError(f"Writing '{path}' was asked for.", f"{error}.", "Free some space, or choose another place.") from error
+            number = re.search(r"os error (\d+)", str(error))
+            todo = advice(int(number[1]) if number else None)
+            raise WriteError(f"Writing '{path}' was asked for.", f"{error}.", todo) from error

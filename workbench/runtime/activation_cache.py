@@ -1,15 +1,14 @@
 """Cache the backbone's activations of every sample on disk (PAC+, section IV-B): written in epoch 1, read in later epochs.
 
 A record holds one sample's taps without padding (see activation_records).  All records lie in one file, in sample order, which is
-read through a memory map.  A manifest names the model and data of the cache and holds a checksum for each record.  While the cache
-is being written, a second file holds the checksums of the complete records, so that an interrupted epoch can continue.
+read through a memory map.  A sealed manifest names the cache's owner, model and data, and holds a checksum for each record.  While the
+cache is being written, a second file holds the checksums of the complete records, so that an interrupted epoch can continue.
 """
 
 from __future__ import annotations
 
 import mmap
 import shutil
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.errors import CacheError, ConfigError, WriteError
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.errors import CacheError, ConfigError, DamagedError, WriteError
+from workbench.core.files import LIMITS
+from workbench.core.sealed import checksum, read_sealed, write_sealed
 from workbench.runtime.activation_records import RecordLayout, allocate, as_array, decoded_dtype, map_file
 
 cache_dtype = decoded_dtype
@@ -30,12 +30,13 @@ _NOT_WRITTEN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheManifest(RecordLayout):
-    """Describes the contents of a cache file.  fingerprint: hash of backbone, quantization, tokenizer and data.
+    """Describes the contents of a cache file.  fingerprint: hash of backbone, quantization, tokenizer and data.  owner: the device's name.
 
-    checksums: CRC-32 of every record, None while the cache is being written.
+    checksums: of every record (see core.sealed), None while the cache is being written.
     """
 
     fingerprint: str
+    owner: str = ""
     samples: tuple[int, ...]
     lengths: tuple[int, ...]
     checksums: tuple[int, ...] | None = None
@@ -70,22 +71,26 @@ class ActivationCache:
                 if manifest.nbytes:
                     allocate(file, manifest.nbytes)
             np.full(len(manifest.samples), _NOT_WRITTEN, dtype=np.int64).tofile(folder / WRITTEN)
-            write_text(folder / MANIFEST, to_json(manifest))
+            write_sealed(folder / MANIFEST, manifest.owner, manifest)
         except (OSError, WriteError) as error:
             shutil.rmtree(folder, ignore_errors=True)
+            todo = "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk."
             raise CacheError(
                 f"An activation cache of {manifest.nbytes / 1e6:.1f} MB was asked for in '{folder}'.",
                 f"{error.found.rstrip('.') if isinstance(error, WriteError) else error.strerror}{_free(folder)}.",
-                "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk.",
+                LIMITS.get(error.errno or 0, todo) if isinstance(error, OSError) else todo,
             ) from error
         cache = cls(folder, manifest)
         cache._map_checksums()
         return cache
 
     @classmethod
-    def open(cls, folder: Path, *, fingerprint: str, verify: bool = True) -> ActivationCache:
-        """Open a finished cache.  Raises CacheError if it is missing, unfinished, stale, truncated or (with verify) corrupted."""
-        manifest = _read_manifest(folder, fingerprint)
+    def open(cls, folder: Path, *, fingerprint: str, owner: str = "", verify: bool = True) -> ActivationCache:
+        """Open a finished cache.
+
+        Raises CacheError if it is missing, unfinished, stale, truncated, another device's, or (with verify) corrupted.
+        """
+        manifest = _read_manifest(folder, fingerprint, owner)
         if manifest.checksums is None:
             raise _unusable(folder, "It is missing or unfinished.")
         cache = cls(folder, manifest)
@@ -97,7 +102,7 @@ class ActivationCache:
     @classmethod
     def open_as(cls, folder: Path, manifest: CacheManifest) -> ActivationCache:
         """Open a finished cache that has exactly these samples and taps (see open)."""
-        cache = cls.open(folder, fingerprint=manifest.fingerprint)
+        cache = cls.open(folder, fingerprint=manifest.fingerprint, owner=manifest.owner)
         _require_alike(folder, cache.manifest, manifest)
         return cache
 
@@ -108,7 +113,7 @@ class ActivationCache:
         With verify, a record that differs from its checksum counts as not written.  Raises CacheError if the cache is missing, truncated
         or was made for another manifest.
         """
-        found = _read_manifest(folder, manifest.fingerprint)
+        found = _read_manifest(folder, manifest.fingerprint, manifest.owner)
         _require_alike(folder, found, manifest)
         cache = cls(folder, replace(manifest, checksums=None))
         if found.checksums is not None:
@@ -135,7 +140,7 @@ class ActivationCache:
         for place in np.flatnonzero(self._checksums == _NOT_WRITTEN):
             self._checksums[place] = self._checksum(int(place))
         self.manifest = replace(self.manifest, checksums=tuple(self._checksums.tolist()))
-        write_text(self.folder / MANIFEST, to_json(self.manifest))
+        write_sealed(self.folder / MANIFEST, self.manifest.owner, self.manifest)
         (self.folder / WRITTEN).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -150,7 +155,7 @@ class ActivationCache:
         self.close()
         shutil.rmtree(folder, ignore_errors=True)
         self.folder.rename(folder)
-        return ActivationCache.open(folder, fingerprint=self.manifest.fingerprint, verify=False)
+        return ActivationCache.open(folder, fingerprint=self.manifest.fingerprint, owner=self.manifest.owner, verify=False)
 
     def remove(self) -> None:
         """Delete the cache from the disk."""
@@ -214,8 +219,10 @@ class ActivationCache:
         self._checksums = as_array(map_file(self.folder / WRITTEN, 8 * count), np.int64, (count,))
 
     def _checksum(self, place: int) -> int:
-        start = self._starts[place]
-        return zlib.crc32(self.rows[start : start + self.manifest.rows(self.manifest.lengths[place])])
+        start, manifest = self._starts[place], self.manifest
+        # The record's own name comes first: a record in another's place, or of another device, differs.
+        own = checksum(f"{manifest.owner} {manifest.fingerprint} {manifest.samples[place]}")
+        return checksum(own, memoryview(self.rows[start : start + manifest.rows(manifest.lengths[place])].reshape(-1)))
 
     def _damaged(self, places: Iterable[int]) -> list[int]:
         """Return the records that differ from their checksum.  A record without a checksum does not count."""
@@ -223,13 +230,15 @@ class ActivationCache:
         return [place for place in places if known[place] != _NOT_WRITTEN and known[place] != self._checksum(place)]
 
 
-def _read_manifest(folder: Path, fingerprint: str) -> CacheManifest:
+def _read_manifest(folder: Path, fingerprint: str, owner: str) -> CacheManifest:
     """Return the manifest of a cache whose data file has the right size.  Raises CacheError otherwise."""
     try:
-        manifest = from_json((folder / MANIFEST).read_bytes(), CacheManifest, source=str(folder / MANIFEST))
+        manifest = read_sealed(folder / MANIFEST, owner, CacheManifest)
         size, nbytes = (folder / DATA).stat().st_size, manifest.nbytes
     except FileNotFoundError:
         raise _unusable(folder, "It is missing or unfinished.") from None
+    except DamagedError as error:
+        raise _unusable(folder, error.found) from error
     except (OSError, ConfigError) as error:
         raise _unusable(folder, f"It does not read: {error}") from error
     if manifest.fingerprint != fingerprint:

@@ -14,8 +14,9 @@ from workbench.core.costs import Spec
 from workbench.core.errors import StateError
 from workbench.core.program import Program
 from workbench.core.schedule import Value
+from workbench.core.sealed import owner_of
 from workbench.core.timeline import Span
-from workbench.models.partial_loading import save_tensors, tensors_in
+from workbench.models.sealed_tensors import load_sealed, save_sealed
 from workbench.runtime.executor import Execution
 from workbench.runtime.transport import empty
 from workbench.schedules.moves import Move
@@ -48,28 +49,25 @@ class State:
         carry_out(moves, rank, run, self.tensors, into)
         return State(step=self.step, tensors=into)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file atomically.  Raises WriteError if the system refuses."""
-        save_tensors(path, self.tensors, {_STEP: str(self.step)})
+    def save(self, path: Path, run: str) -> None:
+        """Write a sealed safetensors file atomically.  run: its fingerprint.  Raises WriteError if the system refuses."""
+        save_sealed(path, owner_of(run, path), self.tensors, {_STEP: str(self.step)})
 
     @classmethod
-    def load(cls, paths: Iterable[Path], into: Mapping[str, Tensor] | None = None) -> State:
+    def load(cls, paths: Iterable[Path], run: str, into: Mapping[str, Tensor] | None = None) -> State:
         """Load tensors by name from files written by `save`, on any ranks.  into: memory for those to load; None loads all.
 
         Nothing else of the files is mapped or read: a device may have less memory than they are long.
-        Raises StateError if a tensor is in none of the files, or if the files are from different steps.
+        Raises DamagedError if a file is not as this run wrote it, and StateError if a tensor is in none of the files, or if the files are
+        from different steps.
         """
         files = tuple(paths)
         tensors: dict[str, Tensor] = {}
         steps = set()
         for path in files:
-            stored, metadata = tensors_in(path)
+            stored, metadata = load_sealed(path, owner_of(run, path), into)
             steps.add(int(metadata[_STEP]))
-            for name, one in stored.items():
-                if into is None:
-                    tensors[name] = one.read(one.dtype)
-                elif name in into and one.shape == into[name].shape:
-                    tensors[name] = one.read_into(into[name])
+            tensors |= stored
         lost = sorted(set(into or ()).difference(tensors))
         if lost or len(steps) != 1:
             asked = f"A state was to be read from {', '.join(map(str, files)) or 'no file'}."

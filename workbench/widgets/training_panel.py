@@ -242,8 +242,6 @@ class TrainingPanel(Panel):
 
     def _train(self, settings: Trial, steps: int) -> QueryTraining:
         if self._training is None or self._training.settings != settings:
-            if self._training is not None:
-                self._training.close()
             self.headline.value = Markup("<div role='status'>Loading {} and {} ...</div>").format(settings.model, settings.task)
             self._training = QueryTraining(settings, self._folder)
         self._training.score_untrained()

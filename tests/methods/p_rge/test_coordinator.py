@@ -107,8 +107,7 @@ def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
             resume=False,
             notify=lambda event: None,
         )
-        with opened:
-            return Story(opened.on_devices(plan, devices), opened.history, devices)
+        return Story(opened.on_devices(plan, devices), opened.history, devices)
 
     yield run
 

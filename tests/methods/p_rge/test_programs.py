@@ -26,20 +26,20 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan, tmp_path: Pat
     profile = profile_for(prepared, cluster)
     settings: dict[str, Any] = {"is_real": False, "resume": False, "notify": ignore}
     places: dict[str, Any] = {"folder": tmp_path, "setting": prepared.setting, "profile_of": lambda precision: profile}
-    with Run(prepared, cluster, **places, **settings) as run:
-        everyone = tuple(range(cluster.world_size))
-        change = run.history.changes[-1]
-        policy = QueryPolicy(run, plan)
-        predictor = policy.predictor(everyone, {}, plan, change)
-        job = policy.rank_job(everyone, plan, predictor, change)
-        own = load_model(prepared)
-        for step in range(STEPS):
-            shape = predictor.shape(step)
-            assert job.program(job.query_step(), step).to_text() == predictor.program(shape).to_text()
-            batch = job.batch(step)
-            packing = own.packing(batch)
-            assert (shape.rows, shape.tokens) == (tuple(batch.input_ids.shape) if packing is None else packing.shape)
-            assert shape.target_length == (0 if batch.decoder_ids is None else batch.decoder_ids.shape[1])
+    run = Run(prepared, cluster, **places, **settings)
+    everyone = tuple(range(cluster.world_size))
+    change = run.history.changes[-1]
+    policy = QueryPolicy(run, plan)
+    predictor = policy.predictor(everyone, {}, plan, change)
+    job = policy.rank_job(everyone, plan, predictor, change)
+    own = load_model(prepared)
+    for step in range(STEPS):
+        shape = predictor.shape(step)
+        assert job.program(job.query_step(), step).to_text() == predictor.program(shape).to_text()
+        batch = job.batch(step)
+        packing = own.packing(batch)
+        assert (shape.rows, shape.tokens) == (tuple(batch.input_ids.shape) if packing is None else packing.shape)
+        assert shape.target_length == (0 if batch.decoder_ids is None else batch.decoder_ids.shape[1])
 
 
 @pytest.mark.parametrize(("precision", "compute_dtype"), [("float32", None), ("bfloat16", None), ("int8", None), ("nf4", "bfloat16")])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, load_as_ask
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.seeds import query_seed
-from workbench.methods.base import Event, Planned, ignore
-from workbench.methods.common.session import StepTrace
+from workbench.methods.base import Event, Outcome, Planned, ignore
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.worker import RankPart
 from workbench.models.quantization import held_bytes
 from workbench.models.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
 from workbench.runtime.engines import EngineCluster
@@ -122,7 +119,7 @@ def test_losses_after_a_fault_are_those_of_one_process(plan: Plan, faults: str, 
         outcome = run(prepared, engines, plan, tmp_path, row_s=4e-4)
     _, records = trained_by(outcome, prepared)
     expected = losses_of(prepared, records)
-    assert len(outcome.steps) >= 12  # the step of a loss may be told by nobody
+    assert [(step.epoch, step.step) for step in outcome.steps] == [divmod(step, prepared.steps_per_epoch) for step in range(14)]
     for step in outcome.steps:
         number = step.epoch * prepared.steps_per_epoch + step.step
         assert step.loss == pytest.approx(expected[number], rel=1e-4), number
@@ -143,17 +140,6 @@ def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, 
     assert outcome.bytes["device-1: sent"] > 0
 
 
-def test_a_step_that_only_some_devices_finished_is_reported_whole() -> None:
-    """It is in the log, and no device does it again."""
-    plan = shared(2, 2)
-    generation: Any = SimpleNamespace(plan=plan, members=(1, 0))
-    steps = [StepTrace(0, step, 4, float(step), step + 1.0, 0.25) for step in (0, 1)]
-    done = p_rge.Done(parts=[(generation, {0: RankPart(rank=1, steps=steps[:1]), 1: RankPart(rank=0, steps=steps)})])
-    results = p_rge.results_of(done)
-    losses = [[step.loss for result in results for step in result.steps if step.step == number] for number in (0, 1)]
-    assert losses == [[0.25, 0.25], [0.5]]
-
-
 def test_a_slow_device_gets_fewer_queries_in_mid_run(engines: EngineCluster, tmp_path: Path) -> None:
     """What the updates are does not change: only who computes them."""
     prepared = prepared_job(faults="slow:device-0:8@step2", steps=24, adapt=True, step_s=1e3)
@@ -169,7 +155,7 @@ def test_a_slow_device_gets_fewer_queries_in_mid_run(engines: EngineCluster, tmp
 
 
 def test_a_run_that_was_stopped_goes_on_from_its_log(engines: EngineCluster, tmp_path: Path) -> None:
-    """To the very same log; on other devices to the same weights, and never with other settings."""
+    """To the very same steps and report; on other devices to the same weights, and never with other settings."""
     prepared = prepared_job()
 
     def stop(event: Event) -> None:
@@ -183,18 +169,65 @@ def test_a_run_that_was_stopped_goes_on_from_its_log(engines: EngineCluster, tmp
     kept = log.read_bytes()
     log.write_bytes(kept + b"[4,0.005,[12")  # torn by the crash
     again = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
-    assert log.read_bytes() == Path(whole.artifacts["log"]).read_bytes()
+    assert read_log(log) == read_log(Path(whole.artifacts["log"]))
     assert log.read_bytes().startswith(kept)
     assert again.metrics == whole.metrics
     assert again.notes[0].startswith("Resumed after ")
+    assert_same_report(again, whole)
     log.write_bytes(kept)
     elsewhere = run(prepared, engines, chain(3, 6, ranks=(2, 0)), tmp_path / "stopped", resume=True)
     torch.testing.assert_close(theta(trained_by(elsewhere, prepared)[0]), theta(trained_by(whole, prepared)[0]), atol=2e-5, rtol=1e-4)
     finished = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
-    assert finished.steps == ()
+    assert_same_report(finished, elsewhere)
     assert finished.metrics == elsewhere.metrics
     with pytest.raises(CacheError, match=r"option epsilon = 0\.01 instead of 0\.02"):
         run(prepared_job(epsilon=2e-2), engines, shared(3, 1), tmp_path / "stopped", resume=True)
+
+
+def assert_same_report(found: Outcome, expected: Outcome) -> None:
+    """All steps and the very same losses; the times of what was not done again are those of the first time."""
+    assert [step.loss for step in found.steps] == [step.loss for step in expected.steps]
+    assert len(found.steps) == STEPS and all(step.measured_s for step in found.steps)
+    assert [epoch.loss for epoch in found.epochs] == [epoch.loss for epoch in expected.epochs]
+
+
+def _edited(line: bytes) -> bytes:
+    """Return a log's line with another learning rate."""
+    assert b",0.0" in line
+    return line.replace(b",0.0", b",9.0", 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda lines: [*lines[:3], _edited(lines[3]), *lines[4:]], "line 4 was changed after it was written"),
+        (lambda lines: [*lines[:2], *lines[3:]], "line 3 was changed after it was written, or lines before it were"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "line 2 was changed"),
+        (lambda lines: [b"{}\n", *lines[1:]], "line 1 was changed"),
+    ],
+    ids=["edited", "left out", "exchanged", "without its first line"],
+)
+def test_a_damaged_log_is_told_and_its_steps_are_done_again(
+    damage: Callable[[list[bytes]], list[bytes]], said: str, engines: EngineCluster, tmp_path: Path
+) -> None:
+    prepared = prepared_job()
+    whole = run(prepared, engines, shared(3, 1), tmp_path)
+    log = Path(whole.artifacts["log"])
+    expected = read_log(log)
+    log.write_bytes(b"".join(damage(log.read_bytes().splitlines(keepends=True))))
+    again = run(prepared, engines, shared(3, 1), tmp_path, resume=True)
+    assert any(said in note and "are done again" in note for note in again.notes), again.notes
+    assert read_log(log) == expected
+    assert_same_report(again, whole)
+    assert again.metrics == whole.metrics
+
+
+def test_another_runs_log_is_refused(engines: EngineCluster, tmp_path: Path) -> None:
+    prepared, other = prepared_job(), prepared_job(epsilon=2e-2)
+    logs = [Path(run(one, engines, shared(3, 1), tmp_path / name).artifacts["log"]) for one, name in ((prepared, "a"), (other, "b"))]
+    shutil.copy(logs[1], logs[0])
+    with pytest.raises(ConfigError, match=r"That is another run's: it differs in epsilon"):
+        run(prepared, engines, shared(3, 1), tmp_path / "a", resume=True)
 
 
 def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> None:

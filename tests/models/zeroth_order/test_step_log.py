@@ -37,9 +37,9 @@ def fresh(technique="lora_fa"):
 def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique, tmp_path):
     path, model = tmp_path / "steps.jsonl", fresh(technique)
     estimator = make(model, CONFIG)
-    with LogFile(path, HEADER) as log:
-        for step in range(5):
-            log.append(estimator.step(prompts(seed=step), step).log)
+    log = LogFile(path, HEADER)
+    for step in range(5):
+        log.append(estimator.step(prompts(seed=step), step).log)
     expected = model.trainables.state()
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -48,11 +48,11 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique
         path.write_bytes(whole[:cut])
         model = fresh(technique)
         estimator = make(model, CONFIG)
-        with LogFile(path, HEADER) as log:
-            done = replay(model.trainables, log.steps, in_place_epsilon=in_place)
-            assert done == max(0, whole[:cut].count(b"\n") - 1)
-            for step in range(done, 5):
-                log.append(estimator.step(prompts(seed=step), step).log)
+        log = LogFile(path, HEADER)
+        done = replay(model.trainables, log.steps, in_place_epsilon=in_place)
+        assert done == max(0, whole[:cut].count(b"\n") - 1)
+        for step in range(done, 5):
+            log.append(estimator.step(prompts(seed=step), step).log)
         assert path.read_bytes() == whole
         assert all(torch.equal(value, expected[name]) for name, value in model.trainables.state().items())
     header, steps = read_log(path)
@@ -61,16 +61,26 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique
 
 def test_a_log_of_another_run_or_a_damaged_one_is_refused(tmp_path):
     path = tmp_path / "steps.jsonl"
-    with LogFile(path, HEADER) as log:
-        for step in range(3):
-            log.append(StepLog(step=step, seeds=(1, 2), gradients=(0.5, -0.25), learning_rate=0.1))
+    log = LogFile(path, HEADER)
+    log.remark({"a": 1})
+    for step in range(3):
+        log.append(StepLog(step=step, seeds=(1, 2), gradients=(0.5, -0.25), learning_rate=0.1, loss=0.7, seconds=0.2))
+    [last] = LogFile(path, HEADER).steps[2:]
+    assert (last.loss, last.seconds, LogFile(path, HEADER).remarks) == (0.7, 0.2, (b'{"a":1}',))
     with pytest.raises(ConfigError, match="another run's: it differs in queries"):
         LogFile(path, HEADER | {"queries": 3})
     lines = path.read_bytes().splitlines(keepends=True)
-    for damaged in ([*lines[:2], b"[oops]\n", *lines[3:]], lines[:2] + 2 * lines[3:]):
+    changed = lines[2].replace(b"0.5", b"9.5")
+    for damaged in ([*lines[:2], b"[oops]\n", *lines[3:]], lines[:2] + 2 * lines[3:], [*lines[:2], changed, *lines[3:]]):
         path.write_bytes(b"".join(damaged))
-        with pytest.raises(ConfigError, match="Line 3 is damaged"):
-            read_log(path)
+        for read in (lambda: read_log(path), lambda: LogFile(path, HEADER)):
+            with pytest.raises(ConfigError, match="Line 3 was changed after it was written"):
+                read()
+    mended = LogFile(path, HEADER, mends=True)
+    assert "line 3" in mended.damage and mended.steps == () and path.read_bytes() == b"".join(lines[:2])
+    for step in range(3):
+        mended.append(StepLog(step=step, seeds=(1, 2), gradients=(0.5, -0.25), learning_rate=0.1, loss=0.7, seconds=0.2))
+    assert path.read_bytes() == b"".join(lines)
     for foreign in (b"my notes", b"my notes\n", b'{"model": "mine"}', b"\xff"):
         path.write_bytes(foreign)
         with pytest.raises(ConfigError, match="holds something else"):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from workbench.core.errors import CacheError, ConfigError, MissingDataError
@@ -132,46 +131,39 @@ def _settings(job: Job) -> dict[str, Any]:
     return settings | {f"option {name}": value for name, value in settings.pop("options").items()}
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether a safetensors file exists and is as long as its header says."""
-    try:
-        with safe_open(path, framework="pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
-
-
 _LAYERS = re.compile(r"-layers-(\d+)-(\d+)\.\w+$")
 _WEIGHT = f"{STATE_KINDS[0]}/"
 
 
-def save(folder: Path, epoch: int, layers: tuple[int, int], optimizer: Optimizer, *, keeps_former: bool) -> None:
+def save(folder: Path, run: str, epoch: int, layers: tuple[int, int], optimizer: Optimizer, *, keeps_former: bool) -> None:
     """Write the moments and parameters of some layers, each file atomically, the parameters last: they make the epoch count.
 
-    keeps_former: whether to keep the moments of all epochs, so that a damaged checkpoint costs only its epoch.
+    run: its fingerprint.  keeps_former: whether to keep the moments of all epochs, so that a damaged checkpoint costs only its epoch.
     """
     tensors = optimizer.named_tensors()
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(_WEIGHT)}
     moments = {name: tensor for name, tensor in tensors.items() if name not in weights}
-    State(step=optimizer.num_steps, tensors=moments).save(checkpoint_path(folder, "moments", epoch, layers))
-    State(step=optimizer.num_steps, tensors=weights).save(checkpoint_path(folder, "epoch", epoch, layers))
+    State(step=optimizer.num_steps, tensors=moments).save(checkpoint_path(folder, "moments", epoch, layers), run)
+    State(step=optimizer.num_steps, tensors=weights).save(checkpoint_path(folder, "epoch", epoch, layers), run)
     if not keeps_former:
         checkpoint_path(folder, "moments", epoch - 2, layers).unlink(missing_ok=True)
 
 
-def weights_after(folder: Path, epoch: int, num_layers: int) -> dict[str, Tensor]:
-    """Return the trained parameters after an epoch, by name.  Raises MissingDataError if the checkpoint is incomplete."""
+def weights_after(folder: Path, run: str, epoch: int, num_layers: int) -> dict[str, Tensor]:
+    """Return the trained parameters after an epoch, by name.  run: its fingerprint.
+
+    Raises MissingDataError if the checkpoint is incomplete, DamagedError if it was changed.
+    """
     paths = covering(folder, "epoch", epoch, num_layers)
     if not paths:
         asked, found = f"What was trained until epoch {epoch + 1} was asked for.", f"'{folder / CHECKPOINTS}' does not hold it whole."
         raise MissingDataError(asked, found, "Give --workdir a folder that all devices share.")
-    return {name.removeprefix(_WEIGHT): tensor for name, tensor in State.load(paths).tensors.items()}
+    return {name.removeprefix(_WEIGHT): tensor for name, tensor in State.load(paths, run).tensors.items()}
 
 
 def covering(folder: Path, kind: str, epoch: int, num_layers: int) -> tuple[Path, ...]:
-    """Return complete checkpoints of an epoch that together cover all layers, or nothing.  kind: 'epoch' or 'moments'."""
-    paths = [path for path in sorted((folder / CHECKPOINTS).glob(f"{kind}-{epoch}-layers-*.safetensors")) if is_whole(path)]
-    return cover(paths, num_layers) or ()
+    """Return checkpoints of an epoch that together cover all layers, or nothing.  kind: 'epoch' or 'moments'."""
+    return cover(sorted((folder / CHECKPOINTS).glob(f"{kind}-{epoch}-layers-*.safetensors")), num_layers) or ()
 
 
 def cover(paths: Sequence[Path], num_layers: int, start: int = 0) -> tuple[Path, ...] | None:

@@ -115,7 +115,7 @@ def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple
     return FineTuning().host_layers(prepared, ignore, refresh=refresh)
 
 
-def begin(prepared: PreparedJob, stack: LayerStack, folder: Path, is_new: bool, notify: Notify) -> None:
+def begin(prepared: PreparedJob, stack: LayerStack, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
     """Store the backbone in the form that the run computes with."""
     quantize(stack, prepared.options.quantization)
 

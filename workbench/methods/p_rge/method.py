@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -103,14 +102,14 @@ class PRGE(LayerMethod[PreparedJob]):
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         plan = planned.plan
-        with self._run(planned, engines, folder=folder, resume=resume, notify=notify) as run:
-            notify(Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train"))
-            if isinstance(engines, Lender):
-                with served(engines, serve_rank) as devices:
-                    done = run.on_devices(plan, devices)
-            else:
-                done = run.together(plan, engines)
-            return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
+        run = self._run(planned, engines, folder=folder, resume=resume, notify=notify)
+        notify(Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train"))
+        if isinstance(engines, Lender):
+            with served(engines, serve_rank) as devices:
+                done = run.on_devices(plan, devices)
+        else:
+            done = run.together(plan, engines)
+        return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 
     def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
@@ -121,8 +120,8 @@ class PRGE(LayerMethod[PreparedJob]):
         steps = self.predict(planned).steps
         results = None
         if engines is not None:
-            with self._run(planned, engines, folder=folder, resume=False, notify=ignore) as run:
-                results = results_of(run.together(plan, engines))
+            run = self._run(planned, engines, folder=folder, resume=False, notify=ignore)
+            results = results_of(run.together(plan, engines))
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
 
     def _run(self, planned: Planned[PreparedJob], engines: Engines, **settings: Any) -> Run:
@@ -155,21 +154,19 @@ class PRGE(LayerMethod[PreparedJob]):
 
 
 def results_of(done: Done) -> list[RankResult]:
-    """Return each device's results in each generation, by its rank in the cluster; each step that a member knows has its whole loss."""
-    results: list[RankResult] = []
-    for generation, parts in done.parts:
-        all_busy = generation.plan.busy_ranks
-        busy = [part for rank, part in parts.items() if generation.members.index(rank) in all_busy]
-        known = Counter((step.epoch, step.step) for part in busy for step in part.steps)
-        for rank, part in sorted(parts.items()):
-            # Every participant knows the whole loss; a lost device's record of it is lost too.
-            steps = [step._replace(loss=step.loss * len(all_busy) / known[step.epoch, step.step]) for step in part.steps]
-            results.append(replace(part, rank=rank, steps=steps, resumed_at=(steps[0].epoch, steps[0].step) if steps else None))
-    return results
+    """Return each device's results in each generation, by its rank in the cluster."""
+    return [
+        replace(part, rank=rank, resumed_at=(part.steps[0].epoch, part.steps[0].step) if part.steps else None)
+        for _, parts in done.parts
+        for rank, part in sorted(parts.items())
+    ]
 
 
 def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, resume: bool) -> Outcome:
-    """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values."""
+    """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values.
+
+    The log has every step and its loss, also those of an earlier call, and the step in which a device was lost.
+    """
     prepared, cluster, history = run.prepared, run.cluster, run.history
     results = results_of(done)
     predicted = []
@@ -177,8 +174,12 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         setting = next(change.setting for change in reversed(history.changes) if change.step <= number)
         predicted_s = done.predicted_s.get(number, record.predicted_s)
         predicted.append(replace(record, samples=setting.batch_size, predicted_s=predicted_s))
-    steps = measured_steps(results, predicted)
-    epochs, metrics, best, saved = _evaluated(run, epoch_records(steps) if steps else ())
+    measured = {(step.epoch, step.step): step for step in measured_steps(results, predicted)}
+    steps = tuple(
+        replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)
+        for step, record in zip(predicted, history.records, strict=False)
+    )
+    epochs, metrics, best, saved = _evaluated(run, epoch_records(steps))
     counted = sum(len(part.steps) for _, parts in done.parts for part in list(parts.values())[:1])
     sent = sum(result.nbytes.get("sent", 0) for result in results)
     nbytes: dict[str, int] = {}
@@ -189,7 +190,7 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
     if counted:
         nbytes["sent in a step, measured"] = round(sent / counted)
     nbytes["log on the disk"] = history.path.stat().st_size
-    is_whole = any(not result.steps or len(result.steps) == len(steps) for result in results)
+    is_whole = any(not result.steps or len(result.steps) == len(measured) for result in results)
     by_rank = [
         RankResult(rank=rank, steps=[step for result in results if result.rank == rank for step in result.steps])
         for rank in range(cluster.world_size)

@@ -9,7 +9,6 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Recovery
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import from_json
 from workbench.methods.base import REAL_TIMEOUT_S, SILENT_AFTER_STEPS, Engines, Notify
 from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
 from workbench.methods.common.records import Progress
@@ -69,28 +68,35 @@ def fitted_setting(
     return choose(candidates(asked, precisions=options.allowed), price, step_s=step_s if options.step_s is None else options.step_s)
 
 
-LOG, CHANGES = "log.jsonl", "changes.json"
+LOG = "log.jsonl"
 
 
 class History:
-    """The finished steps, in memory and on disk.  resumed: number of steps done by an earlier program call."""
+    """The finished steps, in memory and on disk.
+
+    resumed: number of steps done by an earlier program call.  damage: why the log had not more of them; '' if nothing was damaged.
+    """
 
     def __init__(self, folder: Path, prepared: PreparedJob, model: CausalModel, *, resume: bool) -> None:
-        """Begin a run in a folder, or reopen exactly the same run.  Raises CacheError for another run's, ConfigError for foreign files."""
+        """Begin a run in a folder, or reopen exactly the same run.
+
+        The steps after a damaged line of the log are done again.  Raises CacheError for another run's folder, ConfigError for foreign
+        files and for another run's log.
+        """
         text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
         identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
         self.found = resume and holds_run(folder, digest, prepared.job)
         if not self.found:
             begin_folder(folder, digest, prepared.job)
         self.path = folder / STEPS / LOG
-        self._changes_path = folder / STEPS / CHANGES
-        self._file = LogFile(self.path, identity)
+        self._file = LogFile(self.path, identity, mends=True)
         self.records: list[StepLog] = list(self._file.steps[: prepared.num_steps])
         self.resumed = len(self.records)
-        self.changes = [Change(0, 0, prepared.setting)]
-        if self._changes_path.is_file():
-            changes = from_json(self._changes_path.read_bytes(), list[Change], source=f"'{self._changes_path}'")
-            self.changes = [change for change in changes if change.step <= self.resumed]
+        self.damage = ""
+        if self._file.damage:
+            self.damage = f"'{LOG}': {self._file.damage}; the steps from {self.resumed + 1} on are done again."
+        changes = [from_json(remark, Change, source=f"'{self.path}'") for remark in self._file.remarks]
+        self.changes = [Change(0, 0, prepared.setting), *(change for change in changes if change.step <= self.resumed)]
 
     def add(self, record: StepLog) -> None:
         """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
@@ -107,11 +113,7 @@ class History:
     def change(self, change: Change) -> None:
         """Record that the next steps have another setting."""
         self.changes.append(change)
-        write_text(self._changes_path, to_json(self.changes))
-
-    def close(self) -> None:
-        """Close the log."""
-        self._file.close()
+        self._file.remark(change)
 
 
 def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[str, ...]:
@@ -121,6 +123,7 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[
         notes.append("Nothing to resume: the run starts over.")
     elif resume:
         notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
+    notes += [history.damage] * bool(history.damage)
     notes += [f"From step {change.step + 1} on {words(change.setting)}." for change in history.changes[1:]]
     return tuple(notes)
 
@@ -291,8 +294,8 @@ def renumbered(plan: Plan) -> tuple[tuple[int, ...], Plan]:
     return ranks, plan.renumbered({rank: place for place, rank in enumerate(ranks)})
 
 
-class Run(AbstractContextManager["Run"]):
-    """One run in its folder; use it as a context manager.  model: the whole model before the first step.
+class Run:
+    """One run in its folder.  model: the whole model before the first step.
 
     profile_of: every layer's cost on every device of the cluster, with weights of a precision.  is_real: devices that are not
     emulated are not slowed down, and get REAL_TIMEOUT_S.  notes: on the settings, for the user.
@@ -321,9 +324,6 @@ class Run(AbstractContextManager["Run"]):
         self.history = History(folder, prepared, self.model, resume=resume)
         if not self.history.records and setting != self.history.changes[-1].setting:
             self.history.change(self.history.changed(setting))
-
-    def __exit__(self, *exc: object) -> None:
-        self.history.close()
 
     def on_devices(self, plan: Plan, devices: Devices) -> Done:
         """Do the remaining steps on devices that take commands, and may be lost, leave, come back or change speed."""

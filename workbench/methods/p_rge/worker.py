@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -222,7 +223,8 @@ def record_of(rank_job: RankJob, step: int, losses: dict[int, float]) -> StepLog
             f"It diverged: a loss of step {step + 1} is {float(pairs[~torch.isfinite(pairs)][0])}.",
             "Lower learning_rate or epsilon.",
         )
-    return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries)
+    mean = math.fsum(pairs.tolist()) / len(pairs)  # whatever the order in which the losses have come
+    return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries, loss=mean)
 
 
 TRAINING = "training"
@@ -351,7 +353,7 @@ class QueryWorker(DeviceWorker[RankJob]):
                 break
             assert handlers.record is not None
             trace = trace_of(session, done, epoch, at, per_epoch, len(batch), handlers.loss)
-            made(handlers.record, trace.busy_s)
+            made(replace(handlers.record, seconds=trace.end_s - trace.start_s), trace.busy_s)
             sent += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
             session.progress.step(trace, min(per_epoch, job.last_step - epoch * per_epoch), cached=False)
             part.steps.append(trace)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from workbench.core.errors import CacheError, ConfigError
@@ -32,7 +31,6 @@ from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_language_model_head, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
-from workbench.models.partial_loading import save_tensors
 from workbench.models.quantization import held_bytes, quantize
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
@@ -40,7 +38,7 @@ from workbench.runtime.activation_cache import ActivationCache, CacheManifest, c
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
-from workbench.runtime.state import carry_out
+from workbench.runtime.state import State, carry_out
 from workbench.schedules.moves import Move
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.tokenize import collate, text_batches
@@ -114,7 +112,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         if former is not None and is_same:
             return former
         whole, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
-        manifest = rank_job.manifest(samples, whole)
+        manifest = rank_job.manifest(session.rank, samples, whole)
         rounds = rank_job.shard_moves(holders)
         held, tape = taped(former, whole), None
         lost = [sample for sample in range(len(owners)) if sample not in holders]
@@ -141,7 +139,8 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             return None, {}, False
         held = torch.zeros(self.session.context.world_size, len(self.rank_job.split))
         try:
-            shard = ActivationCache.open(folder, fingerprint=self.rank_job.fingerprint)
+            owner = self.session.context.device.name
+            shard = ActivationCache.open(folder, fingerprint=self.rank_job.fingerprint, owner=owner)
             held[self.session.rank, list(shard.samples)] = 1
         except CacheError as error:
             self.told_of(error)
@@ -227,7 +226,8 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
             try:
                 self._tape = None if manifest is None else ActivationCache.open_as(self._folder, manifest)
             except CacheError as error:
-                self.told_of(error)
+                if self._folder.exists():  # a device removes its tape once its shard is complete
+                    self.told_of(error)
             if self.session.agree(manifest is None or self._tape is not None):
                 return self._tape
         self._build()
@@ -254,7 +254,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         if self.index is None or rank_job.job.epochs == 1:
             return None
         taps = rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)[self.session.rank]
-        return rank_job.manifest(taped_samples(rank_job.plan, self.session.rank, steps), taps)
+        return rank_job.manifest(self.session.rank, taped_samples(rank_job.plan, self.session.rank, steps), taps)
 
 
 def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, is_fast: bool = True) -> tuple[StageCompute, FlatAdamW]:
@@ -269,26 +269,25 @@ def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, i
 def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAdapterStage:
     """Return the initial adapters of layers [start, stop), ready to train."""
     adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
-    tensors = load_file(rank_job.folder / INITIAL)
-    adapter.load_state_dict({name: tensors[name] for name in adapter.state_dict()})
+    State.load([rank_job.folder / INITIAL], rank_job.fingerprint, adapter.state_dict())
     if rank_job.adapter.kind in WORD_KINDS and stop == rank_job.adapter.num_layers:
         adapter.attach(load_language_model_head(rank_job.job.model))
     return adapter.train()
 
 
-def save_initial(adapter: ParallelAdapter, folder: Path) -> None:
-    """Write the initial adapter of every rank."""
-    save_tensors(folder / INITIAL, adapter.state_dict())
+def save_initial(adapter: ParallelAdapter, folder: Path, run: str) -> None:
+    """Write the initial adapter of every rank.  run: its fingerprint."""
+    State(step=0, tensors=adapter.state_dict()).save(folder / INITIAL, run)
 
 
 CALIBRATION_SAMPLES = 256
 DISTILLATION_BATCH = 32
 
 
-def begin(prepared: PreparedJob, stack: LayerStack, folder: Path, is_new: bool, notify: Notify) -> None:
+def begin(prepared: PreparedJob, stack: LayerStack, rank_job: PacPlusRankJob, is_new: bool, notify: Notify) -> None:
     """Quantize the backbone, and write the initial adapter of a new run into its folder."""
     if is_new:
-        save_initial(initial_adapter(prepared, stack, notify), folder)
+        save_initial(initial_adapter(prepared, stack, notify), rank_job.folder, rank_job.fingerprint)
     else:
         quantize(stack, prepared.options.quantization)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.profile import LayerProfile
+from workbench.core.run_folder import scratch_folder
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, layer_profiles, lengths_up_to
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage_taps
@@ -42,7 +42,8 @@ def measure_layers(
     benches = {span: _Bench(stack, config, *span, tap_dtype, is_fast=is_fast) for span in stacks.spans}
     contexts = {span: bench.context_bytes(max_length) for span, bench in benches.items()}
     makers = {span: {"F": bench.forward, "SF": bench.side_forward, "SB": bench.side_backward} for span, bench in benches.items()}
-    times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s, shared={"LOAD": _load_bench(config, dtype)})
+    with scratch_folder() as folder:
+        times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s, shared={"LOAD": _load_bench(config, dtype, folder)})
     whole = _Bench(stack, config, *stacks.whole, tap_dtype)
     step = time_grids({"STEP": lambda batch, length: whole.optimizer.step}, (1,), (1,), budget_s=2.0)["STEP"]
     layers, hidden_itemsize = range(config.num_layers), next(stack.parameters()).element_size()  # norms are in the compute dtype
@@ -128,16 +129,17 @@ class _Bench:
         return side, taps, made_up_mask(batch, length), targets
 
 
-def _load_bench(config: ParallelAdapterConfig, dtype: str) -> Callable[[int, int], Call]:
-    """Return calls that read a batch's taps from the page cache, as in a run after its first cached epoch."""
+def _load_bench(config: ParallelAdapterConfig, dtype: str, folder: Path) -> Callable[[int, int], Call]:
+    """Return calls that read a batch's taps from the page cache, as in a run after its first cached epoch.
+
+    folder: for the taps' file, which every size replaces; the memory map outlives it.
+    """
     layout = record_layout(config, dtype)
 
     def make(batch: int, length: int) -> Call:
         samples = tuple(range(batch))
         manifest = CacheManifest(fingerprint="profile", samples=samples, lengths=(length,) * batch, **asdict(layout))
-        # The memory map outlives the file's name: nothing is left on the disk, even if this process is killed.
-        with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
-            cache = ActivationCache.create(Path(folder) / "cache", manifest)
+        cache = ActivationCache.create(folder / "cache", manifest)
         # As in a run, into an existing buffer.
         buffer = torch.empty(cache.manifest.batch_bytes(batch, length), dtype=torch.uint8)
         return lambda: cache.batch(range(batch), length, buffer)

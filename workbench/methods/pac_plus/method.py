@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
@@ -37,6 +35,7 @@ from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.device_server import serve_device
+from workbench.runtime.state import State
 from workbench.runtime.work_folder import require_disk
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
@@ -113,7 +112,8 @@ class Trained:
 
     def _adapter(self, epoch: int) -> ParallelAdapter:
         adapter = ParallelAdapter(self._prepared.adapter)
-        adapter.load_state_dict(load_file(self._job.folder / INITIAL) | self._job.trained(epoch))
+        initial = State.load([self._job.folder / INITIAL], self._job.fingerprint).tensors
+        adapter.load_state_dict({**initial, **self._job.trained(epoch)})
         return adapter.eval()
 
 

@@ -165,11 +165,12 @@ class PacPlusRankJob(RankJob):
     adapter: ParallelAdapterConfig
     cache_dtype: str
 
-    def manifest(self, samples: tuple[int, ...], taps: StageTaps) -> CacheManifest:
-        """Return the description of a cache of some taps of some samples."""
+    def manifest(self, rank: int, samples: tuple[int, ...], taps: StageTaps) -> CacheManifest:
+        """Return the description of a rank's cache of some taps of some samples."""
         lengths = tuple(self.split.lengths[sample] for sample in samples)
         layout = asdict(record_layout(self.adapter, self.cache_dtype, taps))
-        return CacheManifest(fingerprint=self.fingerprint, samples=samples, lengths=lengths, **layout)
+        owner = self.cluster.devices[rank].name
+        return CacheManifest(fingerprint=self.fingerprint, owner=owner, samples=samples, lengths=lengths, **layout)
 
     @property
     def owners(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.profile import LayerProfile, Profile
+from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
@@ -56,7 +56,9 @@ def measure_layers(
     ends |= time_grids({kind: lambda *size, step=step: step for kind, step in steps.items()}, (1,), (1,), budget_s=0.05 * budget_s)
     of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
     if caches:
-        found = time_grids({LOAD: last.load, "KEEP": last.keep}, batch_sizes, lengths, budget_s=0.1 * budget_s)
+        with scratch_folder() as folder:
+            of_cache: dict[str, Maker] = {LOAD: partial(last.load, folder), "KEEP": partial(last.keep, folder)}
+            found = time_grids(of_cache, batch_sizes, lengths, budget_s=0.1 * budget_s)
         of_all[LOAD] = found[LOAD]
         for own in times:
             own[PREFIX] = own[PREFIX].plus(found["KEEP"])
@@ -123,14 +125,14 @@ class _Bench:
         first_unfrozen = self.layers.start if self._side_width else self.layers.stop
         return lambda: self._compute.ahead(hidden, mask, self.layers, first_unfrozen)
 
-    def keep(self, batch: int, length: int) -> Call:
-        """Return the call that writes a layer's input to the cache."""
-        prefix, layer, hidden = self._cached(batch, length)
+    def keep(self, folder: Path, batch: int, length: int) -> Call:
+        """Return the call that writes a layer's input to a cache in a folder."""
+        prefix, layer, hidden = self._cached(folder, batch, length)
         return lambda: prefix.keep(layer, range(batch), hidden)
 
-    def load(self, batch: int, length: int) -> Call:
+    def load(self, folder: Path, batch: int, length: int) -> Call:
         """Return the call that reads it, from the page cache."""
-        prefix, layer, _ = self._cached(batch, length)
+        prefix, layer, _ = self._cached(folder, batch, length)
         return lambda: prefix.read(layer, range(batch), length)
 
     def forward(self, batch: int, length: int) -> Call:
@@ -164,13 +166,12 @@ class _Bench:
 
         return (lambda: self._compute.forward(states, mask, self.layers, is_lowest=is_lowest)), back
 
-    def _cached(self, batch: int, length: int) -> tuple[PrefixCache, int, Tensor]:
+    def _cached(self, folder: Path, batch: int, length: int) -> tuple[PrefixCache, int, Tensor]:
         hidden, _ = self._inputs(batch, length)
         crossing = Crossing(hidden_size=hidden.shape[2], target_length=hidden.shape[1] - length, num_encoder_layers=0)
-        # The memory map outlives the file's name: nothing is left on the disk, even if this process is killed.
-        with tempfile.TemporaryDirectory(prefix="workbench-profile-", ignore_cleanup_errors=True) as folder:
-            prefix = PrefixCache(folder=Path(folder), lengths=(length,) * batch, crossing=crossing)
-            prefix.keep(self.layers.start, range(batch), hidden)
+        # Every size replaces the file of the one before, whose memory map outlives it.
+        prefix = PrefixCache(folder=folder, lengths=(length,) * batch, crossing=crossing)
+        prefix.keep(self.layers.start, range(batch), hidden)
         return prefix, self.layers.start, hidden
 
     def parameters(self, layer: int) -> list[Tensor]:

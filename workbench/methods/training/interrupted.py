@@ -2,28 +2,25 @@
 
 All trainable tensors are saved by name: a checkpoint or journal covers some layers, and together they cover the model.
 
-Every step of an epoch leaves a record: ranks, times, and the optimizer's last two states, from which a run can resume.
-The kernel owns what is written to a shared memory map, so it survives if the process is killed.  Two slots are written in turn,
-because the devices of a run are at most one step apart: each device has the last step that all completed in one of its slots.
-The file names its tensors, so that a run can resume under another plan.
+Every step of an epoch leaves a record: ranks, times, and the optimizer's last two states (see runtime.step_journal), from which a run can
+resume.  All files are sealed.  A damaged one is removed and reported, and what it held is done again.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
+from workbench.core.serial import from_builtins, from_json
 from workbench.methods.common.folder import (
     CHECKPOINTS,
     JOURNALS,
@@ -31,15 +28,15 @@ from workbench.methods.common.folder import (
     STEPS,
     cover,
     covering,
-    is_whole,
     journal_path,
     middle_path,
     steps_log_path,
 )
 from workbench.methods.common.session import RankResult, StepTrace, on_clock
 from workbench.methods.training.phases import RankJob, RankPhase
-from workbench.runtime.flat_optimizer import Optimizer
+from workbench.models.sealed_tensors import damage_of
 from workbench.runtime.state import State
+from workbench.runtime.step_journal import Journal, StepJournal, read_journal, write_once
 
 AGAIN = "The steps of its unfinished epoch are done again: the devices' shares of the samples are others now."
 
@@ -47,8 +44,28 @@ _LOG = re.compile(r"^epoch-(\d+)-from-(\d+)-rank-(\d+)\.jsonl$")
 _CHECKPOINT = re.compile(r"^(?:epoch|moments)-(\d+)-(?:layers-\d+-\d+|step-(\d+))\.safetensors$")
 
 
-_Logs = Mapping[int, Mapping[int, list[StepTrace]]]
-"""An epoch's steps, by the first step of each attempt and by rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOwner:
+    """The first line of a log of steps.
+
+    owner: see owner_of.  ranks: all ranks that write such a log.  steps: of the whole epoch.
+    """
+
+    owner: str
+    ranks: tuple[int, ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLog:
+    """The intact steps of a rank's log, and what its first line says."""
+
+    about: LogOwner
+    steps: tuple[StepTrace, ...]
+
+
+_Logs = Mapping[int, Mapping[int, RankLog]]
+"""An epoch's logs, by the first step of each attempt and by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +86,7 @@ class Interrupted:
     held: the ranks that keep the state in memory instead.
 
     results: of every rank, with one entry for each resumption.  is_same: whether the same devices continue under the same plan.
-    notes: why completed steps are repeated.
+    notes: why completed steps are repeated.  damage: which files of the run could not be used.
     """
 
     epochs: int = 0
@@ -79,6 +96,7 @@ class Interrupted:
     results: tuple[RankResult, ...] = field(default=(), repr=False)
     is_same: bool = True
     notes: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
 
     @property
     def begins(self) -> dict[str, Any]:
@@ -103,25 +121,28 @@ class Interrupted:
 
 
 def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Interrupted:
-    """Return the progress of an interrupted run, and remove later files from its folder; job and data are the same.
+    """Return the progress of an interrupted run, and remove damaged and later files from its folder; job and data are the same.
 
     held: by optimizer step, the ranks that keep each tensor in memory, if devices back each other up; used if it is later.
     The steps of an unfinished epoch count if its mini-batches are the same under the new plan.
     """
-    folder, plan = rank_job.folder, rank_job.plan
+    folder, plan, run = rank_job.folder, rank_job.plan, rank_job.fingerprint
     mine = Ran(devices=tuple(device.name for device in rank_job.cluster.devices), plan=plan)
-    former = _former(folder) or mine
-    logs = _read_logs(folder)
+    damage: list[str] = []
+    former = _former(folder, run, damage)
+    logs = _read_logs(folder, run, damage)
+    _remove_damaged_checkpoints(folder, run, damage)
     epochs = _finished(folder, rank_job.job.epochs, plan.num_layers, logs)
     step, notes = 0, []
     homes: Homes = {}
     if epochs < rank_job.job.epochs:
         phase = next(phase for phase in rank_job.phases() if epochs in phase.epochs)
         steps_per_epoch = len(phase.steps(epochs))
-        same = same_batches(former.plan, plan, cached=phase.cached)
+        same = former is not None and same_batches(former.plan, plan, cached=phase.cached)
         # If an epoch's checkpoint is incomplete, its last step is repeated: it writes the checkpoint.
         before, count = epochs * steps_per_epoch, min(_count(logs.get(epochs, {})), steps_per_epoch - 1)
-        found = _middle_of(folder, epochs, plan.num_layers, before, count) if held is None else None
+        journals = _read_journals(folder, run, epochs, damage)
+        found = _middle_of(folder, run, epochs, journals, plan.num_layers, before, count) if held is None else None
         kept = max((at for at in held or () if before < at <= before + count), default=before)
         if kept > before and same:
             step, homes = kept - before, (held or {})[kept]
@@ -129,18 +150,35 @@ def take_up(rank_job: RankJob, held: Mapping[int, Homes] | None = None) -> Inter
             notes.append(AGAIN)
         elif found is not None and same:
             step = found.step - epochs * steps_per_epoch
-            found.save(middle_path(folder, epochs, step))
+            found.save(middle_path(folder, epochs, step), run)
         elif found is not None:
             notes.append(AGAIN)
+        newest = max((state.step for _, journal in journals for state in journal.states), default=before)
+        if newest > before + count + 1:  # a crash leaves the log of a device at most one step behind
+            damage.append(f"Steps {count + 1} to {newest - before} of epoch {epochs + 1} are done again: a log lacks them.")
+    known = 0
+    while _is_whole(logs.get(known, {})):
+        known += 1
+    if epochs < rank_job.job.epochs and known > epochs + 1:
+        damage.append(f"Epochs {epochs + 1} to {known} are done again: a checkpoint is missing or was damaged.")
     _clear(folder, epochs, step)
-    is_same = replace(former, since=mine.since) == mine
-    mine = former if is_same else replace(mine, since=(epochs, step))
-    write_text(folder / PLAN, to_json(mine))
+    is_same = former is not None and replace(former, since=mine.since) == mine
+    mine = former if former is not None and is_same else replace(mine, since=(epochs, step))
+    write_sealed(folder / PLAN, owner_of(run, folder / PLAN), mine)
     state: tuple[Path, ...] = (middle_path(folder, epochs, step),) if step and not homes else ()
     if epochs and not state:
         state = tuple(path for kind in ("epoch", "moments") for path in covering(folder, kind, epochs - 1, plan.num_layers))
     results = _results(logs, epochs, step, since=mine.since)
-    return Interrupted(epochs=epochs, step=step, state=state, held=homes, results=results, is_same=is_same, notes=tuple(notes))
+    return Interrupted(
+        epochs=epochs,
+        step=step,
+        state=state,
+        held=homes,
+        results=results,
+        is_same=is_same,
+        notes=tuple(notes),
+        damage=tuple(damage),
+    )
 
 
 def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
@@ -151,29 +189,54 @@ def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
 def begin(rank_job: RankJob) -> Interrupted:
     """Record the devices that use a folder from the start."""
     devices = tuple(device.name for device in rank_job.cluster.devices)
-    write_text(rank_job.folder / PLAN, to_json(Ran(devices=devices, plan=rank_job.plan)))
+    path = rank_job.folder / PLAN
+    write_sealed(path, owner_of(rank_job.fingerprint, path), Ran(devices=devices, plan=rank_job.plan))
     return Interrupted()
 
 
-def read_log(path: Path) -> list[StepTrace]:
-    """Return the complete steps of a log; the last line may be truncated."""
-    traces: list[StepTrace] = []
-    for line in path.read_bytes().splitlines():
-        try:
-            traces.append(from_json(line, StepTrace, source=str(path)))
-        except WorkbenchError:
-            break
-    return traces
-
-
-def _read_logs(folder: Path) -> dict[int, dict[int, dict[int, list[StepTrace]]]]:
-    found: dict[int, dict[int, dict[int, list[StepTrace]]]] = {}
-    for path in (folder / STEPS).glob("epoch-*.jsonl"):
+def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int, dict[int, RankLog]]]:
+    """Return the intact steps of all logs, and remove the rest; the last line may have been cut off by a crash."""
+    found: dict[int, dict[int, dict[int, RankLog]]] = {}
+    for path in sorted((folder / STEPS).glob("epoch-*.jsonl")):
         match = _LOG.match(path.name)
-        if match is not None:
-            epoch, begin, rank = map(int, match.groups())
-            found.setdefault(epoch, {}).setdefault(begin, {})[rank] = read_log(path)
+        if match is None:
+            continue
+        epoch, begin, rank = map(int, match.groups())
+        lines = read_lines(path)
+        try:
+            about = from_builtins(lines.owner, LogOwner, source=path.name)
+            steps = tuple(from_json(line, StepTrace, source=path.name) for line in lines.contents)
+            require_owner(path, about.owner, owner_of(run, path))
+        except (ConfigError, DamagedError) as error:  # of another version, damaged from its first line on, or another's
+            if lines.nbytes or lines.damage:
+                damage.append(str(error if isinstance(error, DamagedError) else damaged(path, lines.damage or "it does not read")))
+            path.unlink()
+            continue
+        if lines.damage:
+            damage.append(f"'{path.name}': {lines.damage}; the steps from there on are done again.")
+            os.truncate(path, lines.nbytes)
+        found.setdefault(epoch, {}).setdefault(begin, {})[rank] = RankLog(about=about, steps=steps)
     return found
+
+
+def _read_journals(folder: Path, run: str, epoch: int, damage: list[str]) -> list[tuple[Path, Journal]]:
+    journals = [(path, read_journal(path, run)) for path in sorted((folder / JOURNALS).glob(f"epoch-{epoch}-layers-*.bin"))]
+    damage += [str(damaged(path, journal.damage)) for path, journal in journals if journal.damage]
+    return journals
+
+
+def _remove_damaged_checkpoints(folder: Path, run: str, damage: list[str]) -> None:
+    for path in sorted((folder / CHECKPOINTS).glob("*.safetensors")):
+        about = path.stat()
+        if _CHECKPOINT.match(path.name) and (why := _damage_of(path, run, about.st_ino, about.st_mtime_ns, about.st_size)):
+            damage.append(why)
+            path.unlink()
+
+
+@lru_cache(maxsize=4096)
+def _damage_of(path: Path, run: str, *version: int) -> str:
+    """Return what is wrong with a checkpoint.  version: of the file: one that has been read is not read again after each lost device."""
+    return damage_of(path, owner_of(run, path))
 
 
 def _finished(folder: Path, epochs: int, num_layers: int, logs: Mapping[int, _Logs]) -> int:
@@ -187,39 +250,48 @@ def _finished(folder: Path, epochs: int, num_layers: int, logs: Mapping[int, _Lo
 
 
 def _count(logs: _Logs) -> int:
-    """Return how many steps of an epoch all its ranks have completed."""
-    begin = max(logs, default=0)
-    return begin + min(map(len, logs.get(begin, {}).values()), default=0)
+    """Return how many steps of an epoch, from its first on, all ranks have completed."""
+    count = 0
+    for begin, by_rank in sorted(logs.items()):
+        about = next(iter(by_rank.values())).about
+        if begin > count or set(by_rank) != set(about.ranks):
+            break
+        count = begin + min(len(log.steps) for log in by_rank.values())
+    return count
 
 
 def _is_whole(logs: _Logs) -> bool:
-    return bool(logs) and len(set(map(len, logs[max(logs)].values()))) == 1
+    return bool(logs) and _count(logs) == next(iter(logs[max(logs)].values())).about.steps
 
 
-def _middle_of(folder: Path, epoch: int, num_layers: int, before: int, count: int) -> State | None:
+def _middle_of(
+    folder: Path, run: str, epoch: int, journals: Sequence[tuple[Path, Journal]], num_layers: int, before: int, count: int
+) -> State | None:
     """Return the state after the last of `count` completed steps of an unfinished epoch; None if no step's state was saved.
 
     before: the optimizer's steps before the epoch.
     """
     states: dict[int, list[tuple[Path, State]]] = {}
-    for path in sorted((folder / JOURNALS).glob(f"epoch-{epoch}-layers-*.bin")):
-        for state in read_journal(path):
+    for path, journal in journals:
+        for state in journal.states:
             states.setdefault(state.step, []).append((path, state))
-    earlier = [path for path in (folder / CHECKPOINTS).glob(f"epoch-{epoch}-step-*.safetensors") if is_whole(path)]
     for step in range(count, 0, -1):
         parts = dict(states.get(before + step, ()))
         chosen = cover(list(parts), num_layers)
         if chosen:
             return State(step=before + step, tensors={name: one for path in chosen for name, one in parts[path].tensors.items()})
-        if middle_path(folder, epoch, step) in earlier:
-            return State.load([middle_path(folder, epoch, step)])
+        if (path := middle_path(folder, epoch, step)).exists():
+            return State.load([path], run)
     return None
 
 
-def _former(folder: Path) -> Ran | None:
+def _former(folder: Path, run: str, damage: list[str]) -> Ran | None:
     try:
-        return from_json((folder / PLAN).read_bytes(), Ran, source=PLAN)
-    except (OSError, WorkbenchError):
+        return read_sealed(folder / PLAN, owner_of(run, folder / PLAN), Ran)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        damage.append(str(error))
         return None
 
 
@@ -246,104 +318,14 @@ def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, since: tuple[
     for epoch, by_begin in sorted(logs.items()):
         begins = sorted(by_begin)
         for begin, following in zip(begins, [*begins[1:], None], strict=True):
-            for rank, traces in sorted(by_begin[begin].items()):
-                end = following if following is not None else begin + len(traces)
+            for rank, log in sorted(by_begin[begin].items()):
+                end = following if following is not None else begin + len(log.steps)
                 end = end if epoch < epochs else min(end, step) if epoch == epochs else 0
                 whole = (epoch, begin) >= since
-                own = [trace if whole else trace._replace(spans=(), memory=()) for trace in traces if trace.step < end]
+                own = [trace if whole else trace._replace(spans=(), memory=()) for trace in log.steps if trace.step < end]
                 if own:
                     results.append(RankResult(rank=rank, steps=own, resumed_at=(epoch, begin) if begin else None))
     return tuple(results)
-
-
-_HEADER = 4
-"""int64 words of a slot: steps taken (set to -1 while the slot is written), number of values, checksum, and one spare."""
-
-
-class StepJournal:
-    """A file of fixed size with two slots for an optimizer's parameters and moments; it replaces an older file."""
-
-    def __init__(self, path: Path, optimizer: Optimizer) -> None:
-        self._num_values, self._optimizer = sum(vector.numel() for vector in optimizer.state_vectors()), optimizer
-        text, words = _head(optimizer), _slot_words(self._num_values)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Writing zeros reserves the space: a map of a sparse file ends in SIGBUS on a full disk.
-        path.write_bytes(text + bytes(2 * 4 * words))
-        start = len(text) // 4
-        self._slots = torch.from_file(str(path), shared=True, size=start + 2 * words, dtype=torch.int32)[start:].view(2, words)
-
-    def write(self) -> None:
-        """Save the optimizer's current state in place of the step before the last."""
-        header, values = _parts(self._slots[self._optimizer.num_steps % 2], self._num_values)
-        header[0] = -1
-        at = 0
-        for vector in self._optimizer.state_vectors():  # an optimizer that keeps versions has other vectors now
-            values[at : at + vector.numel()].copy_(vector)
-            at += vector.numel()
-        header[1], header[2] = at, _checksum(values)
-        header[0] = self._optimizer.num_steps
-
-
-def write_once(path: Path, optimizer: Optimizer) -> None:
-    """Write a journal with the current state alone, without more memory: a device may have none for a second state."""
-    vectors = optimizer.state_vectors()
-    num_values = sum(vector.numel() for vector in vectors)
-    text, slot_bytes = _head(optimizer), 4 * _slot_words(num_values)
-    header = torch.tensor([optimizer.num_steps, num_values, sum(map(_checksum, vectors)), 0])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(text)
-        file.seek(len(text) + optimizer.num_steps % 2 * slot_bytes)
-        for part in (header, *vectors):
-            file.write(part.numpy().data)
-        file.truncate(len(text) + 2 * slot_bytes)
-
-
-def read_journal(path: Path) -> list[State]:
-    """Return the complete records of a journal, by tensor name, oldest first; nothing if the file is not a journal."""
-    data = path.read_bytes() if path.is_file() else b""
-    try:
-        length = int.from_bytes(data[:8], "little")
-        shapes = {name: torch.Size(shape) for name, shape in json.loads(data[8 : 8 + length])}
-    except ValueError:
-        return []
-    num_values = sum(shape.numel() for shape in shapes.values())
-    words = _slot_words(num_values)
-    if len(data) != 8 + length + 2 * 4 * words:
-        return []
-    slots = torch.frombuffer(bytearray(data[8 + length :]), dtype=torch.int32).view(2, words)
-    found = []
-    for index, slot in enumerate(slots):
-        header, values = _parts(slot, num_values)
-        steps = int(header[0])
-        if steps > 0 and steps % 2 == index and int(header[1]) == num_values and int(header[2]) == _checksum(values):
-            tensors = values.split([shape.numel() for shape in shapes.values()])
-            named = {name: tensor.view(shape) for (name, shape), tensor in zip(shapes.items(), tensors, strict=True)}
-            found.append(State(step=steps, tensors=named))
-    return sorted(found, key=lambda state: state.step)
-
-
-def _head(optimizer: Optimizer) -> bytes:
-    """Return the start of a journal: the shapes of its tensors."""
-    shapes = [[name, list(tensor.shape)] for name, tensor in optimizer.named_tensors().items()]  # in the order of the vectors
-    text = json.dumps(shapes).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _slot_words(num_values: int) -> int:
-    """Return the int32 words of a slot; a header word takes two."""
-    return 2 * _HEADER + num_values + num_values % 2  # even: keeps the second slot's int64 header aligned
-
-
-def _parts(slot: Tensor, num_values: int) -> tuple[Tensor, Tensor]:
-    return slot[: 2 * _HEADER].view(torch.int64), slot[2 * _HEADER : 2 * _HEADER + num_values].view(torch.float32)
-
-
-def _checksum(values: Tensor) -> int:
-    # A checksum detects pages that did not reach the disk when the machine crashed; it costs a tenth of a CRC.
-    # A sum in another dtype converts all its input at once: in parts, a large state needs no more memory.
-    return sum(int(part.sum(dtype=torch.int64)) for part in values.view(torch.int32).split(1 << 20))
 
 
 class EpochLog:
@@ -356,19 +338,21 @@ class EpochLog:
         self._journal: StepJournal | None = None
         self._told = told
         self._offset_s = session.context.clock_offset_s
-        self._path = steps_log_path(folder, epoch, begin, session.rank)
+        self._run = phase.rank_job.fingerprint
         self._journal_path = journal_path(folder, epoch, phase.layers)
         if phase.optimizer is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text("")
+        path = steps_log_path(folder, epoch, begin, session.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plan, steps = phase.rank_job.present, phase.phase.steps(epoch)
+        ranks = plan.cached.ranks if phase.phase.cached and plan.cached else plan.busy_ranks
+        self._lines = SealedLog(path, LogOwner(owner=owner_of(self._run, path), ranks=tuple(sorted(ranks)), steps=len(steps)))
         if phase.keeps_steps:
-            self._journal = StepJournal(self._journal_path, phase.optimizer)
+            self._journal = StepJournal(self._journal_path, self._run, phase.optimizer)
 
     def __call__(self, trace: StepTrace) -> None:
         """Record a step that this rank has completed; the journal comes last, because it makes the step count."""
-        with open(self._path, "a", encoding="utf-8") as lines:
-            lines.write(to_json(on_clock(trace, self._offset_s), indent=-1) + "\n")
+        self._lines.append(on_clock(trace, self._offset_s))
         if self._journal is not None:
             self._journal.write()
         if self._told is not None:
@@ -378,7 +362,7 @@ class EpochLog:
         """Save the state between two steps if it is too large to be saved after each: then no step is repeated."""
         phase = self._phase
         if self._journal is None and phase.is_writer and not phase.is_backed_up and phase.optimizer is not None:
-            write_once(self._journal_path, phase.optimizer)
+            write_once(self._journal_path, self._run, phase.optimizer)
 
     def end(self) -> None:
         """Remove the journal of an epoch whose checkpoint is complete."""

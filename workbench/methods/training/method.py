@@ -19,10 +19,11 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import Recovery, SweepPoint
+from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
 from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
-from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, is_whole, unneeded_at_the_end, weights_digest
+from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, unneeded_at_the_end, weights_digest
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.faults import predict, with_faults
@@ -34,6 +35,7 @@ from workbench.methods.training.prepare import PreparedTraining
 from workbench.methods.training.succession import Replanned
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
+from workbench.models.sealed_tensors import damage_of
 from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
@@ -166,7 +168,7 @@ class TrainingMethod(LayerMethod[P]):
     plan, check, rank_job, check_plan: see Method.plan, Method.check, phases.RankJob, common.plans.require_plan.
     run_rank, serve_rank: what devices run; functions of the method's own module (see ProfiledMethod.measure_rank).
     trained: the trained model of a run, for a backbone.
-    begin(prepared, backbone, folder, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
+    begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
     """
 
     plan: Callable[[P, Profile, Cluster], Plan]
@@ -176,7 +178,7 @@ class TrainingMethod(LayerMethod[P]):
     run_rank: Callable[..., RankResult]
     serve_rank: Callable[[RankContext, str], None]
     trained: Callable[[P, LayerStack, Any], Trained]
-    begin: Callable[[P, LayerStack, Path, bool, Notify], object]
+    begin: Callable[[P, LayerStack, Any, bool, Notify], object]
 
     def stand_in(
         self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
@@ -270,15 +272,18 @@ class TrainingMethod(LayerMethod[P]):
         stack = load_stack(job.model, with_head=prepared.predicts_words)
         message = replace(self.rank_job(*planned), folder=folder)
         identity = _fingerprint(prepared, stack, message)
-        resumes = resume and holds_run(folder, identity, job) and all(map(is_whole, message.begins_with()))
+        message = replace(message, fingerprint=identity)
+        spoilt = ""
+        if resumes := resume and holds_run(folder, identity, job):
+            spoilt = next(filter(None, (damage_of(path, owner_of(identity, path)) for path in message.begins_with())), "")
+            resumes = not spoilt
         if not resumes:
             begin_folder(folder, identity, job)
-        former = take_up(message) if resumes else begin(message)
-        notes = prepared.all_notes + ((_resumed(former, job.epochs, begun=resumes), *former.notes) if resume else ())
+        former = take_up(message) if resumes else replace(begin(message), damage=(spoilt,) if spoilt else ())
+        notes = prepared.all_notes + ((_resumed(former, job.epochs, begun=resumes), *former.notes, *former.damage) if resume else ())
         if resumes:
             notify(Event("phase", message=notes[len(prepared.all_notes)]))
-        self.begin(prepared, stack, folder, not resumes, notify)
-        message = replace(message, fingerprint=identity)
+        self.begin(prepared, stack, message, not resumes, notify)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         if isinstance(engines, Lender):
             replanned = self._replanner(message, planned, folder=folder, fingerprint=identity)
@@ -344,7 +349,7 @@ class TrainingMethod(LayerMethod[P]):
         results = None
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
-            self.begin(prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), folder, True, ignore)
+            self.begin(prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), message, True, ignore)
             results = engines.run(self.run_rank, replace(message, sweep=steps).on_ranks())
         return records.sweep_point(name, plan, predicted, results)
 
@@ -370,7 +375,7 @@ def _resident(rank_job: RankJob) -> dict[bool, list[int]]:
 def _resumed(former: Interrupted, epochs: int, *, begun: bool) -> str:
     """Describe in words how a resumed run begins.  begun: whether there was a run."""
     if not begun:
-        return "Nothing to resume: the run starts over."
+        return "The run starts over." if former.damage else "Nothing to resume: the run starts over."
     if not former.epochs and not former.step:
         return "Resumed in epoch 1: none of its steps can be used."
     if former.epochs == epochs:

@@ -201,7 +201,7 @@ class RankJob(SessionJob, ABC):
 
     def trained(self, epoch: int) -> dict[str, Tensor]:
         """Return the trained parameters after an epoch, by name (see weights_after)."""
-        return weights_after(self.folder, epoch, self.plan.num_layers)
+        return weights_after(self.folder, self.fingerprint, epoch, self.plan.num_layers)
 
     def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
         """Return the programs that run before the first step of start_epoch when devices of a former job continue.

@@ -211,6 +211,8 @@ class TrainingPolicy(StepPolicy):
         self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
         self.watch(generation)
+        for sentence in former.damage if generation.number > 1 else ():
+            self.say(sentence.rstrip("."))
         if job.missing:
             self.say(job.missing)
         return generation._replace(job=job)

@@ -230,7 +230,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             keeper.restore(rank_job.held, num_steps)
         elif rank_job.state and phase.optimizer is not None:
             tensors = phase.optimizer.named_tensors()
-            State.load(rank_job.state, tensors)
+            State.load(rank_job.state, rank_job.fingerprint, tensors)
             phase.optimizer.load_named_tensors(tensors, num_steps)
     logs: list[EpochLog] = []  # of the epochs whose checkpoints some device may not have saved yet
     for epoch in epochs:
@@ -261,7 +261,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
         if phase.is_writer and phase.optimizer is not None:
             # A run that may converge may end an epoch or two before the last one done, and go on from there later.
             keeps_former = phase.keeps_steps or rank_job.job.converged_after > 0
-            save(rank_job.folder, epoch, phase.layers, phase.optimizer, keeps_former=keeps_former)
+            save(rank_job.folder, rank_job.fingerprint, epoch, phase.layers, phase.optimizer, keeps_former=keeps_former)
         logs.append(log)
         drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
         if drains and phase.optimizer is not None:

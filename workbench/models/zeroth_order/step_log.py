@@ -5,12 +5,10 @@ MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", Ne
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +17,9 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.files import require_writable, sync_folder
 from workbench.core.ranges import Positive, require_ranges
+from workbench.core.sealed import Lines, SealedLog, first_line, read_lines
 from workbench.core.seeds import MAX_QUERIES, query_seed
+from workbench.core.serial import from_json
 from workbench.planners.query_costs import Execution
 
 Copies = Literal["per_layer", "kept"]
@@ -52,13 +52,16 @@ class ZerothOrderConfig:
 class StepLog:
     """One step: theta <- theta - learning_rate / q * sum of gradients[i] * noise(seeds[i]).
 
-    gradients: g_i, the projected gradients, as float32 values.
+    gradients: g_i, the projected gradients, as float32 values.  loss: the mean over all passes; seconds: of the step; both for reports
+    only, None if unknown.
     """
 
     step: int
     seeds: tuple[int, ...]
     gradients: tuple[float, ...]
     learning_rate: float
+    loss: float | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.seeds) != len(self.gradients) or not self.seeds:
@@ -90,105 +93,101 @@ def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
     return tuple(gradients.tolist())
 
 
-def make_log(config: ZerothOrderConfig, step: int, gradients: Sequence[float], queries: Sequence[int] | None = None) -> StepLog:
-    """Return the log of a step from the projected gradients of some queries; None: of the first ones."""
+def make_log(
+    config: ZerothOrderConfig, step: int, gradients: Sequence[float], queries: Sequence[int] | None = None, *, loss: float | None = None
+) -> StepLog:
+    """Return the log of a step from the projected gradients of some queries; None: of the first ones.  loss: see StepLog."""
     return StepLog(
         step=step,
         seeds=tuple(query_seed(config.seed, step, query) for query in queries or range(len(gradients))),
         gradients=tuple(gradients),
         learning_rate=config.learning_rate,
+        loss=loss,
     )
 
 
-class LogFile(AbstractContextManager["LogFile"]):
-    """A run's steps on disk: a header and one line per step, written to disk before the next step begins.
+class _Line(NamedTuple):
+    """A step as it stands in the log, an array."""
+
+    step: int
+    learning_rate: float
+    seeds: tuple[int, ...]
+    gradients: tuple[float, ...]
+    loss: float | None
+    seconds: float | None
+
+
+class LogFile:
+    """A run's steps in a sealed log (see core.sealed), each on the disk before the next step begins.
 
     header: settings that must match for the run to continue.  A new file starts with it; an existing file must have the same.  An
-    incomplete last line, left by a crash, is removed.  steps: the steps in the file when it was opened.
-    Raises ConfigError for a file of another run, a file with other content, and one that is damaged before its last line.
+    incomplete last line, left by a crash, is removed.  steps: the steps in the file when it was opened.  remarks: what else is in it, as
+    JSON, in order.  damage: what was wrong with the lines that were removed, or ''.
+    mends: whether to go on after the last intact line of a damaged log.
+    Raises ConfigError for a file of another run, a file with other content, and, unless it mends, a damaged one.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+    def __init__(self, path: Path, header: dict[str, Any], *, mends: bool = False) -> None:
         self.steps: tuple[StepLog, ...] = ()
+        self.remarks: tuple[bytes, ...] = ()
+        self.damage = ""
         require_writable(path)
-        whole = 0
+        lines: Lines | None = None
         if path.exists():
             asked = f"Keeping a run's steps in '{path}' was asked for."
             if not path.is_file():
                 raise ConfigError(asked, "It is no file that can be read again.", "Name another file.")
-            found, self.steps, whole = _read(path)
-            if found is None and not _line(header).startswith(path.read_bytes()):
+            lines = read_lines(path)
+            self.damage = lines.damage
+            if lines.owner is None and not mends and not first_line(header).startswith(path.read_bytes()):
                 raise ConfigError(asked, "It exists and holds something else.", "Name another file.")
-            if found is not None and found != msgspec.to_builtins(header):
-                changed = sorted(key for key in found.keys() | header.keys() if found.get(key) != msgspec.to_builtins(header).get(key))
+            if lines.owner is not None and lines.owner != (wanted := msgspec.to_builtins(header)):
+                found = dict(lines.owner)
+                changed = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
                 raise ConfigError(
                     f"A run was to go on from '{path}'.", f"That is another run's: it differs in {', '.join(changed)}.",
                     "Run with the same settings, or give another file.",
                 )  # fmt: skip
-        self._file = open(path, "ab")  # noqa: SIM115  # it stays open for the whole run
-        self._file.truncate(whole)
-        if whole == 0:
-            self._append(header)
+            if self.damage and not mends:
+                raise _damaged(path, self.damage)
+            self.steps, self.remarks = _decoded(path, lines)
+        self._lines = SealedLog(path, header, kept=lines, syncs=True)
+        if lines is None:
             sync_folder(path.parent)
 
     def append(self, log: StepLog) -> None:
         """Write a step and wait until it is on disk."""
-        self._append([log.step, log.learning_rate, log.seeds, log.gradients])
+        self._lines.append(_Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _append(self, line: Any) -> None:
-        self._file.write(_line(line))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-
-def _line(value: Any) -> bytes:
-    return msgspec.json.encode(value) + b"\n"
+    def remark(self, value: Any) -> None:
+        """Write a value that becomes a JSON object, and wait until it is on disk."""
+        self._lines.append({"remark": value})
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
-    """Return a log's header and complete steps.  Raises ConfigError if it is missing, or damaged before its last line."""
+    """Return a log's header and complete steps.  Raises ConfigError if it is missing or damaged."""
+    asked = f"The steps of '{path}' were asked for."
     if not path.is_file():
-        raise ConfigError(f"The steps of '{path}' were asked for.", "There is no such file.", "Check the path.")
-    header, steps, _ = _read(path)
-    if header is None:
-        raise ConfigError(f"The steps of '{path}' were asked for.", "It ends in its first line.", "Begin the run again.")
-    return header, steps
+        raise ConfigError(asked, "There is no such file.", "Check the path.")
+    lines = read_lines(path)
+    if lines.damage:
+        raise _damaged(path, lines.damage)
+    if lines.owner is None:
+        raise ConfigError(asked, "It ends in its first line.", "Begin the run again.")
+    return lines.owner, _decoded(path, lines)[0]
 
 
-def _read(path: Path) -> tuple[dict[str, Any] | None, tuple[StepLog, ...], int]:
-    """Return header, steps, and the length of the complete lines in bytes."""
-    header: dict[str, Any] | None = None
+def _damaged(path: Path, damage: str) -> ConfigError:
+    return ConfigError(f"The steps of '{path}' were asked for.", f"{damage[0].upper()}{damage[1:]}.", "Take a copy, or begin again.")
+
+
+def _decoded(path: Path, lines: Lines) -> tuple[tuple[StepLog, ...], tuple[bytes, ...]]:
+    """Return a log's steps and remarks."""
     steps: list[StepLog] = []
-    whole = 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines):
-        try:
-            if not line.endswith(b"\n"):
-                raise ValueError("a line without an end")
-            value = msgspec.json.decode(line)
-            if number == 0:
-                header = dict(value)
-            else:
-                steps.append(_step(value, len(steps)))
-        except (ValueError, TypeError, msgspec.DecodeError) as error:
-            if number + 1 < len(lines):
-                raise ConfigError(
-                    f"The steps of '{path}' were asked for.", f"Line {number + 1} is damaged: {error}.", "Take a copy, or begin again."
-                ) from error
-            break
-        whole += len(line)
-    return header, tuple(steps), whole
-
-
-def _step(value: Any, expected: int) -> StepLog:
-    step, learning_rate, seeds, gradients = value
-    if step != expected:
-        raise ValueError(f"step {step} stands where {expected} belongs")
-    return StepLog(step=step, seeds=tuple(seeds), gradients=tuple(map(float, gradients)), learning_rate=learning_rate)
+    remarks: list[bytes] = []
+    for content in lines.contents:
+        if content.startswith(b"{"):
+            remarks.append(bytes(msgspec.json.decode(content, type=dict[str, msgspec.Raw])["remark"]))
+            continue
+        steps.append(StepLog(**from_json(content, _Line, source=f"'{path}'")._asdict()))
+    return tuple(steps), tuple(remarks)

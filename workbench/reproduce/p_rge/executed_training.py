@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -228,11 +227,6 @@ class QueryTraining:
         if self._curve_path is not None:
             write_text(self._curve_path, to_json(self.curve) + "\n")
 
-    def close(self) -> None:
-        """Close the log."""
-        if self._log is not None:
-            self._log.close()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
@@ -269,26 +263,25 @@ class Runner:
         """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing is tested."""
         known = dict((read_kept(trial.curve_path(self.folder), Curve) or Curve()).scores)
         if trial.steps not in known:
-            with closing(QueryTraining(trial, self.folder)) as training:
-                known = dict(training.run(trial.steps, self._tell(trial)).scores)
+            known = dict(QueryTraining(trial, self.folder).run(trial.steps, self._tell(trial)).scores)
         self.progress(f"{trial.name}: validation {100 * known[trial.steps]:.1f} after {trial.steps} steps")
         return 100 * known[trial.steps]
 
     def _run(self, trial: Trial) -> TrialOutcome:
         """Train, score the validation split at intervals and both splits at the end."""
         calibration = "content_free" if trial.method == "calibrated" else "none"
-        with closing(QueryTraining(trial, self.folder if trial.steps else None)) as training:
-            scores = training.run(trial.steps, self._tell(trial)).scores if trial.steps else [(0, training.score(calibration=calibration))]
-            return TrialOutcome(
-                trial=trial,
-                curve=tuple(
-                    (step, 100 * score)
-                    for step, score in scores
-                    if step == trial.steps or (0 < step < trial.steps and step % trial.score_every == 0)
-                ),
-                test_score=100 * training.score("test", calibration),
-                trained_values=training.model.trainables.num_values if trial.steps else 0,
-            )
+        training = QueryTraining(trial, self.folder if trial.steps else None)
+        scores = training.run(trial.steps, self._tell(trial)).scores if trial.steps else [(0, training.score(calibration=calibration))]
+        return TrialOutcome(
+            trial=trial,
+            curve=tuple(
+                (step, 100 * score)
+                for step, score in scores
+                if step == trial.steps or (0 < step < trial.steps and step % trial.score_every == 0)
+            ),
+            test_score=100 * training.score("test", calibration),
+            trained_values=training.model.trainables.num_values if trial.steps else 0,
+        )
 
     def _tell(self, trial: Trial) -> Callable[[Curve], None]:
         def told(curve: Curve) -> None:
