@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytest
 
 from methods.conftest import four_devices
 from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, with_options
-from workbench.core.errors import DeviceLostError
+from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.schedule import STEP
 from workbench.core.seeds import query_seed
+from workbench.methods.base import Planned
 from workbench.methods.common.scaling import layers_seconds
-from workbench.methods.p_rge.policy import Done, History, Run
+from workbench.methods.p_rge.method import PRGE, reported_steps
+from workbench.methods.p_rge.policy import Done, History, Run, notes_of
 from workbench.methods.p_rge.worker import RankJob, RankPart, record_of
 from workbench.models.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
@@ -80,6 +84,12 @@ class Story(NamedTuple):
         return [found[number] for number in sorted(found)]
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Of the job."""
+        steps: int = self.jobs[0].job.prepared.steps_per_epoch
+        return steps
+
+    @property
     def queries(self) -> list[int]:
         """Of each step."""
         return [len(record.seeds) for record in self.history.records]
@@ -92,7 +102,7 @@ Coordinate = Callable[..., Story]
 def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
     """Yield what runs a job on virtual devices.  memory_bytes: of each."""
 
-    def run(plan: Any, faults: str, *, memory_bytes: int = 100_000_000, **options: Any) -> Story:
+    def run(plan: Any, faults: str, *, memory_bytes: int = 100_000_000, resume: bool = False, **options: Any) -> Story:
         prepared = with_options(prepared_job(), **{"steps": 16, "faults": faults} | options)
         cluster = four_devices(memory_bytes)
         profile = profile_for(prepared, cluster, ROW_S)
@@ -104,12 +114,69 @@ def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
             setting=prepared.setting,
             profile_of=lambda precision: profile,
             is_real=False,
-            resume=False,
+            resume=resume,
             notify=lambda event: None,
         )
         return Story(opened.on_devices(plan, devices), opened.history, devices)
 
     yield run
+
+
+def reported(story: Story) -> list[tuple[int, int, float | None]]:
+    """Each step of a story's report, with its loss."""
+    prepared, cluster = with_options(prepared_job(), steps=16), four_devices()
+    planned = Planned(prepared, profile_for(prepared, cluster, ROW_S), cluster, shared(2, 2))
+    steps = reported_steps(story.done, story.history, PRGE().predict(planned))
+    return [(step.epoch, step.step, step.loss) for step in steps]
+
+
+def _edited(line: bytes) -> bytes:
+    """Return a log's line with another learning rate."""
+    changed = re.sub(rb",0\.0", b",9.0", line, count=1)
+    assert changed != line
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept", "said"),
+    [
+        (lambda lines: lines[:8], 7, ""),  # interrupted
+        (lambda lines: [*lines[:7], lines[7][:20]], 6, ""),  # by a crash
+        (lambda lines: lines, 16, ""),
+        (lambda lines: [*lines[:3], _edited(lines[3]), *lines[4:]], 2, "line 4 was changed after it was written"),
+        (lambda lines: [*lines[:2], *lines[3:]], 1, "line 3 was changed after it was written, or lines before it were"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], 0, "line 2 was changed"),
+        (lambda lines: [b"{}\n", *lines[1:]], 0, "line 1 was changed"),
+        (lambda lines: lines[1:], 0, "line 1 was changed"),
+    ],
+    ids=["interrupted", "cut off", "finished", "edited", "a line left out", "exchanged", "another first line", "no first line"],
+)
+def test_a_resumed_run_has_all_steps_and_a_damaged_log_is_told(
+    damage: Callable[[list[bytes]], list[bytes]], kept: int, said: str, coordinate: Coordinate
+) -> None:
+    """What is behind the damage is done again: the log and the report's losses are those of the unbroken run."""
+    whole = coordinate(shared(2, 2), "")
+    log = whole.history.path
+    expected = log.read_bytes()
+    assert [at[:2] for at in reported(whole)] == [divmod(step, whole.steps_per_epoch) for step in range(16)]
+    log.write_bytes(b"".join(damage(expected.splitlines(keepends=True))))
+    again = coordinate(shared(2, 2), "", resume=True)
+    assert again.history.found and again.history.resumed == kept
+    notes = notes_of(again.history, prepared_job(), resume=True)
+    assert (said in notes[1] and "are done again" in notes[1]) if said else len(notes) == 1
+    assert log.read_bytes() == expected
+    assert again.history.records == whole.history.records
+    assert reported(again) == reported(whole)
+
+
+def test_another_runs_log_is_refused(coordinate: Coordinate) -> None:
+    log = coordinate(shared(2, 2), "").history.path
+    content = log.read_bytes()
+    coordinate(shared(2, 2), "", epsilon=2e-2)
+    log.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"That is another run's: it differs in "):
+        coordinate(shared(2, 2), "", epsilon=2e-2, resume=True)
+    assert log.read_bytes() == content
 
 
 @pytest.mark.parametrize("after_loss", ["drop", "repeat"])
@@ -127,6 +194,9 @@ def test_the_step_of_a_death(coordinate: Coordinate, after_loss: str) -> None:
     assert first.members == (0, 1, 2)
     assert 1 not in second.members and sum(share.queries for share in second.job.plan.stages[0].shares) == Q
     assert "device-1 is lost, in step 4." in story.done.notes
+    told = reported(story)
+    losses = [loss_of(0, 3, 2 * query + sign) for query in ((0, 3) if after_loss == "drop" else range(Q)) for sign in (0, 1)]
+    assert len(told) == 16 and told[3][2] == pytest.approx(fmean(losses))
 
 
 def test_one_that_comes_back_has_made_the_log_when_the_others_pause(coordinate: Coordinate) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -189,45 +188,6 @@ def assert_same_report(found: Outcome, expected: Outcome) -> None:
     assert [step.loss for step in found.steps] == [step.loss for step in expected.steps]
     assert len(found.steps) == STEPS and all(step.measured_s for step in found.steps)
     assert [epoch.loss for epoch in found.epochs] == [epoch.loss for epoch in expected.epochs]
-
-
-def _edited(line: bytes) -> bytes:
-    """Return a log's line with another learning rate."""
-    assert b",0.0" in line
-    return line.replace(b",0.0", b",9.0", 1)
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda lines: [*lines[:3], _edited(lines[3]), *lines[4:]], "line 4 was changed after it was written"),
-        (lambda lines: [*lines[:2], *lines[3:]], "line 3 was changed after it was written, or lines before it were"),
-        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "line 2 was changed"),
-        (lambda lines: [b"{}\n", *lines[1:]], "line 1 was changed"),
-    ],
-    ids=["edited", "left out", "exchanged", "without its first line"],
-)
-def test_a_damaged_log_is_told_and_its_steps_are_done_again(
-    damage: Callable[[list[bytes]], list[bytes]], said: str, engines: EngineCluster, tmp_path: Path
-) -> None:
-    prepared = prepared_job()
-    whole = run(prepared, engines, shared(3, 1), tmp_path)
-    log = Path(whole.artifacts["log"])
-    expected = read_log(log)
-    log.write_bytes(b"".join(damage(log.read_bytes().splitlines(keepends=True))))
-    again = run(prepared, engines, shared(3, 1), tmp_path, resume=True)
-    assert any(said in note and "are done again" in note for note in again.notes), again.notes
-    assert read_log(log) == expected
-    assert_same_report(again, whole)
-    assert again.metrics == whole.metrics
-
-
-def test_another_runs_log_is_refused(engines: EngineCluster, tmp_path: Path) -> None:
-    prepared, other = prepared_job(), prepared_job(epsilon=2e-2)
-    logs = [Path(run(one, engines, shared(3, 1), tmp_path / name).artifacts["log"]) for one, name in ((prepared, "a"), (other, "b"))]
-    shutil.copy(logs[1], logs[0])
-    with pytest.raises(ConfigError, match=r"That is another run's: it differs in epsilon"):
-        run(prepared, engines, shared(3, 1), tmp_path / "a", resume=True)
 
 
 def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.report import EpochRecord, SweepPoint
+from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
@@ -22,7 +22,7 @@ from workbench.methods.common.scaling import kept_layers, profiled_length, scale
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.layout import predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
-from workbench.methods.p_rge.policy import Done, ProfileOf, Run, fitted_setting, notes_of
+from workbench.methods.p_rge.policy import Done, History, ProfileOf, Run, fitted_setting, notes_of
 from workbench.methods.p_rge.prepare import PreparedJob, PRGEOptions, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.training.method import LayerMethod
@@ -162,23 +162,27 @@ def results_of(done: Done) -> list[RankResult]:
     ]
 
 
-def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, resume: bool) -> Outcome:
-    """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values.
+def reported_steps(done: Done, history: History, prediction: Prediction) -> tuple[StepRecord, ...]:
+    """Return all steps with their losses.
 
-    The log has every step and its loss, also those of an earlier call, and the step in which a device was lost.
+    The log has every step, also those of an earlier call, and the one in which a device was lost; their seconds are the log's.
     """
-    prepared, cluster, history = run.prepared, run.cluster, run.history
-    results = results_of(done)
     predicted = []
     for number, record in enumerate(prediction.steps):
         setting = next(change.setting for change in reversed(history.changes) if change.step <= number)
         predicted_s = done.predicted_s.get(number, record.predicted_s)
         predicted.append(replace(record, samples=setting.batch_size, predicted_s=predicted_s))
-    measured = {(step.epoch, step.step): step for step in measured_steps(results, predicted)}
-    steps = tuple(
+    measured = {(step.epoch, step.step): step for step in measured_steps(results_of(done), predicted)}
+    return tuple(
         replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)
         for step, record in zip(predicted, history.records, strict=False)
     )
+
+
+def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, resume: bool) -> Outcome:
+    """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values."""
+    cluster, history, results = run.cluster, run.history, results_of(done)
+    steps = reported_steps(done, history, prediction)
     epochs, metrics, best, saved = _evaluated(run, epoch_records(steps))
     counted = sum(len(part.steps) for _, parts in done.parts for part in list(parts.values())[:1])
     sent = sum(result.nbytes.get("sent", 0) for result in results)
@@ -190,6 +194,7 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
     if counted:
         nbytes["sent in a step, measured"] = round(sent / counted)
     nbytes["log on the disk"] = history.path.stat().st_size
+    measured = {(step.epoch, step.step) for result in results for step in result.steps}
     is_whole = any(not result.steps or len(result.steps) == len(measured) for result in results)
     by_rank = [
         RankResult(rank=rank, steps=[step for result in results if result.rank == rank for step in result.steps])
@@ -206,7 +211,7 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         technique=run.prepared.options.technique,
         bytes=nbytes,
         overrun_share=overrun_share(results, is_real=fidelity == "real"),
-        notes=(*run.notes, *notes_of(history, prepared, resume=resume), *done.notes),
+        notes=(*run.notes, *notes_of(history, run.prepared, resume=resume), *done.notes),
         artifacts={"adapter": str(saved), "log": str(history.path)},
         recoveries=done.recoveries,
     )
