@@ -26,11 +26,11 @@ from workbench.core.files import make_folder
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.ranges import range_of, require_range
 from workbench.core.report import Report
+from workbench.core.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
 from workbench.core.serial import from_builtins, from_json, read_toml, shown, to_json, write_text
 from workbench.methods import load_method
 from workbench.methods.base import Event
 from workbench.notebooks import require_parameters, run_notebook
-from workbench.runtime.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
 
 TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 """In a sweep's folder: the table of all points, the errors of those that failed, and the folders of executed runs."""
