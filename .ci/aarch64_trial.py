@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.cli.output import say
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
@@ -91,7 +92,7 @@ def jobs(data: str) -> dict[str, tuple[Job, Plan]]:
 def main(folder: Path) -> None:
     """Lead if this is rank 0, otherwise serve."""
     engines = TorchrunEngines.join(CALLS, timeout_s=600.0)
-    print(f"rank {engines.rank}: {platform.machine()}, torch {torch.__version__}", flush=True)
+    say(f"rank {engines.rank}: {platform.machine()}, torch {torch.__version__}")
     ready = folder / "rank 1 is ready"
     if engines.rank:
         ready.touch()
@@ -108,7 +109,7 @@ def main(folder: Path) -> None:
         for name, (job, plan) in jobs(str(folder / "reviews.csv")).items():
             report = run(job, cluster, "execute", workdir=folder / name.replace(" ", "-"), chosen_plan=plan, engines=engines)
             losses[name] = [step.loss for step in report.steps]
-            print(f"{name}: {losses[name]}", flush=True)
+            say(f"{name}: {losses[name]}")
     finally:
         engines.end()
     (folder / "losses.json").write_text(json.dumps(losses))
@@ -120,7 +121,7 @@ def compare(first: Path, second: Path) -> None:
     assert expected.keys() == found.keys() and all(expected.values())
     for name in expected:
         worst = max(abs(a - b) for a, b in zip(expected[name], found[name], strict=True))
-        print(f"{name}: {len(expected[name])} losses, largest difference {worst:.1e}")
+        say(f"{name}: {len(expected[name])} losses, largest difference {worst:.1e}")
         if not worst <= LIMIT:
             sys.exit(f"{name}: at most {LIMIT:g} was expected. {expected[name]} {found[name]}")
 
