@@ -113,3 +113,16 @@ def test_a_tokenizer_without_an_end_learns_no_answers(tmp_path):
     split = Split(texts=("a",), answers=("b",), labels=(0,), sample_ids=(0,))
     with pytest.raises(ConfigError, match="names no token that ends a text"):
         tokenize(split, load_tokenizer(str(tmp_path / "gpt2")), max_length=16)
+
+
+@pytest.mark.parametrize("model", ["tiny-bert", "all-MiniLM-L6-v2", "SmolLM2-135M"])
+@pytest.mark.parametrize("long", ["good film " * 20_000, "x" * 150_000, " " * 150_000 + "good film", "a" + "\n\n" * 80_000 + "film"])
+def test_the_beginning_of_a_very_long_text_has_the_same_tokens(model, long):
+    tokenizer = load_tokenizer(model)
+    tokenizer.backend.enable_truncation(32)
+    whole = [tokenizer.backend.encode(long).ids, tokenizer.backend.encode("b c", long).ids]
+    tokenizer.backend.no_truncation()
+    assert tokenizer.encode([long], max_length=32) == [whole[0]]
+    if not tokenizer.joins_pairs:
+        [pair] = tokenizer.encode(["b c"], [long], max_length=32)
+        assert [max(index, ~index) for index in pair] == whole[1]

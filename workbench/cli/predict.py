@@ -29,9 +29,11 @@ def predict(
         found = f"Given are: sentences {len(texts or ())}, second texts {len(pair or ())}, file '{file or ''}'."
         raise ConfigError("A prediction was asked for.", found, "Give sentences, each with its --pair if there are pairs, or --file FILE.")
     from workbench.methods.common.result import load_result
+    from workbench.tasks.tables import whole_characters
 
     model = load_result(result)
-    rows = model.read(str(file), columns or None) if file is not None else list(zip(texts or (), *([pair] if pair else ()), strict=True))
+    given = [whole_characters(one) for one in (texts, pair) if one]
+    rows = model.read(str(file), columns or None) if file is not None else list(zip(*given, strict=True))
     answers = model.predict(rows)
     if as_json:
         names = model.about.texts

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from workbench.core.errors import ConfigError, MissingDataError
 
 ENCODED_AT_ONCE = 4096
+LONG_TEXT = 1 << 16
 
 
 class Located(NamedTuple):
@@ -65,12 +66,13 @@ class TextTokenizer:
         if max_length < 4:
             raise ConfigError(f"max_length = {max_length} was asked for.", "Special tokens alone take up to 3.", "Raise max_length.")
         inputs: list[Any]
+        texts = self._beginnings(texts, max_length)
         if pairs is None:
             inputs = list(texts)
         elif self.joins_pairs:
             inputs = [f"{first}\n{second}" for first, second in zip(texts, pairs, strict=True)]
         else:
-            inputs = list(zip(texts, pairs, strict=True))
+            inputs = list(zip(texts, self._beginnings(pairs, max_length), strict=True))
         self.backend.enable_truncation(max_length)
         try:
             return [self._ids(encoding) or [self.pad_id] for encoding in self._encoded(inputs)]
@@ -86,6 +88,20 @@ class TextTokenizer:
             first, stop = (own[0], own[-1] + 1) if own else (len(encoding.ids),) * 2
             found.append(Located(self._ids(encoding), first, stop, encoding.offsets[first:stop]))
         return found
+
+    def _beginnings(self, texts: Sequence[str], max_length: int) -> list[str]:
+        """Return texts of which a very long one has lost its end, but still has more than twice as many tokens as are kept."""
+
+        def beginning(text: str) -> str:
+            size = LONG_TEXT
+            while size < len(text):
+                part = text[: text.rfind(" ", 0, size) if " " in text[:size] else size]
+                if len(self.backend.encode(part, add_special_tokens=False).ids) > 2 * max_length:
+                    return part
+                size *= 4
+            return text
+
+        return [beginning(text) if len(text) > LONG_TEXT else text for text in texts]
 
     def _encoded(self, inputs: Sequence[Any]) -> Iterator[Any]:
         """Yield the encoding of each input.  Only so many exist at a time, because they take kilobytes each."""
