@@ -425,7 +425,7 @@ def test_other_versions_than_the_laptops_are_refused(agent: Agent, tmp_path: Pat
         environment_python(agent.connection)
     (agent.home / ".workbench-kit/env-0").mkdir()
     (agent.home / ".workbench-kit/env-0/ready").touch()
-    with pytest.raises(RuntimeSetupError, match="other versions than this machine's"):
+    with pytest.raises(RuntimeSetupError, match="other versions than the project's lock"):
         environment_python(agent.connection)
     [seat, _] = SshEngines(real_cluster(), tmp_path / "run", CallTable({})).seats
     seat._hear(Message("ready", 0, b"0.0.1"))
