@@ -148,18 +148,25 @@ def test_no_controller_and_no_engine_outlives_a_sweep_on_a_profile(ending: list[
     profile = tmp_path / "profile_here"
     profile.mkdir()
 
-    def running() -> list[psutil.Process]:
-        return [one for one in psutil.process_iter(["cmdline"]) if any(str(profile) in word for word in one.info["cmdline"] or ())]
+    words = [sys.executable, "-c", ON_ENGINES, str(profile)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as sweep:
+        try:
+            assert sweep.stdout is not None and sweep.stdout.readline() == "3\n"
+            started = psutil.Process(sweep.pid).children(recursive=True)
+            assert len(started) > 2
+            for number in ending:
+                sweep.send_signal(number)
+            sweep.wait(LIMIT_S)
+        finally:
+            sweep.kill()
+    wait_for(lambda: not any(map(is_there, started)), "the end of the controller and its engine")
 
-    with subprocess.Popen(
-        [sys.executable, "-c", ON_ENGINES, str(profile)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as sweep:
-        assert sweep.stdout is not None and sweep.stdout.readline() == "3\n"
-        assert len(running()) > 2
-        for number in ending:
-            sweep.send_signal(number)
-        sweep.wait(LIMIT_S)
-    wait_for(lambda: not running(), "the end of the controller and its engine")
+
+def is_there(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,10 @@ def changed_json(answer: bytes, draw: random.Random) -> bytes:
     return json_frame(draw.choice([b"null", b"3", b"[1]", b"", b'"x"', NESTED, b'{"kind":"answer","id":1,"found":' + NESTED + b"}"]))
 
 
+def told(value: Any) -> bytes:
+    return encode_told(value)
+
+
 def settled(future: Future[Any]) -> BaseException | None:
     """Return the error of a future, which must come: a device that is given up leaves nobody waiting."""
     return future.exception(LIMIT_S)
@@ -123,10 +127,6 @@ def test_of_a_thousand_changed_answers_none_harms_more_than_its_device(operation
     assert other.lost is None and settled(other.post("ping")) is None
     other.close()
     assert lost > 500  # some changes leave a message that is right
-
-
-def told(value: Any) -> bytes:
-    return encode_told(value)
 
 
 ENGINE_MESSAGES: dict[str, list[tuple[str, int, Any]]] = {
@@ -242,7 +242,9 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
         (engine_frame(LENGTH.pack(2**32 - 1)), "at most 10,000 are allowed"),
         (engine_frame(Message("hello", 0, b"").framed()), "'hello' with 0 bytes"),
         (engine_frame(Message("ready", 0, bytes(101)).framed()), "'ready' with 101 bytes"),
-        (engine_frame(Message("event", 1, b"x").framed()) * 1, "an event of device 'alpha'"),
+        (engine_frame(Message("event", 1, b"x").framed()), "an event of device 'alpha'"),
+        (engine_frame(Message("event", 1, told({"phase": "x", "step": "\x1b[2J"})).framed()), "Expected `int`, got `str` - at `$[...]`"),
+        (engine_frame(Message("event", 1, told(c.StepDone(-1, 0.5))).framed()), "Expected `int` >= 0"),
         (engine_frame(Message("store", 1, encode(Asked("fetch", ("x",)))).framed()) * 2, "weights are asked for while others"),
     ],
 )

@@ -231,6 +231,7 @@ PROXY = "Connection closed by UNKNOWN port 65535\n"
         (Login(IN, 255, errors=CHANGED), "before Python starts.", "chsh"),
         (Login("Received disconnect from 10.0.0.4 port 22:2: x\n" + CHANGED, 255), "ssh ended with status 255", "ssh ADDRESS"),
         (Login(IN, 255, errors=CHANGED + BEGAN.decode(), has_begun=True), "ended with status 255.", "cable"),
+        (Login(IN + "Transferred: sent 1, received 2 bytes, in 3.0 seconds\n", 0, has_begun=True), "ended with status 0.", "cable"),
         (Login(IN + "Timeout, server h not responding.\n", 255, has_begun=True), "Timeout, server h", "cable"),
         # A jump host: its ssh writes to our stderr.
         (Login(PROXY, 255, errors="Host key verification failed.\n"), "such as a jump host, is not trusted", "ssh JUMPHOST"),

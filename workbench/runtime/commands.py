@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from msgspec import Meta
 
@@ -107,6 +107,21 @@ class Probed(NamedTuple):
     """The measured time of a probe, divided by the time that the device's profile predicts."""
 
     slowness: Slowing
+
+
+class Progress(TypedDict, total=False):
+    """What a device publishes for the user to see.  Real devices send no other keys; each is missing where it has no meaning."""
+
+    phase: Annotated[str, Meta(max_length=300)]
+    epoch: Step
+    step: Step
+    num_steps: Step
+    cached: bool
+    samples: Step
+    loss: float
+    step_s: Clock | None
+    busy_s: Clock | None
+    used_bytes: Annotated[int, Meta(ge=0, le=10**18)] | None
 
 
 class Transfer(NamedTuple):

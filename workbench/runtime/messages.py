@@ -147,7 +147,7 @@ class CallTable:
         types = typing.get_type_hints(function)
         result = types.pop("return")
         payload = list(types.values())[1]
-        return Call(name, function, payload, dict[str, Any] | _attribute(event) if event else dict[str, Any], result, parts)
+        return Call(name, function, payload, c.Progress | _attribute(event) if event else c.Progress, result, parts)
 
     def call(self, function: Callable[[Any, Any], Any]) -> Call:
         """Return the table entry of a function.  Raises RuntimeSetupError if the function is not in the table."""

@@ -158,7 +158,8 @@ def _of_shell(login: Login, errors: str) -> Failure:
 
 
 def _last(text: str) -> str:
-    return shown((text.strip().splitlines() or [""])[-1].strip().rstrip("."), 200)
+    lines = [line for line in text.strip().splitlines() if not line.startswith(("Transferred: ", "Bytes per second: "))]
+    return shown((lines or [""])[-1].strip().rstrip("."), 200)
 
 
 _UNREACHABLE = r"Connection timed out|Operation timed out|No route to host|Network is unreachable"

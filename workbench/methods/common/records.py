@@ -38,7 +38,7 @@ class Progress:
         if "phase" in event:
             self._notify(device_event(rank, event))
         cached = bool(event.get("cached"))
-        if "loss" not in event or rank not in self._reporters[cached]:
+        if not event.keys() >= {"loss", "epoch", "step", "num_steps"} or rank not in self._reporters[cached]:
             return
         epoch, step = event["epoch"], event["step"]
         losses = self._losses[epoch, step]
@@ -55,9 +55,9 @@ def show_device(notify: Notify, rank: int, state: str) -> None:
 
 def device_event(rank: int, event: Mapping[str, Any], what: str = ", step") -> Event:
     """Convert a device message to the event that all methods use.  Between phases there is no step.  what: the method's word for one."""
-    at_step = "num_steps" in event
+    at_step = event.keys() >= {"step", "num_steps"}
     step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
-    state = DeviceState(event["phase"], event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
+    state = DeviceState(event.get("phase", ""), event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
     message = f"{state.phase}{what} {step + 1} of {num_steps}" if at_step else state.phase
     return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
 

@@ -194,7 +194,7 @@ class Progress:
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         """Handle an engine's event (see worker)."""
         self._notify(device_event(rank, event, " request"))
-        if "num_steps" in event and rank == self._first:
+        if event.keys() >= {"step", "num_steps"} and rank == self._first:
             # Samples since the last report: not every short request is reported.
             step, count = event["step"], event["num_steps"]
             samples, self._told = step + 1 - self._told, step + 1
