@@ -29,7 +29,6 @@ from workbench.methods import INFERRING, NO_EPOCHS, WITH_JAX, load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
-from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.devices import Lender
 from workbench.runtime.network import require_loopback, require_open_files
 from workbench.runtime.work_folder import full_disk_told, own_folder
@@ -48,7 +47,8 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
     made = _planned(method, prepared, costs, cluster)
     note = differences_note(job, method.settings)
-    return replace(made, notes=(*made.notes, note)) if note else made
+    notes = (*made.notes, *method.notes(Planned(prepared, costs, cluster, made)), *([note] if note else []))
+    return replace(made, notes=notes)
 
 
 def _settled(job: Job) -> Job:
@@ -150,16 +150,18 @@ def run(
         decided = chosen_plan or _planned(method, prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
         planned = Planned(prepared, costs, cluster, decided)
+        notes = (*prepared.task.notes, *method.notes(planned))
+        for note in notes:
+            notify(Event("note", message=note))
         prediction = method.predict(planned)
         layers = method.layer_costs(prepared, batch=1, sequence_length=1)
-        trained, frozen = (FP32_BYTES * sum(getattr(layer, kind) for layer in layers) for kind in ("trainable_params", "frozen_params"))
+        trained, frozen = (sum(getattr(layer, kind) for layer in layers) for kind in ("trainable_bytes", "frozen_bytes"))
         if trained:
             nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
             prediction = replace(prediction, bytes=nbytes)
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
-            prediction = replace(prediction, notes=(*prepared.task.notes, *prediction.notes))
-            return _report(job, cluster, decided, prediction, None, _spent(began))
+            return _report(job, cluster, decided, prediction, None, _spent(began), notes=notes)
         from workbench.calibration import Calibration
         from workbench.methods.common.result import write_result
         from workbench.runtime.engines import default_pool
@@ -172,8 +174,7 @@ def run(
                 calibration = Calibration(method, planned, emulated)
                 dilation = calibration.dilate(max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify)
             outcome = method.execute(planned, prediction, running, folder=folder, resume=resume, notify=notify)
-            outcome = replace(outcome, notes=(*prepared.task.notes, *outcome.notes))
-            report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation)
+            report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation, notes=notes)
             if outcome.technique:
                 write_result(report, prepared, outcome.technique)
         if calibration is not None and not report.valid:
@@ -375,7 +376,10 @@ def _report(
     outcome: Outcome | None,
     spent_s: dict[str, float],
     dilation: float = 1.0,
+    *,
+    notes: tuple[str, ...] = (),
 ) -> Report:
+    """Return the report.  outcome: None for a simulation.  notes: of the job under its plan (see Method.notes)."""
     report = Report(
         mode="simulate" if outcome is None else "execute",
         source="simulated",
@@ -396,12 +400,12 @@ def _report(
         told = prediction.notes + tuple(recovery.told for recovery in prediction.recoveries)
         if job.faults and not told:
             told = ("The job's faults are injected into devices when it is executed; this is a simulation without them.",)
-        return replace(report, recoveries=prediction.recoveries, notes=told + differences)
+        return replace(report, recoveries=prediction.recoveries, notes=notes + told + differences)
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
     waiting = {recovery.what: recovery for recovery in reversed(prediction.recoveries)}
     recoveries = tuple(replace(one, predicted_s=waiting[one.what].seconds if one.what in waiting else None) for one in outcome.recoveries)
-    notes = outcome.notes + tuple(recovery.told for recovery in recoveries)
+    notes += outcome.notes + tuple(recovery.told for recovery in recoveries)
     notes += tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
     if dilation > 1:
         notes += (dilation_note(dilation),)

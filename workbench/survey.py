@@ -175,7 +175,7 @@ def survey_layers(
             seconds = {"forward_s": layer.forward_s(batch, sequence_length), "backward_s": layer.backward_s(batch, sequence_length)}
             flops = {f"{way}_flops": getattr(cost, f"{way}_flops") + getattr(cost, f"side_{way}_flops") for way in ("forward", "backward")}
             measured = seconds | {name: getattr(layer, name) for name in ("frozen_bytes", "trainable_bytes")}
-            analytic = flops | {"frozen_bytes": 4 * cost.frozen_params, "trainable_bytes": 4 * cost.trainable_params}
+            analytic = flops | {name: getattr(cost, name) for name in ("frozen_bytes", "trainable_bytes")}
             for sizes, described in ((measured, layer), (analytic, cost)):
                 for name, what in (("activation", "output"), ("tap", "tap"), ("context", "context")):
                     sizes[f"{name}_bytes"] = tokens * getattr(described, f"{what}_bytes_per_token")

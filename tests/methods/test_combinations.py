@@ -337,10 +337,10 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
 REFUSED = [
     *(("fine_tuning", {"technique": "full", "backbone_dtype": storage}, "stay as they are") for storage in PRECISIONS[1:]),
     *(
-        (method, {"schedule": "gpipe", "paradigm": paradigm}, "there is no pipeline")
+        (method, {"schedule": "gpipe", "paradigm": paradigm}, "needs paradigm = hybrid or pipeline_parallel")
         for method, paradigm in product(("fine_tuning", "pac_plus"), ("standalone", "data_parallel"))
     ),
-    ("fine_tuning", {"schedule": "asynchronous_1f1b", "paradigm": "data_parallel"}, "there is no pipeline"),
+    ("fine_tuning", {"schedule": "asynchronous_1f1b", "paradigm": "data_parallel"}, "needs paradigm = hybrid or pipeline_parallel"),
     ("pac_plus", {"schedule": "asynchronous_1f1b"}, "drained after each mini-batch"),
     ("fine_tuning", {"technique": "parallel adapters"}, "one of full, lora, adapters"),
     ("fine_tuning", {"cache_dtype": "int8"}, "Known: "),

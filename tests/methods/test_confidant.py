@@ -129,7 +129,7 @@ def test_a_device_of_two_processors_takes_more_layers(heads: str, split: str, jo
 
 
 def test_processors_that_cannot_share_are_refused(job: Job) -> None:
-    with pytest.raises(ConfigError, match="None of its devices has two processors"):
+    with pytest.raises(ConfigError, match="needs a device with two processors"):
         experiment.run(replace(job, options={"split": "heads"}), two_devices(), "simulate")
     with pytest.raises(ConfigError, match=r"over the 5 processors of 'alpha' .* has 4 heads"):
         experiment.run(job, with_processors(two_devices(), *range(1, 6)), "simulate")
@@ -312,7 +312,7 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         run(job, tmp_path, progress=stop)
     resumed = run(job, tmp_path, resume=True)
-    assert resumed.notes[0].startswith("Resumed after")
+    assert any(note.startswith("Resumed after") for note in resumed.notes)
     assert losses(resumed) == losses(whole)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from workbench.core.effects import Effect, not_in, prepared
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Count, Name, Seed, Text, require_ranges
 from workbench.core.serial import shown
@@ -19,6 +20,14 @@ ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5
 fine-tuning: the highest that BERT's authors tried (Devlin et al., 2019, A.3)."""
 FULL_BY_DEFAULT = ("confidant",)
 """Methods whose option `technique` is 'full' by default."""
+_TRAINS = not_in("galaxy_plus")
+_BACKPROPAGATES = not_in("galaxy_plus", "p_rge")
+_BY_EPOCHS = Effect(lambda at: getattr(at.options, "steps", None) is None, "steps left out")
+_CUT = Effect(
+    lambda at: at.plan is None or at.plan.num_micro_batches > 1 or at.job.micro_batches == 1,
+    "a plan that cuts mini-batches into micro-batches",
+)
+_READS_TEXT = prepared("a model that reads text", lambda prepared: prepared.facts.vocabulary_size > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,23 +49,23 @@ class Job:
     method: Name = "pac_plus"
     model: Text = "all-MiniLM-L6-v2"
     task: Text = "sentiment"
-    epochs: Annotated[int, Meta(ge=1, le=1000)] = 3
-    seed: Seed = 0
-    batch_size: Annotated[int, Meta(ge=1, le=65_536)] = 32
-    micro_batches: Annotated[int, Meta(ge=1, le=4096)] = 4
-    learning_rate: Annotated[float, Meta(gt=0, le=1e3)] | None = None
-    weight_decay: Annotated[float, Meta(ge=0, le=1e3)] = 0.01
-    warmup_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.06
-    max_length: Annotated[int, Meta(ge=1, le=10**6)] = 64
-    train_samples: Count | None = None
-    validation_samples: Count | None = None
+    epochs: Annotated[int, Meta(ge=1, le=1000), _TRAINS, _BY_EPOCHS] = 3
+    seed: Annotated[Seed, _TRAINS] = 0
+    batch_size: Annotated[int, Meta(ge=1, le=65_536), _TRAINS] = 32
+    micro_batches: Annotated[int, Meta(ge=1, le=4096), _CUT] = 4
+    learning_rate: Annotated[float, Meta(gt=0, le=1e3), _TRAINS] | None = None
+    weight_decay: Annotated[float, Meta(ge=0, le=1e3), _BACKPROPAGATES] = 0.01
+    warmup_fraction: Annotated[float, Meta(ge=0, lt=1), _BACKPROPAGATES] = 0.06
+    max_length: Annotated[int, Meta(ge=1, le=10**6), _READS_TEXT] = 64
+    train_samples: Annotated[Count, _TRAINS] | None = None
+    validation_samples: Annotated[Count, _TRAINS] | None = None
     test_samples: Count | None = None
     data: Text | None = None
     columns: Text = ""
     options: dict[str, Any] = field(default_factory=dict)
     faults: Text = ""
     converged_after: Annotated[int, Meta(ge=0, le=1000)] = 0
-    backup_every: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    backup_every: Annotated[int, Meta(ge=0, le=10**6), _BACKPROPAGATES] = 0
     as_published: bool = False
 
     @property

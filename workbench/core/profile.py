@@ -142,6 +142,7 @@ class Profile:
 
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
     inference: the costs of operations inside the layers, for methods that split single sequences there.
+    notes: what the costs leave out.
     """
 
     model: str
@@ -150,6 +151,7 @@ class Profile:
     layers: tuple[tuple[LayerProfile, ...], ...]
     optimizer_bytes_per_trainable_byte: float = 2.0
     inference: InferenceProfile | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers or not self.layers[0] or len({len(row) for row in self.layers}) != 1:

@@ -123,6 +123,10 @@ class Prepared(Protocol):
     def facts(self) -> Any:
         """Return the model's shape (ModelFacts)."""
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Return what is to be said of the job, for its plan and its report."""
+
 
 T = TypeVar("T")
 
@@ -145,7 +149,7 @@ class Method(Protocol):
     settings: type[Any]
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Raise ConfigError for an unknown option, task, model or device, before anything is loaded."""
+        """Raise ConfigError for an unknown option, task, model or device, or an idle option, before anything is loaded."""
 
     def prepare(self, job: Job, notify: Notify) -> Any:
         """Find the model and the data.  Raises ConfigError or MissingDataError."""
@@ -170,6 +174,9 @@ class Method(Protocol):
         Raises ConfigError if the plan is for other layers, devices or batches, PlanError if a device has too little memory, CacheError if
         the disk has too little space.
         """
+
+    def notes(self, planned: Planned[Any]) -> tuple[str, ...]:
+        """Return what is to be said of the job under its plan, whether it is simulated or executed: settings without an effect first."""
 
     def predict(self, planned: Planned[Any]) -> Prediction:
         """Simulate every step of the job."""

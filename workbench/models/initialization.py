@@ -213,8 +213,11 @@ PRUNED_FAMILY = "bert"
 _TRACE_TOKENS = 4
 
 
-def require_torch_pruning(family: str) -> None:
-    """Raise ConfigError if the package is missing, or cannot prune this family."""
+def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
+    """Raise ConfigError if the package is missing, or cannot prune this family to an adapter's configuration.
+
+    num_heads: of the backbone.
+    """
     asked = "An initialization by Torch-Pruning was asked for"
     if family != PRUNED_FAMILY:
         found = f"Its trace does not take '{family}' apart; it does {PRUNED_FAMILY}."
@@ -222,6 +225,19 @@ def require_torch_pruning(family: str) -> None:
     if find_spec("torch_pruning") is None:
         todo = "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization 'pruned'."
         raise ConfigError(f"{asked}.", "The package torch-pruning is not installed.", todo)
+    _kept_heads(config.width, config.heads, config.hidden_size, num_heads)
+
+
+def _kept_heads(width: int, heads: int, hidden_size: int, num_heads: int) -> int:
+    """Return how many of the backbone's heads are left.  Raises ConfigError if they cannot share the width.
+
+    Whole heads are removed until one is left per side head, where each then keeps its best channels; else all stay.
+    """
+    kept = heads if heads <= num_heads and width // heads <= hidden_size // num_heads else num_heads
+    if width % kept:
+        found = f"Its {num_heads} heads do not share {width} channels evenly."
+        raise ConfigError("An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'.")
+    return kept
 
 
 def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
@@ -232,7 +248,7 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
     Raises ConfigError as `require_torch_pruning` does, or if the shapes are impossible.
     """
     config = adapter.config
-    require_torch_pruning(stack.family_name)
+    require_torch_pruning(stack.family_name, config=config, num_heads=stack.config.num_attention_heads)
     require_own_backbone(config, stack)
     neurons = next(iter(adapter.layers.values())).expand.out_features
     narrow, hidden = _prune(stack, config.width, config.heads, neurons)
@@ -245,14 +261,10 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
 
     narrow = copy.deepcopy(stack).requires_grad_(True)  # the trace follows the autograd graph
     backbone_heads = stack.config.num_attention_heads
+    kept_heads = _kept_heads(width, heads, stack.hidden_size, backbone_heads)
+    by_heads = kept_heads == heads
     attention = [narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("query", "key", "value")]
     ups = [narrow_weight(narrow, layer, "up") for layer in range(narrow.num_layers)]
-    # First remove whole heads until one is left per side head; then each keeps its best channels.
-    by_heads = heads <= backbone_heads and width // heads <= len(attention[0].weight) // backbone_heads
-    kept_heads = heads if by_heads else backbone_heads
-    if width % kept_heads:
-        found = f"Its {backbone_heads} heads do not share {width} channels evenly."
-        raise ConfigError("An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'.")
     channels = len(attention[0].weight) * kept_heads // backbone_heads
     ratios: dict[Any, float] = dict.fromkeys(attention, 1 - width / channels)
     ratios |= dict.fromkeys(ups, max(0.0, 1 - neurons / len(ups[0].weight)))

@@ -18,6 +18,8 @@ from workbench.core.errors import ConfigError, MissingDataError
 
 ENCODED_AT_ONCE = 4096
 LONG_TEXT = 1 << 16
+LEAST_TOKENS = 4
+"""Up to three special tokens, and one of text."""
 
 
 class Located(NamedTuple):
@@ -63,8 +65,9 @@ class TextTokenizer:
 
         In a pair ~id stands for a token of the second text if the model has token types.
         """
-        if max_length < 4:
-            raise ConfigError(f"max_length = {max_length} was asked for.", "Special tokens alone take up to 3.", "Raise max_length.")
+        if max_length < LEAST_TOKENS:
+            found = f"Special tokens alone take up to {LEAST_TOKENS - 1}."
+            raise ConfigError(f"max_length = {max_length} was asked for.", found, "Raise max_length.")
         inputs: list[Any]
         texts = self._beginnings(texts, max_length)
         if pairs is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import check_choice
@@ -28,15 +28,17 @@ def analytic_profile(
     sequence_lengths: tuple[int, ...] = (128,),
     sizes: TechniqueSizes | None = None,
     num_labels: int = 2,
+    numbers: NumberFormat | None = None,
 ) -> Profile:
     """Return a profile computed from sizes and each device's flops_per_s.
 
-    sizes: of the technique's additions (default: TechniqueSizes').  Bytes per token are those at the longest sequence length.
+    sizes: of the technique's additions (default: TechniqueSizes').  numbers: of the frozen backbone (default: float32).
+    Bytes per token are those at the longest sequence length.
     """
-    described = describe(model)
-    chosen = sizes or TechniqueSizes()
+    described, form = describe(model), numbers or NumberFormat()
+    settings: dict[str, Any] = {"sizes": sizes or TechniqueSizes(), "num_labels": num_labels, "numbers": form}
     grid = {
-        (batch, length): layer_costs(described, technique, batch=batch, sequence_length=length, sizes=chosen, num_labels=num_labels)
+        (batch, length): layer_costs(described, technique, batch=batch, sequence_length=length, **settings)
         for batch in batch_sizes
         for length in sequence_lengths
     }
@@ -54,33 +56,61 @@ def analytic_profile(
         kinds = {"F": "forward_flops", "B": "backward_flops", "SF": "side_forward_flops", "SB": "side_backward_flops"}
         times = {kind: computed(flops) for kind, flops in kinds.items() if getattr(longest, flops) > 0}
         if longest.tap_bytes(1, 1):
-            times["LOAD"] = table(lambda batch, length: longest.tap_bytes(batch, length) / device.storage_bytes_per_s)
+            stored = form.stored_tap_bytes / form.tap_bytes
+            times["LOAD"] = table(lambda batch, length: stored * longest.tap_bytes(batch, length) / device.storage_bytes_per_s)
         times["STEP"] = table(lambda *_: longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s)
         return LayerProfile(
             name=f"{described.name} {'decoder' if described.is_decoder_layer(layer) else described.kind.split('-')[0]} layer {layer}",
             times=times,
-            frozen_bytes=longest.frozen_params * FP32_BYTES,
+            frozen_bytes=longest.frozen_bytes,
             trainable_bytes=longest.trainable_params * FP32_BYTES,
             **{one.name: getattr(longest, one.name) for one in fields(LayerBytes)},
         )
 
     rows = tuple(tuple(profile_of(layer, device) for layer in range(described.stack_layers)) for device in cluster.devices)
-    return Profile(model=described.name, method=technique, source="analytic", layers=rows)
+    return Profile(model=described.name, method=technique, source="analytic", layers=rows, notes=form.notes)
 
 
-Technique = Literal["full", "lora", "adapters", "parallel_adapters"]
+Technique = Literal["full", "lora", "adapters", "parallel_adapters", "frozen"]
+"""What is trained; of 'frozen' nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFormat:
+    """The bytes of a frozen backbone's numbers, and the work of using them.
+
+    matrix_bytes: of a weight in a layer's matrices, with its share of the blocks' constants.  table_bytes: of one in the tables of words
+    and positions, which are the matrix of predicted words, too.  value_bytes: of hidden states, norms and biases.
+    unpack_flops: operations to turn a stored weight into one to compute with, each time that its matrix is used.
+    tap_bytes, stored_tap_bytes: of a cached value, in memory and on the disk.
+    notes: what the times leave out.
+    """
+
+    matrix_bytes: float = FP32_BYTES
+    table_bytes: float = FP32_BYTES
+    value_bytes: float = FP32_BYTES
+    unpack_flops: float = 0.0
+    tap_bytes: float = FP32_BYTES
+    stored_tap_bytes: float = FP32_BYTES
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost(LayerBytes):
-    """One layer's FLOPs for a batch, and its bytes."""
+    """One layer's FLOPs for a batch, and its bytes.  frozen_bytes: of the frozen parameters in their number format."""
 
     forward_flops: float
     backward_flops: float
     side_forward_flops: float
     side_backward_flops: float
     frozen_params: int
+    frozen_bytes: int
     trainable_params: int
+
+    @property
+    def trainable_bytes(self) -> int:
+        """Return the bytes of the trained parameters, in float32."""
+        return FP32_BYTES * self.trainable_params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +137,12 @@ class TechniqueSizes:
 
 @dataclass(slots=True)
 class _Sum:
-    """The sum of a layer's costs, for one sample."""
+    """The sum of a layer's costs, for one sample.  matrices, tables: of the frozen parameters."""
 
     shape: LayerShape
     frozen: int
+    matrices: int = 0
+    tables: int = 0
     trained: int = 0
     forward: float = 0.0
     backward: float = 0.0
@@ -130,32 +162,39 @@ def layer_costs(
     sequence_length: int,
     sizes: TechniqueSizes | None = None,
     num_labels: int = 2,
+    numbers: NumberFormat | None = None,
 ) -> tuple[LayerCost, ...]:
-    """Return every layer of the stack; the first includes the embedding, the last the head.  sizes: see analytic_profile."""
+    """Return every layer of the stack; the first includes the embedding, the last the head.  sizes, numbers: see analytic_profile."""
     check_choice("technique", technique, get_args(Technique))
-    chosen = sizes or TechniqueSizes()
+    chosen, form = sizes or TechniqueSizes(), numbers or NumberFormat()
     costs = []
     for layer in range(model.stack_layers):
-        one = _layer(model, layer, technique, sequence_length, chosen)
+        one = _layer(model, layer, technique, sequence_length, chosen, form)
         if layer == 0:
-            _add(one, technique, model.embedding_params)
+            _add(one, technique, model.embedding_params, model.embedding_tables)
         if layer == model.stack_layers - 1:
-            _add(one, technique, model.head_params)
-            _add_head(one, model, technique, chosen, num_labels)
+            _add(one, technique, model.head_params, 0 if model.tied_head else model.vocab * model.hidden)
+            if technique != "frozen":
+                _add_head(one, model, technique, chosen, num_labels)
         if technique == "parallel_adapters" and not chosen.side_apart:
             one.forward, one.backward, one.context = one.forward + one.side_forward, one.side_backward, one.context + one.tap
             one.side_forward, one.side_backward, one.tap = 0.0, 0.0, Bytes()
-        costs.append(_cost(one, batch))
+        costs.append(_cost(one, technique, batch, form))
     return tuple(costs)
 
 
-def _layer(model: ModelDescription, layer: int, technique: Technique, sequence_length: int, sizes: TechniqueSizes) -> _Sum:
+def _layer(
+    model: ModelDescription, layer: int, technique: Technique, sequence_length: int, sizes: TechniqueSizes, form: NumberFormat
+) -> _Sum:
     """Return a layer without embedding and head."""
     shape = LayerShape(model, layer, sequence_length)
-    one = _Sum(shape, model.layer_params(layer), forward=shape.product_flops + shape.attention_flops)
-    one.output = one.gradient = shape.output()
-    if technique == "full":
-        one.frozen, one.trained = 0, one.frozen
+    forward = shape.product_flops + shape.attention_flops
+    one = _Sum(shape, model.layer_params(layer), matrices=model.layer_matrices(layer), forward=forward)
+    one.output = one.gradient = shape.output(form.value_bytes)
+    if technique == "frozen":
+        one.gradient = Bytes()
+    elif technique == "full":
+        one.frozen, one.matrices, one.trained = 0, 0, one.frozen
         one.backward = 2 * one.forward
         one.context = shape.kept(trained_norms=True) + shape.weight_inputs()
     elif technique == "lora":
@@ -183,17 +222,17 @@ def _layer(model: ModelDescription, layer: int, technique: Technique, sequence_l
         one.context = side.kept(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
         # b_1, b_2, ...; the first layer of a side network keeps b_0, its embedding, as well.
         firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)
-        one.tap = shape.own(FP32_BYTES * model.hidden * (2 if layer in firsts else 1))
-        one.output, one.gradient = shape.output() + side.output(), side.output()
+        one.tap = shape.own(form.tap_bytes * model.hidden * (2 if layer in firsts else 1))
+        one.output, one.gradient = one.output + side.output(), side.output()
     return one
 
 
-def _add(one: _Sum, technique: Technique, params: int) -> None:
-    """Add pretrained parameters outside the layers; only full fine-tuning trains them."""
+def _add(one: _Sum, technique: Technique, params: int, tables: int) -> None:
+    """Add pretrained parameters outside the layers, with those in tables; only full fine-tuning trains them."""
     if technique == "full":
         one.trained += params
     else:
-        one.frozen += params
+        one.frozen, one.tables = one.frozen + params, one.tables + tables
 
 
 def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: TechniqueSizes, num_labels: int) -> None:
@@ -206,7 +245,8 @@ def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: T
     one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up))
     if sizes.predicts_words:
         flops, back = flops + 0.5 * own * words, back + 0.5 * own * words
-        one.frozen += words if model.tied_head else 0
+        copied = words if model.tied_head else 0
+        one.frozen, one.tables = one.frozen + copied, one.tables + copied
         one.context += one.shape.own(FP32_BYTES * model.vocab / 4)
     else:
         flops, back = flops + 2.0 * model.hidden * num_labels, back + 4.0 * model.hidden * num_labels
@@ -218,16 +258,21 @@ def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: T
         one.forward, one.backward = one.forward + flops, one.backward + back
 
 
-def _cost(one: _Sum, batch: int) -> LayerCost:
-    sizes = {"output": one.output, "gradient": one.gradient, "context": one.context, "tap": one.tap, "workspace": one.shape.workspace()}
+def _cost(one: _Sum, technique: Technique, batch: int, form: NumberFormat) -> LayerCost:
+    workspace = one.shape.workspace(form.value_bytes)
+    sizes = {"output": one.output, "gradient": one.gradient, "context": one.context, "tap": one.tap, "workspace": workspace}
     per_token = {f"{what}_bytes_per_token": round(nbytes.per_token) for what, nbytes in sizes.items()}
     per_sample = {f"{what}_bytes_per_sample": round(nbytes.per_sample) for what, nbytes in sizes.items()}
+    stored = form.matrix_bytes * one.matrices + form.table_bytes * one.tables
+    unpacked = form.unpack_flops * one.matrices  # once for the whole batch
+    returns = one.backward > 0 and technique != "parallel_adapters"  # the pass back through the backbone unpacks again
     return LayerCost(
-        forward_flops=batch * one.forward,
-        backward_flops=batch * one.backward,
+        forward_flops=batch * one.forward + unpacked,
+        backward_flops=batch * one.backward + unpacked * returns,
         side_forward_flops=batch * one.side_forward,
         side_backward_flops=batch * one.side_backward,
         frozen_params=one.frozen,
+        frozen_bytes=round(stored + form.value_bytes * (one.frozen - one.matrices - one.tables)),
         trainable_params=one.trained,
         **per_token,
         **per_sample,

@@ -88,6 +88,10 @@ class ModelDescription:
         """Return the feed-forward weights, without biases."""
         return (3 if self.gated else 2) * self.hidden * self.feed_forward
 
+    def layer_matrices(self, layer: int) -> int:
+        """Return the weights in the matrices of a layer of the stack, without biases."""
+        return (2 if self.is_decoder_layer(layer) else 1) * self.matrices_of_attention + self.matrices_of_feed_forward
+
     def is_decoder_layer(self, layer: int) -> bool:
         """Return whether the stack's layer has cross-attention."""
         return self.kind == "encoder-decoder" and layer >= self.num_layers
@@ -96,20 +100,19 @@ class ModelDescription:
         """Return the parameters of a layer of the stack."""
         attentions = 2 if self.is_decoder_layer(layer) else 1
         bias = (2 * self.kv_width + self.query_width + self.hidden) * attentions + self.feed_forward + self.hidden
-        return (
-            attentions * self.matrices_of_attention
-            + self.matrices_of_feed_forward
-            + (bias if self.biases else 0)
-            + (attentions + 1) * self.norm_vectors * self.hidden
-        )
+        return self.layer_matrices(layer) + (bias if self.biases else 0) + (attentions + 1) * self.norm_vectors * self.hidden
+
+    @property
+    def embedding_tables(self) -> int:
+        """Return the values of the tables of words and positions."""
+        return (self.vocab + (2 if self.kind == "encoder-decoder" else 1) * self.positions) * self.hidden
 
     @property
     def embedding_params(self) -> int:
         """Return the parameters before the first layer."""
         sides = 2 if self.kind == "encoder-decoder" else 1
-        rows = self.vocab + sides * self.positions + self.segments
         norms = sides * self.norm_vectors * self.hidden if self.embedding_norm else 0
-        return rows * self.hidden + norms + sides * self.relative_buckets * self.heads
+        return self.embedding_tables + self.segments * self.hidden + norms + sides * self.relative_buckets * self.heads
 
     @property
     def head_params(self) -> int:
@@ -241,12 +244,12 @@ class LayerShape:
             return self.own((self.attentions + 1) * each) + self.keys(each)
         return self.own(FP32_BYTES * (self.attentions * hidden + (self.attentions + 1) * rank)) + self.keys(FP32_BYTES * rank)
 
-    def output(self) -> Bytes:
+    def output(self, value_bytes: float = FP32_BYTES) -> Bytes:
         """Return the bytes sent to the next layer; a decoder layer also forwards the encoder's output."""
-        return self.own(FP32_BYTES * self.model.hidden) + self.keys(FP32_BYTES * self.model.hidden)
+        return self.own(value_bytes * self.model.hidden) + self.keys(value_bytes * self.model.hidden)
 
-    def workspace(self) -> Bytes:
+    def workspace(self, value_bytes: float = FP32_BYTES) -> Bytes:
         """Return the peak temporary memory of the forward pass: residual, normalised input, feed-forward width twice, scores twice."""
         model = self.model
         per_own = 2 * (model.hidden + model.feed_forward * (2 if model.gated else 1) + model.heads * self.own_tokens)
-        return self.own(FP32_BYTES * per_own) + self.keys(FP32_BYTES * 2 * model.heads * self.own_tokens)
+        return self.own(value_bytes * per_own) + self.keys(value_bytes * 2 * model.heads * self.own_tokens)

@@ -52,7 +52,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_for(data: Path, model: str = "tiny-bert-2", **options: object) -> Job:
-    return tiny_job(data, method="galaxy_plus", model=model, test_samples=REQUESTS, options=options)
+    job = tiny_job(data, method="galaxy_plus", model=model, test_samples=REQUESTS, options=options)
+    return replace(job, micro_batches=1)
 
 
 def execute(job: Job, engines: EngineCluster, folder: Path, **settings: object) -> Report:
@@ -66,7 +67,7 @@ def execute(job: Job, engines: EngineCluster, folder: Path, **settings: object) 
         ("tiny-bert-2", {"tiles": 8}, ("The option 'tiles' of galaxy_plus", "tile_tokens")),
         ("tiny-bert-2", {"warmup": -1}, ("warmup = -1", "at least 0")),
         ("tiny-bert-2", {"scheme": 3}, ("scheme = 3", "one of 1, 2")),
-        ("tiny-bert-2", {"system": "edgeshard", "scheme": 2}, ("system = edgeshard", "galaxy_plus's to choose")),
+        ("tiny-bert-2", {"system": "edgeshard", "scheme": 2}, ("system = edgeshard", "needs system = galaxy_plus")),
         ("tiny-bert-2", {"generate": 4}, ("generate = 4", "no language model head")),
         ("tiny-gpt2-2", {"system": "sequence_parallel", "generate": 4}, ("generate = 4", "cannot divide a single token")),
         ("tiny-gpt2-2", {"generate": 128}, ("128 new tokens", "128 positions")),

@@ -11,6 +11,9 @@ from workbench.core.schedule import STEP
 from workbench.methods.base import Event, Notify, Prepared
 from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
+from workbench.models.quantization.config import FLOAT_TYPES, FloatType, QuantizationConfig
+from workbench.models.quantization.stored import embedding_block_size
+from workbench.profiler.analytic import NumberFormat
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
 
@@ -95,6 +98,34 @@ def scale_to_cluster(host_layers: Layers, cluster: Cluster, *, model: str, metho
     """
     rows = tuple(tuple(layer.scaled(1 / share) for layer in host_layers) for share in cluster.host_shares())
     return Profile(model=model, method=method, source="scaled", layers=rows)
+
+
+def number_format(
+    facts: ModelFacts, compute: FloatType, stored: QuantizationConfig | None = None, *, taps: tuple[float, float] = (4.0, 4.0)
+) -> NumberFormat:
+    """Return the analytic costs' number format.
+
+    compute: of hidden states.  stored: how the weights are stored; None: as hidden states.  taps: bytes of a cached value, in memory and on
+    the disk.
+    """
+    notes = []
+    if compute != "float32":
+        notes.append(f"The catalogue states speeds in float32 alone: computing in {compute} is taken to be as fast.")
+    sizes = {"tap_bytes": taps[0], "stored_tap_bytes": taps[1], "value_bytes": 2.0 if compute in ("float16", "bfloat16") else 4.0}
+    if stored is None:
+        return NumberFormat(**dict.fromkeys(("matrix_bytes", "table_bytes"), sizes["value_bytes"]), **sizes, notes=tuple(notes))
+    tables = stored.embedding_storage
+    block = None if tables in FLOAT_TYPES else embedding_block_size(facts.hidden_size, stored.block_size)
+    if stored.unpack_flops:
+        cost = f"{stored.unpack_flops:.0f} operations, as measured on an x86-64 processor"
+        notes.append(f"Unpacking a weight from {stored.storage} is taken to cost {cost}: the catalogue does not state it.")
+    return NumberFormat(
+        matrix_bytes=stored.bytes_of(stored.storage),
+        table_bytes=stored.bytes_of(tables, block),
+        unpack_flops=stored.unpack_flops,
+        notes=tuple(notes),
+        **sizes,
+    )
 
 
 def describe_facts(facts: ModelFacts) -> ModelDescription:

@@ -210,13 +210,13 @@ class Confidant(FineTuning):
         return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, what=", parts of a layer")[0].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Reject unknown names, a single device, and a split if every device has only one processor (see Method)."""
+        """Reject unknown names, a single device, and more devices than the cluster has (see Method)."""
         super().require_known(job, cluster)
-        if job.options.get("split", "none") != "none" and all(len(device.processors) < 2 for device in cluster.devices):
+        if (wanted := self.known(job).devices) > cluster.world_size:
             raise ConfigError(
-                f"Confidant with split = '{job.options['split']}' on cluster '{cluster.name}' was asked for.",
-                "None of its devices has two processors to share a layer.",
-                "Describe them ([[device.processor]] with name and gflops), or leave the option out.",
+                f"The option devices = {wanted:,} of confidant was asked for.",
+                f"Cluster '{cluster.name}' has {cluster.size_words}.",
+                "Lower it, or leave it out to train on all.",
             )
         if cluster.world_size < 2:
             raise ConfigError(

@@ -15,6 +15,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import MAX_SIMULATIONS, Notify, ignore
+from workbench.methods.common.scaling import number_format
 from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
@@ -166,6 +167,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, and settings that JAX does not support here (see Method)."""
+        super().require_known(job, cluster)
         require_jax_suits(cluster, job.model, self.known(job))
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
@@ -191,11 +193,12 @@ class FineTuning(TrainingMethod[PreparedJob]):
             side_apart=False,
             predicts_words=prepared.predicts_words,
         )
+        numbers = number_format(prepared.facts, "float32", prepared.options.quantization)
         if config.technique == "parallel":
-            return AnalyticTechnique("parallel_adapters", sizes)
+            return AnalyticTechnique("parallel_adapters", sizes, numbers)
         if config.technique == "serial":
-            return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False))
-        return AnalyticTechnique(config.technique, sizes)
+            return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False), numbers)
+        return AnalyticTechnique(config.technique, sizes, numbers)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""

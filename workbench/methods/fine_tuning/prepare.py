@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from workbench.core.cluster import Cluster
+from workbench.core.effects import SEVERAL_STAGES, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Positive, Tokens, Width
 from workbench.core.virtual_workers import VersionRule
 from workbench.methods.base import read_options, require_plan, require_width
-from workbench.methods.training.prepare import PipelineOptions, PreparedTechnique, label_scale, load_samples, require_task_and_model
+from workbench.methods.training.prepare import (
+    ASYNCHRONOUS,
+    HAS_HEAD,
+    PipelineOptions,
+    PreparedTechnique,
+    label_scale,
+    load_samples,
+    require_task_and_model,
+)
 from workbench.models.loading import model_facts
 from workbench.models.lora import require_peft
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.techniques import Technique, TechniqueConfig
+
+_LORA, _BOTTLENECK, _PARALLEL = only(technique="lora"), only(technique=("adapters", "serial")), only(technique="parallel")
+_ASYNCHRONOUS = only(schedule=ASYNCHRONOUS)
+_NOT_DRAINED = only(drain_every=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +46,16 @@ class FineTuningOptions(PipelineOptions):
     """
 
     technique: Technique = "lora"
-    lora_rank: Width = 8
-    lora_alpha: Positive = 16.0
-    lora_dropout: Dropout = 0.0
-    bottleneck: Width = 64
-    reduction: Width = 8
-    dropout: Dropout = 0.1
-    window: Tokens = 32
-    drain_every: Tokens = 0
-    versions: VersionRule = "stashing"
-    rate_by_delay: bool = False
+    lora_rank: Annotated[Width, _LORA] = 8
+    lora_alpha: Annotated[Positive, _LORA] = 16.0
+    lora_dropout: Annotated[Dropout, _LORA] = 0.0
+    bottleneck: Annotated[Width, _BOTTLENECK] = 64
+    reduction: Annotated[Width, _PARALLEL] = 8
+    dropout: Annotated[Dropout, HAS_HEAD] = 0.1
+    window: Annotated[Tokens, _ASYNCHRONOUS, _NOT_DRAINED] = 32
+    drain_every: Annotated[Tokens, _ASYNCHRONOUS] = 0
+    versions: Annotated[VersionRule, _ASYNCHRONOUS, SEVERAL_STAGES] = "stashing"
+    rate_by_delay: Annotated[bool, _ASYNCHRONOUS, SEVERAL_STAGES] = False
 
     @property
     def quantization(self) -> QuantizationConfig:
@@ -75,7 +88,7 @@ class PreparedJob(PreparedTechnique):
     @property
     def is_asynchronous(self) -> bool:
         """Return whether mini-batches follow each other without a drain."""
-        return self.options.schedule == "asynchronous_1f1b"
+        return self.options.schedule == ASYNCHRONOUS
 
     def steps_on(self, world_size: int) -> int:
         """Return the steps of the whole run; for an asynchronous pipeline they are windows (see PreparedTraining)."""
@@ -92,7 +105,6 @@ def require_known(job: Job) -> FineTuningOptions:
 
 def checked(job: Job, options: AnOptions) -> AnOptions:
     """Return options whose values are consistent.  Raises ConfigError (see require_known)."""
-    options.require_pipeline()
     _ = options.quantization
     if options.technique == "lora":
         require_peft()
@@ -108,7 +120,7 @@ def prepare(job: Job) -> PreparedJob:
 def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
     """Load and tokenize the task and read the model's shape, for some options (see prepare)."""
     facts = model_facts(job.model)
-    if options.schedule == "asynchronous_1f1b" and options.technique == "full" and facts.num_encoder_layers is not None:
+    if options.schedule == ASYNCHRONOUS and options.technique == "full" and facts.num_encoder_layers is not None:
         raise ConfigError(
             f"Full fine-tuning of '{job.model}' by schedule = 'asynchronous_1f1b' was asked for.",
             "Stages of an encoder-decoder hold copies of one parameter, and here each stage updates its weights at another time.",

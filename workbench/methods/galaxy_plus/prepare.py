@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.core.effects import Effect, Situation, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Tokens
@@ -20,6 +21,7 @@ from workbench.models.generation import Greedy
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
+from workbench.models.tokenizer import LEAST_TOKENS
 from workbench.tasks import load_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, tokenize
@@ -165,6 +167,26 @@ System = Literal["galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "e
 OF_GALAXY_PLUS = ("system", "galaxy_plus")
 
 
+def _positions(at: Situation) -> int:
+    """Return how many devices split a sequence; all of the cluster's before there is a plan."""
+    return at.cluster.world_size if at.plan is None or at.plan.inference is None else at.plan.inference.num_positions
+
+
+def _is_tiled(at: Situation) -> bool:
+    chosen, size = None if at.plan is None else at.plan.inference, at.options.tile_tokens
+    return chosen is None or not size or not chosen.shares or size < max(chosen.tokens(chosen.length))
+
+
+_OWN_PLANNER = only(system="galaxy_plus", is_refused=True)
+_SCHEME_2 = Effect(lambda at: (at.options.planner, at.options.scheme) != ("algorithm_1", 2), "planner = own", True, ("planner",))
+_RING = only(system=("galaxy_plus", "galaxy"))
+_SPLIT = Effect(lambda at: _positions(at) > 1, "a plan that splits a sequence over two or more devices")
+_TWO_WAYS = Effect(lambda at: _positions(at) > 2, "a ring of three or more devices")
+_OVERLAPPED = Effect(lambda at: at.options.overlap is not False, "overlap = true", reads=("overlap",))
+_TILED = Effect(_is_tiled, "a size below a device's tokens")
+_ALTERNATIVES = Effect(lambda at: at.cluster.world_size > 1 or at.options.system == "local", "two or more devices")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceOptions:
     """Settings of single-shot inference, given in Job.options.
@@ -177,12 +199,14 @@ class InferenceOptions:
     compare: number of answers to compare with the local model's.
     """
 
-    system: System = "galaxy_plus"
-    planner: Annotated[Literal["own", "algorithm_1"], Published("algorithm_1", "section III-C", OF_GALAXY_PLUS)] = "own"
-    overlap: Annotated[bool | None, Published(True, "section III-D", OF_GALAXY_PLUS)] = None
-    both_ways: Annotated[bool | None, Published(False, "Fig. 9", OF_GALAXY_PLUS)] = None
-    tile_tokens: Annotated[Tokens | None, Published(0, "Fig. 9: one tile per device", OF_GALAXY_PLUS)] = None
-    scheme: Literal[1, 2] | None = None
+    system: Annotated[System, _ALTERNATIVES] = "galaxy_plus"
+    planner: Annotated[Literal["own", "algorithm_1"], _OWN_PLANNER, Published("algorithm_1", "section III-C", OF_GALAXY_PLUS)] = "own"
+    overlap: Annotated[bool | None, _RING, _SPLIT, Published(True, "section III-D", OF_GALAXY_PLUS)] = None
+    both_ways: Annotated[bool | None, _RING, _TWO_WAYS, _OVERLAPPED, Published(False, "Fig. 9", OF_GALAXY_PLUS)] = None
+    tile_tokens: Annotated[
+        Tokens | None, _RING, _SPLIT, _OVERLAPPED, _TILED, Published(0, "Fig. 9: one tile per device", OF_GALAXY_PLUS)
+    ] = None
+    scheme: Annotated[Literal[1, 2], _OWN_PLANNER, _SCHEME_2] | None = None
     generate: Tokens = 0
     warmup: Tokens = 2
     compare: Tokens = 4
@@ -198,6 +222,11 @@ class PreparedJob:
     test: TokenizedSplit
     facts: ModelFacts
     layout: ModelLayout
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Return no notes."""
+        return ()
 
     @property
     def num_requests(self) -> int:
@@ -238,10 +267,11 @@ def request_of(split: TokenizedSplit, number: int) -> Request:
     return Request(length=split.lengths[number], ids=batch.input_ids, decoder_length=1, decoder_ids=torch.full((1, 1), split.start_id))
 
 
-def require_known(job: Job) -> None:
-    """Raise ConfigError at once for an unknown option, task or model."""
-    read_options(METHOD, InferenceOptions, job.options)
+def require_known(job: Job) -> InferenceOptions:
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model."""
+    options = read_options(METHOD, InferenceOptions, job.options)
     require_task_and_model(job)
+    return options
 
 
 def prepare(job: Job) -> PreparedJob:
@@ -255,11 +285,11 @@ def prepare(job: Job) -> PreparedJob:
     _check_options(job, options, layout)
     task = load_task(job.task, data=job.data, columns=job.columns).limited(None, None, job.test_samples)
     room = facts.max_length - (0 if layout.has_decoder else options.generate)
-    if room < 1:
+    if options.generate and room < LEAST_TOKENS:
         raise ConfigError(
             f"{options.generate} new tokens of '{job.model}' were asked for.",
-            f"It knows {facts.max_length} positions, the prompt's among them.",
-            "Ask for fewer.",
+            f"It knows {facts.max_length} positions, and a prompt takes at least {LEAST_TOKENS} of them.",
+            f"Ask for {facts.max_length - LEAST_TOKENS} at most.",
         )
     test = tokenize(task.test, load_tokenizer(job.model), max_length=min(job.max_length, room))
     if options.generate and (start_id := Greedy(job.model).start_id) is not None and layout.has_decoder:
@@ -271,8 +301,6 @@ def _check_options(job: Job, options: InferenceOptions, layout: ModelLayout) -> 
     def refuse(asked: Any, found: str, todo: str) -> ConfigError:
         return ConfigError(f"The option {asked} of {METHOD} was asked for.", found, todo)
 
-    if options.system != "galaxy_plus" and (options.scheme or options.planner != "own"):
-        raise refuse(f"system = {options.system}", "Schemes and planners are galaxy_plus's to choose.", "Leave scheme and planner out.")
     if options.generate:
         if not (layout.family.is_causal or layout.has_decoder):
             raise refuse(f"generate = {options.generate}", f"'{job.model}' has no language model head.", "Choose GPT-2, OPT, Llama or T5.")

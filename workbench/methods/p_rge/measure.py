@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from workbench.core.cluster import Cluster
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import describe_facts, layer_profiles, profiled_length
-from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.worker import load_model
+from workbench.methods.common.scaling import describe_facts, layer_profiles, number_format, profiled_length
+from workbench.methods.p_rge.prepare import PreparedJob, activation_type
+from workbench.methods.p_rge.worker import load_model, stored_as
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
+from workbench.models.quantization import FloatType, QuantizationConfig
 from workbench.models.zeroth_order import CausalModel, StepLog
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import METHOD
@@ -31,8 +32,6 @@ _UNUSED = tuple(f"{what}_bytes_per_{per}" for what in ("context", "gradient", "t
 SHORT_LENGTH = 16
 NORMAL_FLOPS = 20
 """Operations to draw and add one normal value: two logarithms, roots and cosines for two values, plus the generator."""
-_BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "nf4": 0.5625}
-"""For quantized weights, with the constants of their blocks of 64."""
 
 
 def made_up_batch(ids: Tensor) -> PromptBatch:
@@ -66,7 +65,8 @@ def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: flo
     noise = time_grids({STEP: _noise(whole)}, QUERIES, (1,), budget_s=5.0)[STEP]
     sizes = layer_sizes(whole, facts.num_layers)
     frozen = [_frozen_bytes(models, next(one for one in stacks.stacks if index < one.stop), index) for index in range(facts.num_layers)]
-    others = [{"context_bytes_per_token": 0} | scratch_bytes(facts, index) for index in range(facts.num_layers)]
+    compute = activation_type(precision, prepared.options.compute_dtype)
+    others = [{"context_bytes_per_token": 0} | scratch_bytes(facts, index, compute) for index in range(facts.num_layers)]
     return layer_profiles(times, noise, [(held, 4 * sum(own)) for held, own in zip(frozen, sizes, strict=True)], others)
 
 
@@ -79,16 +79,17 @@ def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, 
     return tuple(map(tuple, found))
 
 
-def scratch_bytes(facts: ModelFacts, index: int) -> dict[str, int]:
-    """Return a layer's scratch and output for a row, as fields of LayerProfile."""
-    hidden = 4 * facts.hidden_size
+def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str, int]:
+    """Return a layer's scratch and output for a row, as fields of LayerProfile.  compute: dtype of the activations."""
+    itemsize = 4 if compute == "float32" else 2
+    hidden = itemsize * facts.hidden_size
     beside = facts.num_encoder_layers is not None and index >= facts.num_encoder_layers
     logits = 4 * facts.vocabulary_size if index == facts.num_layers - 1 else 0
     return {
         "output_bytes_per_token": hidden,
         "output_bytes_per_sample": hidden * beside,
         # Input, queries to output, and the feed-forward's inner states, two of them if it is gated.
-        "workspace_bytes_per_token": 4 * hidden + 4 * facts.feed_forward_size * (1 + facts.is_gated),
+        "workspace_bytes_per_token": 4 * hidden + itemsize * facts.feed_forward_size * (1 + facts.is_gated),
         "workspace_bytes_per_sample": hidden * beside + logits,
     }
 
@@ -136,17 +137,22 @@ def _noise(models: list[CausalModel]) -> Callable[[int, int], Call]:
     return made
 
 
-def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
-    """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every trained value."""
+def catalogue_profile(prepared: PreparedJob, cluster: Cluster, precision: Precision) -> Profile:
+    """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every trained value.
+
+    precision: of the frozen weights.
+    """
     lengths = sorted({8, prepared.typical_length, 2 * prepared.typical_length, prepared.longest})
-    whole = analytic_profile(describe_facts(prepared.facts), cluster, technique="full", sequence_lengths=tuple(lengths))
+    compute = activation_type(precision, prepared.options.compute_dtype)
+    numbers = number_format(prepared.facts, compute, stored_as(precision, compute))
+    described = describe_facts(prepared.facts)
+    whole = analytic_profile(described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers)
     values = trained_values(prepared)
     rows = tuple(
-        tuple(_forward_only(prepared, layer, index, values, device.flops_per_s) for index, layer in enumerate(layers))
+        tuple(_forward_only(prepared, layer, index, values, device.flops_per_s, compute) for index, layer in enumerate(layers))
         for device, layers in zip(cluster.devices, whole.layers, strict=True)
     )
-    profile = Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows)
-    return in_precision(profile, "float32", prepared.options.precision)
+    return Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows, notes=whole.notes)
 
 
 def trained_values(prepared: PreparedJob) -> int:
@@ -156,20 +162,22 @@ def trained_values(prepared: PreparedJob) -> int:
     return sum(sum(prepared.trainable.sizes(facts.hidden_size, outputs)) for outputs in (facts.hidden_size, narrow))
 
 
-def _forward_only(prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float) -> LayerProfile:
+def _forward_only(
+    prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float, compute: FloatType
+) -> LayerProfile:
     noise_s = values * NORMAL_FLOPS / flops_per_s
-    nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index)
+    nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index, compute)
     return replace(
         layer,
         times={"F": layer.times["F"], STEP: Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,)))},
-        frozen_bytes=layer.frozen_bytes + layer.trainable_bytes,
         trainable_bytes=4 * values,
         **nbytes,
     )
 
 
 def in_precision(profile: Profile, asked: Precision, precision: Precision) -> Profile:
-    """Return a profile with its frozen weights in another precision: only their bytes change; the times, which were not measured, stay."""
-    ratio = _BYTES_PER_WEIGHT[precision] / _BYTES_PER_WEIGHT[asked]
+    """Return a measured profile with its weights in another precision: only their bytes change; no times were measured in it."""
+    stored = QuantizationConfig(storage=precision)
+    ratio = stored.bytes_of(precision) / stored.bytes_of(asked)
     rows = tuple(tuple(replace(layer, frozen_bytes=round(ratio * layer.frozen_bytes)) for layer in row) for row in profile.layers)
     return replace(profile, layers=rows)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import EpochRecord, StepRecord, SweepPoint
@@ -20,9 +21,9 @@ from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measu
 from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import kept_layers, profiled_length, scale_to_cluster
 from workbench.methods.common.session import RankResult
-from workbench.methods.p_rge.layout import predict
+from workbench.methods.p_rge.layout import Change, predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
-from workbench.methods.p_rge.policy import Done, History, ProfileOf, Run, fitted_setting, notes_of
+from workbench.methods.p_rge.policy import Done, History, ProfileOf, Run, changed_notes, fitted_setting, notes_of, words
 from workbench.methods.p_rge.prepare import PreparedJob, PRGEOptions, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.training.method import LayerMethod
@@ -56,7 +57,7 @@ class PRGE(LayerMethod[PreparedJob]):
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
-        return catalogue_profile(prepared, cluster)
+        return catalogue_profile(prepared, cluster, prepared.options.precision)
 
     def host_layers(
         self, prepared: PreparedJob, notify: Notify = ignore, *, refresh: bool = False, precision: Precision | None = None
@@ -84,7 +85,19 @@ class PRGE(LayerMethod[PreparedJob]):
         """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see Method)."""
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = fitted_setting(prepared, cluster, profile_of, prepared.setting)
-        return plan_queries(profile_of(setting.precision), cluster, prepared.size(setting))
+        plan, most_s = plan_queries(profile_of(setting.precision), cluster, prepared.size(setting)), prepared.options.step_s
+        if most_s is not None and plan.total_s > most_s:
+            raise PlanError(
+                f"Steps of at most {most_s:g} s were asked for (step_s).",
+                f"The shortest, of {words(setting)}, takes {plan.total_s:.3g} s.",
+                "Raise step_s, add a device, or lower max_length.",
+            )
+        return plan
+
+    def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
+        """Add what the settings that fit leave of the requested ones (see Method)."""
+        prepared, setting = planned.prepared, self._settled(planned)[0]
+        return (*super().notes(planned), *changed_notes(prepared, [Change(0, 0, prepared.setting), Change(0, 0, setting)]))
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""
@@ -95,7 +108,10 @@ class PRGE(LayerMethod[PreparedJob]):
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every step (see Method)."""
         setting, costs = self._settled(planned)
-        return predict(planned.prepared, costs, planned.cluster, planned.plan, setting)
+        prediction = predict(planned.prepared, costs, planned.cluster, planned.plan, setting)
+        if not planned.prepared.options.adapt:
+            return prediction
+        return replace(prediction, notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",))
 
     def execute(
         self, planned: Planned[PreparedJob], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
@@ -148,6 +164,8 @@ class PRGE(LayerMethod[PreparedJob]):
             if profile.source == "scaled":
                 layers = self.host_layers(prepared, precision=precision)
                 return scale_to_cluster(layers, cluster, model=prepared.job.model, method=METHOD)
+            if profile.source == "analytic":
+                return catalogue_profile(prepared, cluster, precision)
             return in_precision(profile, asked, precision)
 
         return profile_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -124,7 +124,17 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[
     elif resume:
         notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
     notes += [history.damage] * bool(history.damage)
-    notes += [f"From step {change.step + 1} on {words(change.setting)}." for change in history.changes[1:]]
+    first = [change for change in history.changes if change.step == 0][-1]  # told with the plan
+    return (*notes, *changed_notes(prepared, [first, *(change for change in history.changes if change.step)]))
+
+
+def changed_notes(prepared: PreparedJob, changes: Sequence[Change]) -> tuple[str, ...]:
+    """Return the notes of changes of the first setting, and of samples that smaller batches leave out."""
+    former, *later = changes
+    notes = [f"From step {change.step + 1} on {words(change.setting)}." for change in later if change.setting != former.setting]
+    used, asked = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * former.setting.batch_size
+    if notes and used < asked:
+        notes.append(f"The {prepared.num_steps} steps then train on {used} samples, where {asked} were asked for: smaller batches fit.")
     return tuple(notes)
 
 

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import check_choice
+from workbench.core.effects import SEVERAL_DEVICES, Effect, Situation, only
+from workbench.core.errors import ConfigError, check_choice
 from workbench.core.job import Job
 from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.core.ranges import Positive, Width
+from workbench.core.seeds import MAX_QUERIES
 from workbench.methods.base import Published, read_options, require_plan, require_width
 from workbench.methods.common.result import model_encoder
 from workbench.models.loading import ModelFacts, model_facts
@@ -33,6 +35,11 @@ from workbench.tasks.prompts import (
     unknown_prompt_task,
 )
 from workbench.tasks.tokenize import padded_length
+
+
+def _allows_less(at: Situation) -> bool:
+    asked = PRECISIONS.index(at.options.precision)
+    return any(PRECISIONS.index(one) > asked for one in at.options.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,7 @@ class PRGEOptions:
         }
     )
 
-    queries: Width = 4
+    queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
     epsilon: Positive = 1e-2
     steps: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, Published(20_000, "section 4.1")] = None
     execution: Choice = "auto"
@@ -68,13 +75,13 @@ class PRGEOptions:
     loss: Literal["vocabulary", "label_words"] = "vocabulary"
     technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"
     rank: Width = 16
-    alpha: Positive = 32.0
+    alpha: Annotated[Positive, only(technique=("lora_fa", "lora", "dora"))] = 32.0
     precision: Precision = "float32"
     compute_dtype: FloatType | None = None
-    after_loss: Literal["drop", "repeat"] = "drop"
+    after_loss: Annotated[Literal["drop", "repeat"], SEVERAL_DEVICES] = "drop"
     adapt: bool = False
     step_s: Positive | None = None
-    precisions: str = ""
+    precisions: Annotated[str, Effect(_allows_less, "one that is less exact than precision")] = ""
 
     @property
     def allowed(self) -> tuple[Precision, ...]:
@@ -107,6 +114,11 @@ class PreparedJob:
     train: EncodedPrompts
     facts: ModelFacts
     trainable: TrainableConfig
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Return no notes."""
+        return ()
 
     @property
     def setting(self) -> Setting:
@@ -203,6 +215,9 @@ def prepare(job: Job) -> PreparedJob:
     """Load the task, tokenize its prompts, and read the model's shape.  Raises ConfigError or MissingDataError."""
     options = require_known(job)
     facts = model_facts(job.model)
+    if facts.vocabulary_size == 0:
+        asked, found = f"P-RGE of '{job.model}' was asked for.", "It reads pictures, and the tasks of P-RGE are texts."
+        raise ConfigError(asked, found, "Choose a model of text, such as SmolLM2-135M, or the method pac_plus.")
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
     task = load_prompt_task(job.task, data=job.data, columns=job.columns, **counts)

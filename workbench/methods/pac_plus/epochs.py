@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.core.errors import CacheError, ConfigError
+from workbench.core.errors import CacheError
 from workbench.fetch import cache_folder
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.folder import INITIAL, weights_digest
@@ -317,12 +317,6 @@ def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = i
 
 def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -> dict:
     """Return the distilled weights, stored by an earlier run or trained now, which takes minutes."""
-    if stack.family.reads_images:
-        raise ConfigError(
-            f"Distilled initial weights for '{prepared.job.model}' were asked for.",
-            "It reads images, and the unlabelled data is text.",
-            "Choose another initialization.",
-        )
     texts = load_unlabelled()
     fingerprint = distillation_fingerprint(prepared.job.model, weights_digest(stack), prepared.adapter, texts)
     max_length = min(prepared.job.max_length, prepared.facts.max_length)

@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import MAX_SIMULATIONS, ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
+from workbench.methods.common.scaling import number_format
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
@@ -151,9 +152,12 @@ class PacPlus(TrainingMethod[PreparedJob]):
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""
-        share = cache_dtype(prepared.options.cache_dtype).itemsize / 4  # computed in fp32
-        sizes = TechniqueSizes(reduction=prepared.options.reduction, predicts_words=prepared.predicts_words)
-        return AnalyticTechnique("parallel_adapters", sizes, share)
+        options = prepared.options
+        stored = record_layout(prepared.adapter, options.cache_dtype)
+        taps = float(cache_dtype(options.cache_dtype).itemsize), stored.row_bytes / stored.width
+        numbers = number_format(prepared.facts, options.compute_dtype, options.quantization, taps=taps)
+        sizes = TechniqueSizes(reduction=options.reduction, predicts_words=prepared.predicts_words)
+        return AnalyticTechnique("parallel_adapters", sizes, numbers)
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""

@@ -7,12 +7,21 @@ from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
+from workbench.core.effects import SEVERAL_DEVICES, Effect, only, prepared
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.ranges import Dropout, Width
 from workbench.methods.base import Published, read_options, require_plan
-from workbench.methods.training.prepare import PipelineOptions, PreparedTraining, label_scale, load_samples, require_task_and_model
+from workbench.methods.training.prepare import (
+    HAS_HEAD,
+    PipelineOptions,
+    PreparedTraining,
+    label_scale,
+    load_samples,
+    require_task_and_model,
+)
+from workbench.models.initialization import require_torch_pruning
 from workbench.models.loading import model_facts
 from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.quantization import resolve_engine
@@ -83,6 +92,9 @@ def crossing_of(config: ParallelAdapterConfig, dtype: str = "float32") -> Crossi
     )
 
 
+_SEARCHED = only(paradigm="hybrid")
+_CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
+_WORDS = prepared("a model that reads text", lambda job: job.facts.vocabulary_size > 0)
 Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
 
 
@@ -101,14 +113,14 @@ class PacPlusOptions(PipelineOptions):
 
     reduction: Width = 8
     target: Literal["label", "text"] = "label"
-    dropout: Dropout = 0.1
+    dropout: Annotated[Dropout, HAS_HEAD] = 0.1
     initialization: Annotated[Initialization, Published("pruned", "section VI-A")] = "fan_in"
     compute_dtype: FloatType = "float32"
-    embedding_dtype: EmbeddingStorage | None = None
-    quantization_engine: Engine = "auto"
-    cache_dtype: Annotated[str, Published("float32", "section VI-A")] = "bfloat16"
-    order: Annotated[Literal["given", "all"], Published("given", "Algorithm 1")] = "all"
-    objective: Annotated[Literal["paper", "bottleneck", "simulated"], Published("paper", "Eq. 7")] = "simulated"
+    embedding_dtype: Annotated[EmbeddingStorage, _WORDS] | None = None
+    quantization_engine: Annotated[Engine, only(backbone_dtype="nf4")] = "auto"
+    cache_dtype: Annotated[str, _CACHED, Published("float32", "section VI-A")] = "bfloat16"
+    order: Annotated[Literal["given", "all"], _SEARCHED, SEVERAL_DEVICES, Published("given", "Algorithm 1")] = "all"
+    objective: Annotated[Literal["paper", "bottleneck", "simulated"], _SEARCHED, SEVERAL_DEVICES, Published("paper", "Eq. 7")] = "simulated"
 
     @property
     def quantization(self) -> QuantizationConfig:
@@ -131,10 +143,11 @@ class PreparedJob(PreparedTraining):
     adapter: ParallelAdapterConfig
 
 
-def require_known(job: Job) -> None:
-    """Raise ConfigError at once for an unknown option, task or model, before anything large is loaded."""
-    _options(job)
+def require_known(job: Job) -> PacPlusOptions:
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model, before anything large is loaded."""
+    options = _options(job)
     require_task_and_model(job)
+    return options
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
@@ -167,12 +180,16 @@ def prepare(job: Job) -> PreparedJob:
         seed=job.seed,
         **label_scale(task, train),
     )
+    if options.initialization == "torch_pruned":
+        require_torch_pruning(facts.family, config=adapter, num_heads=facts.num_heads)
+    if options.initialization == "distilled" and facts.vocabulary_size == 0:
+        asked, found = f"Distilled initial weights for '{job.model}' were asked for.", "It reads images, and the unlabelled data is text."
+        raise ConfigError(asked, found, "Choose another initialization.")
     return PreparedJob(options=options, adapter=adapter, **samples)
 
 
 def _options(job: Job) -> PacPlusOptions:
     options = read_options("pac_plus", PacPlusOptions, job.options)
-    options.require_pipeline()
     if options.schedule == "asynchronous_1f1b":
         raise ConfigError(
             "The option schedule = 'asynchronous_1f1b' of pac_plus was asked for.",

@@ -211,6 +211,7 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, and an impossible split of the data (see Method)."""
+        super().require_known(job, cluster)
         check_rule(require_known(job).data, cluster.world_size)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from workbench.core.cluster import Cluster
+from workbench.core.effects import SEVERAL_DEVICES, Effect, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -23,6 +24,16 @@ from workbench.models.techniques import TechniqueConfig
 
 Times = Annotated[int, Meta(ge=1, le=10**6)]
 Unfreezing = Literal["steps", "rounds", "all", "plateau", "gradient_norm"]
+_RING = only(federated=False)
+_RING_CACHE = only(federated=False, is_refused=True)
+_GRADUAL = only(unfreezing=("steps", "rounds", "plateau", "gradient_norm"))
+_ADAPTIVE = only(unfreezing=("plateau", "gradient_norm"))
+_CHANGES = Effect(
+    lambda at: at.options.unfreezing in ("steps", "rounds") or (at.options.unfreezing == "all" and at.options.cache),
+    "unfreezing = steps or rounds",
+    reads=("unfreezing",),
+)
+_LATER = Effect(lambda at: at.job.epochs > 1, "more than one epoch: in the first nothing is cached yet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +58,19 @@ class RingAdaOptions:
     published_job = MappingProxyType({"micro_batches": Published(1, "section IV-B: mini-batches are whole")})
 
     technique: Literal["serial", "parallel"] = "serial"
-    bottleneck: Width = 64
-    reduction: Width = 8
+    bottleneck: Annotated[Width, only(technique="serial")] = 64
+    reduction: Annotated[Width, only(technique="parallel")] = 8
     dropout: Dropout = 0.1
-    data: Text = "iid"
+    data: Annotated[Text, SEVERAL_DEVICES] = "iid"
     local_iterations: Times = 4
-    unfreezing: Unfreezing = "steps"
-    unfreeze_every: Times = 40
-    depth: Times = 1
-    patience: Times = 2
-    threshold: Dropout = 0.01
-    in_flight: Times | None = None
-    cache: bool = False
-    replan: Annotated[bool, Published(False, "section IV-B: assigned once")] = True
+    unfreezing: Annotated[Unfreezing, _RING] = "steps"
+    unfreeze_every: Annotated[Times, _RING, _GRADUAL] = 40
+    depth: Annotated[Times, _RING, _GRADUAL] = 1
+    patience: Annotated[Times, _RING, _ADAPTIVE] = 2
+    threshold: Annotated[Dropout, _RING, _ADAPTIVE] = 0.01
+    in_flight: Annotated[Times, _RING] | None = None
+    cache: Annotated[bool, _RING_CACHE, _LATER] = False
+    replan: Annotated[bool, _RING, _CHANGES, SEVERAL_DEVICES, Published(False, "section IV-B: assigned once")] = True
     federated: bool = False
 
 
@@ -134,9 +145,6 @@ class PreparedJob(PreparedTechnique):
 def require_known(job: Job) -> RingAdaOptions:
     """Return the options.  Raises ConfigError at once for an unknown option, task or model."""
     options = read_options("ringada", RingAdaOptions, job.options)
-    if options.federated and options.cache:
-        asked = "The option cache of ringada was asked for with federated averaging."
-        raise ConfigError(asked, "That trains all adapters from the beginning, so no layer's output stays the same.", "Leave one out.")
     if options.technique == "parallel" and options.federated:
         asked = "The option federated of ringada was asked for with technique = 'parallel'."
         raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out, or use method pac_plus.")

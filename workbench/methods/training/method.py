@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
+from workbench.core.effects import Situation, idle_settings, refuse_idle
 from workbench.core.errors import CacheError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -37,7 +38,7 @@ from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.sealed_tensors import damage_of
 from workbench.models.stack import LayerStack
-from workbench.profiler.analytic import LayerCost, Technique, TechniqueSizes, analytic_profile, layer_costs
+from workbench.profiler.analytic import LayerCost, NumberFormat, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.devices import Lender
 from workbench.tasks.metrics import quality, score
@@ -45,11 +46,11 @@ from workbench.tasks.tokenize import TokenizedSplit
 
 
 class AnalyticTechnique(NamedTuple):
-    """How a method trains, for the analytic costs.  tap_share: bytes of a cached value as a share of an fp32 one's."""
+    """How a method trains, for the analytic costs.  numbers: of the frozen backbone."""
 
     name: Technique
     sizes: TechniqueSizes
-    tap_share: float = 1.0
+    numbers: NumberFormat = NumberFormat()
 
 
 class Trained(Protocol):
@@ -77,7 +78,7 @@ class ProfiledMethod(ABC, Generic[A]):
     """The part of a method before its plan.
 
     settings: the dataclass of its options.
-    known: raises ConfigError at once for an unknown option, task or model.  prepared: finds model and data.
+    known: returns the options; raises ConfigError at once for an unknown option, task or model.  prepared: finds model and data.
     measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); a function of the method's own
     module, so that its type can be sent to real devices.
     """
@@ -102,19 +103,21 @@ class ProfiledMethod(ABC, Generic[A]):
 
     def layer_costs(self, prepared: A, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method); nothing is trained."""
-        whole = layer_costs(describe_facts(prepared.facts), "full", batch=batch, sequence_length=sequence_length)
-        none: Any = dict.fromkeys(
-            ("trainable_params", *(f"{what}_bytes_per_{per}" for what in ("gradient", "context") for per in ("token", "sample"))), 0
-        )
-        return tuple(replace(cost, backward_flops=0.0, frozen_params=cost.frozen_params + cost.trainable_params, **none) for cost in whole)
+        return layer_costs(describe_facts(prepared.facts), "frozen", batch=batch, sequence_length=sequence_length)
 
     def asked(self, prepared: A) -> Any:
         """Return the parts of a job that a device needs to measure itself."""
         return prepared
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Reject unknown names (see Method)."""
-        self.known(job)
+        """Reject unknown names, and options without an effect that say how the work is done (see Method)."""
+        refuse_idle(Situation(job=job, cluster=cluster, options=self.known(job)))
+
+    def notes(self, planned: Planned[A]) -> tuple[str, ...]:
+        """Return the notes of the settings without an effect, and of the job (see Method)."""
+        prepared, profile, cluster, plan = planned
+        at = Situation(job=prepared.job, cluster=cluster, options=self.known(prepared.job), prepared=prepared, plan=plan)
+        return (*(idle.note for idle in idle_settings(at)), *profile.notes, *prepared.all_notes)
 
     def prepare(self, job: Job, notify: Notify) -> A:
         """Find model and data (see Method)."""
@@ -215,6 +218,7 @@ class TrainingMethod(LayerMethod[P]):
             cluster,
             technique=technique.name,
             sizes=technique.sizes,
+            numbers=technique.numbers,
             num_labels=prepared.task.num_outputs,
             sequence_lengths=tuple(sorted({8, typical, 2 * typical, prepared.longest})),
         )
@@ -222,15 +226,15 @@ class TrainingMethod(LayerMethod[P]):
     def layer_costs(self, prepared: P, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's analytic FLOPs and bytes (see Method)."""
         technique = self.technique(prepared)
-        costs = layer_costs(
+        return layer_costs(
             describe_facts(prepared.facts),
             technique.name,
             batch=batch,
             sequence_length=sequence_length,
             sizes=technique.sizes,
+            numbers=technique.numbers,
             num_labels=prepared.task.num_outputs,
         )
-        return tuple(replace(cost, tap_bytes_per_token=round(technique.tap_share * cost.tap_bytes_per_token)) for cost in costs)
 
     def predict(self, planned: Planned[P]) -> Prediction:
         """Simulate every step and the faults to inject (see Method)."""
@@ -280,9 +284,9 @@ class TrainingMethod(LayerMethod[P]):
         if not resumes:
             begin_folder(folder, identity, job)
         former = take_up(message) if resumes else replace(begin(message), damage=(spoilt,) if spoilt else ())
-        notes = prepared.all_notes + ((_resumed(former, job.epochs, begun=resumes), *former.notes, *former.damage) if resume else ())
+        notes = (_resumed(former, job.epochs, begun=resumes), *former.notes, *former.damage) if resume else ()
         if resumes:
-            notify(Event("phase", message=notes[len(prepared.all_notes)]))
+            notify(Event("phase", message=notes[0]))
         self.begin(prepared, stack, message, not resumes, notify)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         if isinstance(engines, Lender):

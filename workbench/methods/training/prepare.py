@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from workbench.core.effects import Effect, only, prepared
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Width
@@ -16,7 +17,7 @@ from workbench.methods.common.scaling import profiled_length
 from workbench.methods.training.handlers import PlannedStep, planned_epoch, typical_steps
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
-from workbench.models.quantization.config import StorageType
+from workbench.models.quantization.config import BLOCK_TYPES, StorageType
 from workbench.models.techniques import TechniqueConfig
 from workbench.schedules.pipeline import OrderName
 from workbench.tasks import TASKS, load_task, unknown_task
@@ -24,6 +25,18 @@ from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
+ASYNCHRONOUS = "asynchronous_1f1b"
+_DEVICES = Effect(lambda at: at.cluster.world_size > 1 or at.options.paradigm == "standalone", "two or more devices")
+_PIPELINE = only(paradigm=("hybrid", "pipeline_parallel"), is_refused=True)
+_ORDERED = Effect(
+    lambda at: at.plan is None or at.options.schedule == ASYNCHRONOUS or (len(at.plan.stages) > 1 and at.plan.num_micro_batches > 1),
+    "a plan of several stages, with micro-batches",
+)
+_BLOCKS = Effect(
+    lambda at: at.options.backbone_dtype in BLOCK_TYPES or getattr(at.options, "embedding_dtype", None) in BLOCK_TYPES,
+    f"weights in {', '.join(BLOCK_TYPES)}",
+)
+HAS_HEAD = prepared("a task with a head of its own", lambda job: job.task.kind != "text_generation")
 
 
 SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN = 1e-15, 1e-6
@@ -39,17 +52,11 @@ class PipelineOptions:
     frozen backbone's stored weights (section IV-D); quantization_block, double_quantization: see QuantizationConfig.
     """
 
-    paradigm: Paradigm = "hybrid"
-    schedule: OrderName = "1f1b"
+    paradigm: Annotated[Paradigm, _DEVICES] = "hybrid"
+    schedule: Annotated[OrderName, _PIPELINE, _ORDERED] = "1f1b"
     backbone_dtype: StorageType = "float32"
-    quantization_block: Width = 64
+    quantization_block: Annotated[Width, _BLOCKS] = 64
     double_quantization: bool = False
-
-    def require_pipeline(self) -> None:
-        """Raise ConfigError if an order of micro-batches is set without a pipeline."""
-        if self.schedule != "1f1b" and self.paradigm in ("standalone", "data_parallel"):
-            asked = f"The option schedule = '{self.schedule}' was asked for with paradigm = '{self.paradigm}'."
-            raise ConfigError(asked, "It orders a pipeline's batches, and there is no pipeline.", "Leave one of them out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,7 +194,7 @@ def warn_of_rounding(model: CausalModel, epsilon: float) -> None:
         warnings.warn(
             f"epsilon = {epsilon:g} is too small for {name}: it keeps {1 - round(math.log2(torch.finfo(model.dtype).eps))} binary digits, "
             f"and below {smallest:.1g} most of the perturbation is rounded away, so that the two losses of a query differ by chance. "
-            "Raise epsilon, or compute in float32.",
+            f"Raise epsilon{'' if model.dtype == torch.float32 else ', or compute in float32'}.",
             PrecisionWarning,
             stacklevel=3,
         )
