@@ -92,3 +92,45 @@ def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
     made = experiment._report(simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome, {})
     assert made.metrics == {"accuracy": 0.5}
     assert made.notes == tuple(f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s"))
+
+
+FORWARD_ONLY = {"method": "p_rge", "model": "tiny-gpt2", "task": "sentiment", "data": None, "micro_batches": 1}
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("mode", ["simulate", "execute"])
+@pytest.mark.parametrize(
+    ("changes", "said", "unsaid"),
+    [
+        ({"model": "tiny-llama", "options": {"initialization": "torch_pruned"}}, "does not take 'llama' apart", "trained"),
+        ({"method": "confidant", "options": {"devices": 3}}, r"devices = 3 .* has 2 devices\. Lower it", "stage"),
+        (FORWARD_ONLY | {"options": {"queries": 5000}}, "at most 4,096", "65,536"),
+        (FORWARD_ONLY | {"options": {"queries": 70_000}}, "at most 4,096", "65,536"),
+        (FORWARD_ONLY | {"model": "tiny-vit"}, "reads pictures.*a model of text", "digits"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(
+    mode: experiment.Mode, changes: dict, said: str, unsaid: str, job: Job, tmp_path: Path
+) -> None:
+    """Whatever the mode, and with the same limit wherever it is met."""
+    with pytest.raises(ConfigError, match=said) as refused:
+        experiment.run(replace(job, **changes), two_devices(), mode, workdir=tmp_path)
+    assert unsaid not in str(refused.value)
+
+
+def test_a_step_time_that_no_setting_meets_is_refused_and_one_that_leaves_samples_out_is_noted(job: Job) -> None:
+    """On devices of the catalogue, so that nothing is measured."""
+    cluster = two_devices(share=None)
+    job = replace(job, **FORWARD_ONLY, options={}, train_samples=64, validation_samples=8, test_samples=8, epochs=1)
+    plain = experiment.run(job, cluster, "simulate")
+    assert plain.notes == ()
+    with pytest.raises(
+        PlanError, match=r"at most 1e-12 s .*\(step_s\).* The shortest, of 1 queries of 1 samples, .* takes .* s\. Raise step_s"
+    ):
+        experiment.plan(replace(job, options={"step_s": 1e-12}), cluster)
+    limit = 0.7 * plain.plan.total_s
+    report = experiment.run(replace(job, options={"step_s": limit}), cluster, "simulate")
+    assert report.plan.total_s <= limit
+    trained = len(report.steps) * report.plan.micro_batch_size
+    assert trained < len(report.steps) * job.batch_size
+    assert "From step 1 on" in report.notes[0] and f"train on {trained} samples, where 64 were asked for" in report.notes[1]

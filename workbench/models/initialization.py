@@ -218,13 +218,13 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
 
     num_heads: of the backbone.
     """
-    asked = "An initialization by Torch-Pruning was asked for"
+    asked = "An initialization by Torch-Pruning"
     if family != PRUNED_FAMILY:
         found = f"Its trace does not take '{family}' apart; it does {PRUNED_FAMILY}."
-        raise ConfigError(f"{asked} for a backbone of the family '{family}'.", found, "Choose the initialization 'pruned'.")
+        raise ConfigError(f"{asked} for a backbone of the family '{family}' was asked for.", found, "Choose the initialization 'pruned'.")
     if find_spec("torch_pruning") is None:
         todo = "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization 'pruned'."
-        raise ConfigError(f"{asked}.", "The package torch-pruning is not installed.", todo)
+        raise ConfigError(f"{asked} was asked for.", "The package torch-pruning is not installed.", todo)
     _kept_heads(config.width, config.heads, config.hidden_size, num_heads)
 
 

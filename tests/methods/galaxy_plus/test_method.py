@@ -71,6 +71,7 @@ def execute(job: Job, engines: EngineCluster, folder: Path, **settings: object) 
         ("tiny-bert-2", {"generate": 4}, ("generate = 4", "no language model head")),
         ("tiny-gpt2-2", {"system": "sequence_parallel", "generate": 4}, ("generate = 4", "cannot divide a single token")),
         ("tiny-gpt2-2", {"generate": 128}, ("128 new tokens", "128 positions")),
+        ("tiny-gpt2-2", {"generate": 125}, ("125 new tokens", "a prompt takes at least 4", "Ask for 124 at most")),
     ],
 )
 def test_wrong_options_are_named(data: Path, model: str, options: dict, words: tuple[str, ...]) -> None:

@@ -126,7 +126,8 @@ def test_first_order_references_learn(optimizer, rate, technique):
 def test_an_epsilon_that_is_rounded_away_is_warned_of(dtype, technique, epsilon):
     model = load("tiny-llama-2", TrainableConfig(technique=technique), dtype=getattr(torch, dtype))
     make = Mezo if technique == "full" else Prge
-    with pytest.warns(PrecisionWarning, match=f"too small for {dtype}: it keeps .* binary digits"):
+    todo = "Raise epsilon.$" if dtype == "float32" else "or compute in float32"
+    with pytest.warns(PrecisionWarning, match=f"too small for {dtype}: it keeps .* binary digits.*{todo}"):
         make(model, ZerothOrderConfig(epsilon=epsilon))
     warn_of_rounding(model, 2 * smallest_epsilon(model))  # warnings are errors here
 

@@ -17,7 +17,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.virtual_workers import delay_of
-from workbench.methods.base import Notify, ignore
+from workbench.methods.base import Notify, Planned, ignore
 from workbench.methods.common.scaling import describe_facts, kept_layers
 from workbench.methods.confidant.prepare import ConfidantOptions, prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
@@ -190,6 +190,15 @@ class Confidant(FineTuning):
             for row, own in zip(found.layers, rows, strict=True)
         )
         return replace(found, layers=tuple(layers))
+
+    def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
+        """Add that a requested split divides no layer, because one processor alone is faster (see Method)."""
+        prepared, profile, cluster, _ = planned
+        given = [f"{name} = {prepared.job.options[name]}" for name in ("split", "heads") if name in prepared.job.options]
+        if not given or not _divides(prepared, *cluster.devices) or divisions(prepared, profile, cluster):
+            return super().notes(planned)
+        told = f"The option {' and '.join(given)} has no effect here: on each device one processor alone is faster."
+        return (told, *super().notes(planned))
 
     def host_parts(self, prepared: PreparedJob, notify: Notify, *, refresh: bool, place: Place | None = None) -> dict[str, Grid]:
         """Return the seconds of a layer's heads and columns, measured now or stored earlier.

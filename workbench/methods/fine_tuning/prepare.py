@@ -124,7 +124,7 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
         raise ConfigError(
             f"Full fine-tuning of '{job.model}' by schedule = 'asynchronous_1f1b' was asked for.",
             "Stages of an encoder-decoder hold copies of one parameter, and here each stage updates its weights at another time.",
-            "Choose another technique, such as lora, or schedule 1f1b.",
+            f"Choose another technique, such as lora{', or schedule 1f1b' if job.method == 'fine_tuning' else ''}.",
         )
     require_width("fine_tuning", "lora_rank", options.lora_rank, job.model, facts.hidden_size)
     require_width("fine_tuning", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)

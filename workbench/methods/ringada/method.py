@@ -14,7 +14,7 @@ from workbench.core.errors import PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import ignore
+from workbench.methods.base import Planned, ignore
 from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.method import Trained
 from workbench.methods.ringada.measure import from_adapters, measure_layers
@@ -158,7 +158,7 @@ def with_in_flight(run: RingRankJob) -> Plan:
     Time and memory are simulated for the first, the middle and the last round.
     """
     found: dict[int, float] = {}
-    for count in (run.options.in_flight,) if run.options.in_flight else _IN_FLIGHT:
+    for count in (min(run.options.in_flight, run.steps_per_round),) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
         predictor = Predictor(planned.phases()[0])
         timelines = [predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})]
@@ -213,6 +213,16 @@ class RingAda(TrainingMethod[PreparedJob]):
         """Reject unknown names, and an impossible split of the data (see Method)."""
         super().require_known(job, cluster)
         check_rule(require_known(job).data, cluster.world_size)
+
+    def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
+        """Add that a round is longer than an epoch, which has one at least (see Method)."""
+        prepared, samples = planned.prepared, len(planned.prepared.train)
+        in_round = prepared.job.batch_size * prepared.options.local_iterations * planned.cluster.world_size
+        if in_round < 2 * samples:
+            return super().notes(planned)
+        times = f"{in_round / samples:.0f} times the {samples:,} of an epoch"
+        told = f"A round trains on {in_round:,} samples, {times}: lower local_iterations."
+        return (*super().notes(planned), told)
 
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""

@@ -23,6 +23,8 @@ from workbench.models.loading import model_facts
 from workbench.models.techniques import TechniqueConfig
 
 Times = Annotated[int, Meta(ge=1, le=10**6)]
+Iterations = Annotated[int, Meta(ge=1, le=1000)]
+"""A round is one program: of more mini-batches it would take minutes to build."""
 Unfreezing = Literal["steps", "rounds", "all", "plateau", "gradient_norm"]
 _RING = only(federated=False)
 _RING_CACHE = only(federated=False, is_refused=True)
@@ -62,7 +64,7 @@ class RingAdaOptions:
     reduction: Annotated[Width, only(technique="parallel")] = 8
     dropout: Dropout = 0.1
     data: Annotated[Text, SEVERAL_DEVICES] = "iid"
-    local_iterations: Times = 4
+    local_iterations: Iterations = 4
     unfreezing: Annotated[Unfreezing, _RING] = "steps"
     unfreeze_every: Annotated[Times, _RING, _GRADUAL] = 40
     depth: Annotated[Times, _RING, _GRADUAL] = 1
