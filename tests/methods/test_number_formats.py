@@ -107,7 +107,7 @@ def test_a_plan_follows_the_format() -> None:
     """A model that is too large for a device in float32 fits in nf4."""
     options = {"paradigm": "standalone", "technique": "serial", "bottleneck": 2}
     job = Job(method="fine_tuning", model="tiny-bert", epochs=1, options=options, **SIZES | {"batch_size": 1, "micro_batches": 1})
-    cluster = two_of_a_kind(500_000)
+    cluster = two_of_a_kind(560_000)
     with pytest.raises(PlanError, match="alpha"):
         experiment.plan(job, cluster)
     planned = experiment.plan(replace(job, options=options | {"backbone_dtype": "nf4"}), cluster)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from workbench.core.effects import Effect, Situation, only
@@ -208,7 +209,7 @@ class InferenceOptions:
     ] = None
     scheme: Annotated[Literal[1, 2], _OWN_PLANNER, _SCHEME_2] | None = None
     generate: Tokens = 0
-    warmup: Tokens = 2
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 2
     compare: Tokens = 4
 
 
