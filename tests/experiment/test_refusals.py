@@ -91,7 +91,7 @@ def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
     outcome = Outcome(fidelity="paced", metrics={"accuracy": 0.5, "pearson": math.nan, "requests per s": math.inf})
     made = experiment._report(simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome, {})
     assert made.metrics == {"accuracy": 0.5}
-    assert made.notes == tuple(f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s"))
+    assert made.notes[:2] == tuple(f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s"))
 
 
 FORWARD_ONLY = {"method": "p_rge", "model": "tiny-gpt2", "micro_batches": 1}
@@ -123,7 +123,7 @@ def test_a_step_time_that_no_setting_meets_is_refused_and_one_that_leaves_sample
     cluster = two_devices(share=None)
     job = replace(job, **FORWARD_ONLY, options={}, epochs=1)
     plain = experiment.run(job, cluster, "simulate")
-    assert plain.notes == ()
+    assert not any("From step" in note for note in plain.notes)
     with pytest.raises(
         PlanError, match=r"at most 1e-12 s .*\(step_s\).* The shortest, of 1 queries of 1 samples, .* takes .* s\. Raise step_s"
     ):
