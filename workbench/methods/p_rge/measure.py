@@ -34,17 +34,18 @@ NORMAL_FLOPS = 20
 """Operations to draw and add one normal value: two logarithms, roots and cosines for two values, plus the generator."""
 
 
-def made_up_batch(ids: Tensor) -> PromptBatch:
-    """Return a batch with these ids (n, t), some padding and one target each, at the end."""
+def made_up_batch(ids: Tensor, *, has_decoder: bool = False) -> PromptBatch:
+    """Return a batch with these ids (n, t), some padding and one target each, at the end; a decoder reads one token, and predicts there."""
     count, length = ids.shape[:2]
     return PromptBatch(
         input_ids=ids,
         attention_mask=made_up_mask(count, length),
         targets=torch.zeros(count, 1, dtype=torch.int64),
-        positions=torch.full((count, 1), length - max(1, length // 8) - 1),
+        positions=torch.full((count, 1), 0 if has_decoder else length - max(1, length // 8) - 1),
         target_mask=torch.ones(count, 1, dtype=torch.bool),
         labels=torch.zeros(count, dtype=torch.int64),
         indices=tuple(range(count)),
+        decoder_ids=torch.zeros(count, 1, dtype=torch.int64) if has_decoder else None,
     )
 
 
@@ -113,7 +114,9 @@ def _forward(model: CausalModel, facts: ModelFacts) -> Callable[[int, int], Call
     def made(rows: int, length: int) -> Call:
         source, _, _ = model.backbone.make_inputs(rows, length)
         ids = source if model.is_first else torch.randint(max(1, facts.vocabulary_size), (rows, length))
-        batch, hidden = made_up_batch(ids), None if model.is_first else source
+        batch = made_up_batch(ids, has_decoder=facts.num_encoder_layers is not None)
+        # The stage's first parameter may be a trained one, which is float32 whatever the activations are.
+        hidden = None if model.is_first else source.to(model.dtype)
 
         def run() -> Tensor:
             states = model.run(model.start(batch) if hidden is None else hidden, batch)
