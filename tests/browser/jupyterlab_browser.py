@@ -27,6 +27,8 @@ from selenium.webdriver.remote.webelement import WebElement
 ROOT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 1300, 1500
 PAGE_PIXELS = 1250  # of the notebook on one screenshot
+LIMIT_S = 600
+"""For each thing that is waited for: so long that only what never comes fails, however busy the host is."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false", "doNotDisturbMode": True},
@@ -70,7 +72,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
     log = (folder / "jupyterlab.log").open("w")
     server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True)
     try:
-        wait_until(lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), 60, "JupyterLab to answer")
+        wait_until(lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer")
         yield f"http://127.0.0.1:{port}/doc/tree/%s?token={token}&reset"
     finally:
         _end(server)
@@ -94,10 +96,10 @@ def _end(server: subprocess.Popen[bytes]) -> None:
         family = []
     server.terminate()
     try:
-        server.wait(30)
+        server.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         server.kill()
-    _, left = psutil.wait_procs(family, timeout=30)
+    _, left = psutil.wait_procs(family, timeout=60)
     names = [f"{process.pid} {process.name()}" for process in left if process.is_running()]
     for process in left:
         process.kill()
@@ -134,11 +136,11 @@ def browser(folder: Path) -> Iterator[webdriver.Chrome]:
         driver.quit()
 
 
-def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Return the condition's first true value; fail after `seconds`, saying what was waited for."""
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """Return the condition's first true value; fail after LIMIT_S, saying what was waited for."""
+    deadline = time.monotonic() + LIMIT_S
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        assert time.monotonic() < deadline, f"waited {LIMIT_S} s for {what}"
         time.sleep(0.3)
     return value
 
@@ -155,16 +157,16 @@ class Notebook:
         self._wait_until_open()
 
     def _wait_until_open(self) -> None:
-        wait_until(lambda: self.js(_READY, self.name), 90, f"{self.name} to open with its kernel")
+        wait_until(lambda: self.js(_READY, self.name), f"{self.name} to open with its kernel")
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script in the page."""
         return self.driver.execute_script(script, *arguments)
 
-    def run_all(self, seconds: float) -> None:
+    def run_all(self) -> None:
         """Run all cells and wait until the kernel is idle."""
         self.js("window.allDone = false; jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { window.allDone = true; });")
-        wait_until(lambda: self.js("return window.allDone"), seconds, f"all cells of {self.name}")
+        wait_until(lambda: self.js("return window.allDone"), f"all cells of {self.name}")
         self.wait_idle()
 
     def begin_cell(self, source: str) -> None:
@@ -178,15 +180,15 @@ class Notebook:
             """,
             source,
         )
-        wait_until(self.last_cell_runs, 30, "the cell to begin")
+        wait_until(self.last_cell_runs, "the cell to begin")
 
     def last_cell_runs(self) -> bool:
         """Return whether the last cell has begun and not ended."""
         return bool(self.js(f"return {_PANEL}.content.widgets.at(-1).inputArea.promptNode.textContent.includes('*')"))
 
-    def wait_idle(self, seconds: float = 60) -> None:
+    def wait_idle(self) -> None:
         """Wait until the kernel has nothing to do."""
-        wait_until(lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"), seconds, "the kernel to be idle")
+        wait_until(lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"), "the kernel to be idle")
 
     def cells(self) -> list[dict[str, Any]]:
         """Return the cells as they are now."""
@@ -234,7 +236,7 @@ class Notebook:
     def reopen(self) -> None:
         """Save the notebook, end its kernel and open it again."""
         self.js("window.saved = false; jupyterapp.commands.execute('docmanager:save').finally(() => { window.saved = true; });")
-        wait_until(lambda: self.js("return window.saved"), 60, "the notebook to be saved")
+        wait_until(lambda: self.js("return window.saved"), "the notebook to be saved")
         self.close()
         self.driver.get(self.address)
         self._wait_until_open()
@@ -255,7 +257,7 @@ class Notebook:
     def close(self) -> None:
         """Shut the kernel down, as its menu does, and take the notebook out of the page."""
         self.js(f"window.shut = false; {_PANEL}.sessionContext.shutdown().then(() => {{ window.shut = true; }})")
-        wait_until(lambda: self.js("return window.shut"), 60, "the kernel to shut down")
+        wait_until(lambda: self.js("return window.shut"), "the kernel to shut down")
         self.js(f"{_PANEL}.dispose()")
 
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.bench.frame import Progress, jobs_of, ratios
+from workbench.bench.frame import Progress, jobs_of, ratios, require_words
 from workbench.bench.ringada import Side, cluster_of, measure
 from workbench.core.cluster import Cluster, Processor
-from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.experiment import run
@@ -37,6 +36,7 @@ JOB = next(iter(JOBS.values()))
 MINI_BATCHES = (JOB.train_samples or 0) // JOB.batch_size
 FRAMEWORKS, STAGE_SIZES = "frameworks", ((8, 32), (32, 64))
 """STAGE_SIZES: samples and tokens of the mini-batches with which PyTorch and JAX are compared."""
+WORDS = (*dict.fromkeys(side.partition(":")[0] for side in JOBS), FRAMEWORKS)
 PHONES = (0.2, 0.08, 0.18, 0.16)
 """Shares of a core in the proportions of the paper's four phones (Table 4); each of our devices has two such processors."""
 
@@ -85,12 +85,8 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     mb, simulated_mb: memory of the largest device in training.  only: first words of points; none is all.  Raises ConfigError for another
     word.
     """
+    require_words(only, WORDS)
     chosen = {name: point for name, point in points().items() if not only or name.split()[0] in only}
-    words = [*dict.fromkeys(name.split()[0] for name in points()), FRAMEWORKS]
-    unknown = sorted(set(only).difference(words))
-    if unknown:
-        known = ", ".join(words)
-        raise ConfigError(f"Only '{unknown[0]}' of the benchmark was asked for.", f"There are {known}.", "Name one of these.")
     rows = []
     for name, point in chosen.items():
         rows += table(name, measure(name, point.sides, point.cluster, rounds, progress, kept_plans(point)), point.bound)

@@ -113,7 +113,7 @@ def cases(size: int) -> dict[str, Case]:
     return found
 
 
-def bench(progress: Progress = print) -> dict[str, Any]:
+def bench(progress: Progress = print, *, sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> dict[str, Any]:
     """Return measured over simulated time of every program on 2, 3 and 4 devices, and the executor's overhead per operation.
 
     WORKBENCH_DILATION slows devices and links down on a busy machine.  Raises RuntimeSetupError if the kernel does not shape links.
@@ -121,12 +121,12 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     own: list[float] = []
     dilation = asked_dilation() or 1.0
-    for size in SIZES:
+    for size in sizes:
         cluster = _cluster(size)
         with EngineCluster.start(cluster) as engines:
             require_kernel_links(engines, "executor")
             engines.dilate(dilation)
-            results = engines.run(run_rank, [size] * size)
+            results = engines.run(run_rank, [(size, rounds)] * size)
         for name, case in cases(size).items():
             points.append(_point(name, size, case, [result["rounds"][name] for result in results]))
             progress(line_of(points[-1]))
@@ -134,7 +134,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     return {
         "name": "executor",
         "label": "emulated, kernel links",
-        "what": f"time of a program measured / simulated, {ROUNDS} rounds, programs taking turns; late: share of overrun deadlines",
+        "what": f"time of a program measured / simulated, {rounds} rounds, programs taking turns; late: share of overrun deadlines",
         "dilation": dilation,
         "mbit_per_s": MBIT_PER_S,
         "message_bytes": CROSSING.nbytes,
@@ -144,8 +144,12 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     }
 
 
-def run_rank(context: RankContext, size: int) -> dict[str, Any]:
-    """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the overhead."""
+def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
+    """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the overhead.
+
+    given: the numbers of devices and of rounds.
+    """
+    size, num_rounds = given
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
         subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -161,7 +165,7 @@ def run_rank(context: RankContext, size: int) -> dict[str, Any]:
                     transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links)
                     executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
             own_s = _own_cost(executors[_cluster(size).name])
-            for turn in range(ROUNDS + 1):
+            for turn in range(num_rounds + 1):
                 for name, case in chosen.items():
                     pacer.reset()
                     begin, end = _time(executors[case.cluster.name], case.program, case.num_steps)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from workbench.core.catalogue import data_folder
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import ConfigError, RuntimeSetupError, did_you_mean
 from workbench.core.job import Job
 from workbench.core.run_folder import child_environment
 from workbench.core.serial import read_toml
@@ -70,6 +70,14 @@ def line_of(point: Mapping[str, Any]) -> str:
     """Return a point's numbers and words as one line, for the progress."""
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in point.items()}
     return ", ".join(f"{name} {value}" for name, value in shown.items() if not isinstance(value, dict | list | tuple))
+
+
+def require_words(only: Iterable[str], known: Sequence[str]) -> None:
+    """Raise ConfigError for a word that chooses no part of a benchmark."""
+    for word in only:
+        if word not in known:
+            asked = f"Only '{word}' of the benchmark was asked for."
+            raise ConfigError(asked, f"There are {', '.join(known)}.", did_you_mean(word, known))
 
 
 def jobs_of(name: str) -> dict[str, Job]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from workbench.bench.frame import Progress, line_of
+from workbench.bench.frame import Progress, line_of, require_words
 from workbench.bench.inference_parts import (
     CLUSTERS,
     LENGTH,
@@ -28,7 +28,6 @@ from workbench.bench.inference_parts import (
 )
 from workbench.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, overlap_point, run_sides
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
 from workbench.core.run_folder import scratch_folder
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
@@ -51,6 +50,8 @@ devices otherwise.  Ratios do not change, except that the runtime's overhead per
 LARGEST_GAP = 1e-4
 BASELINES = ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES, DTENSOR)
 PARTS = ("latency", "overlap", "scaling", "planner")
+KINDS: tuple[tuple[Any, ...], ...] = (MODELS, CLUSTERS, MBIT_PER_S, PARTS)
+WORDS = tuple(str(one).lower() for kind in KINDS for one in kind)
 SHOWN = ("ranks", "units", "columns", "tile_tokens", "both_ways")
 """Attributes of Galaxy+'s plan in a point."""
 
@@ -66,12 +67,9 @@ class Selection(NamedTuple):
     @classmethod
     def of(cls, words: Sequence[str]) -> Selection:
         """Return the points that words name; a kind without a word is measured completely.  Raises ConfigError for an unknown word."""
-        kinds: list[dict[str, Any]] = [{str(one).lower(): one for one in kind} for kind in (MODELS, CLUSTERS, MBIT_PER_S, PARTS)]
-        every, given = [word for kind in kinds for word in kind], [word.lower() for word in words]
-        for word, lower in zip(words, given, strict=True):
-            if lower not in every:
-                raise ConfigError(f"The points '{word}' were asked for.", f"There are {', '.join(every)}.", "Name some of these.")
-        return cls(*(tuple(kind[word] for word in kind if word in given) or tuple(kind.values()) for kind in kinds))
+        given = [word.lower() for word in words]
+        require_words(given, WORDS)
+        return cls(*(tuple(one for one in kind if str(one).lower() in given) or tuple(kind) for kind in KINDS))
 
 
 def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.bench.frame import Progress, ratios, turns
+from workbench.bench.frame import Progress, ratios, require_words, turns
 from workbench.core.catalogue import KIT, load_cluster
 from workbench.core.cluster import Cluster, DataPlane, Device
-from workbench.core.errors import check_choice
 from workbench.core.job import Job
 from workbench.core.profile import Profile
 from workbench.experiment import connected, run
@@ -34,7 +33,7 @@ from workbench.runtime.ssh_setup import bring_code, install
 
 FILE_BYTES = 90_000_000
 JOB = Job(method="fine_tuning", epochs=2, train_samples=320, validation_samples=32, test_samples=32, options={"technique": "lora"})
-PARTS = ("reach", "files", "start", "epochs", "faults")
+WORDS = ("reach", "files", "start", "epochs", "faults")
 SLOWED = 4
 """All devices take this multiple of their measured times, so that the processors of one machine suffice for four servers."""
 PACED = "slow:{device}:1.001@step1"
@@ -45,14 +44,13 @@ ROUNDS = 3
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
     """Return seconds, MB/s, and ratios to the same run on emulated devices with links of the same speed.
 
-    only: some of PARTS, none is all.  Raises ConfigError if no cluster is named kit.
+    only: some of WORDS, none is all.  Raises ConfigError if no cluster is named kit.
     """
-    for word in only:
-        check_choice("part of the kit's benchmark", word, PARTS)
+    require_words(only, WORDS)
     cluster = load_cluster(KIT)
     found: dict[str, Any] = {"devices": cluster.world_size, "model": JOB.model}
     with tempfile.TemporaryDirectory() as folder:
-        for part in only or PARTS:
+        for part in only or WORDS:
             found |= globals()[f"_{part}"](cluster, Path(folder), rounds, progress)
     return found
 

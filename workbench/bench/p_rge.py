@@ -16,8 +16,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from workbench.bench.frame import LONG_S, Progress, Step, child_peak_bytes, interleaved, line_of, peak_bytes, ratios
-from workbench.core.errors import check_choice
+from workbench.bench.frame import LONG_S, Progress, Step, child_peak_bytes, interleaved, line_of, peak_bytes, ratios, require_words
 from workbench.methods.common.result import model_encoder
 from workbench.models.products import library
 from workbench.models.quantization import QuantizationConfig
@@ -145,7 +144,8 @@ AGAINST = {
     "quantized": "one sign after the other",
 }
 """The baseline of P-RGE in each section."""
-SECTIONS = (*AGAINST, "memory")
+WORDS = (*AGAINST, "memory")
+"""The sections."""
 
 Grid = Sequence[tuple[int, int]]
 Points = Iterator[dict[str, Any]]
@@ -167,9 +167,8 @@ def bench(
     grid: (q, E) pairs.  Every row of a batch has `length` tokens.
     Raises ConfigError for an unknown section.
     """
-    sections = tuple(only) or SECTIONS
-    for name in sections:
-        check_choice("benchmark's section", name, SECTIONS)
+    require_words(only, WORDS)
+    sections = tuple(only) or WORDS
     points: list[dict[str, Any]] = []
     with torch_threads(THREADS), torch.random.fork_rng(devices=[]):
         for point in _points(sections, model, length, grid, rounds):

@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.bench.frame import Progress, jobs_of
+from workbench.bench.frame import Progress, jobs_of, require_words
 from workbench.core.catalogue import data_folder, load_cluster
 from workbench.core.device_faults import FaultSchedule, parse_faults, random_faults
-from workbench.core.errors import ConfigError, DeviceLostError, did_you_mean
+from workbench.core.errors import DeviceLostError
 from workbench.core.job import Job
 from workbench.core.report import Recovery, Report
 from workbench.core.run_folder import scratch_folder
@@ -42,6 +42,14 @@ FAULTS = {
 }
 
 
+def words_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of jobs' names, such as 'pac_plus' and 'cached'."""
+    return tuple(dict.fromkeys(word for name in names for word in name.split(", ")))
+
+
+WORDS = (*words_of(jobs_of("recovery")), *FAULTS)
+
+
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
     """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
 
@@ -49,12 +57,8 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     """
     jobs = jobs_of("soak" if soak else "recovery")
     named = (*jobs, SERVING) if soak else (*jobs,)
-    known = named if soak else (*named, *FAULTS)
-    for word in only:
-        if not any(word in name for name in known):
-            asked = f"Only '{word}' of the benchmark was asked for."
-            raise ConfigError(asked, f"There are {', '.join(known)}.", did_you_mean(word, known))
-    methods = [name for name in named if any(word in name for word in only)] or named
+    require_words(only, words_of(named) if soak else WORDS)
+    methods = [name for name in named if set(only).intersection(words_of([name]))] or named
     if soak:
         return _soak(soak, methods, jobs, progress)
     step_of = read_toml(data_folder() / "bench.toml")["recovery"]["steps"]

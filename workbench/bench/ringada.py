@@ -17,11 +17,10 @@ from typing import Any
 
 import psutil
 
-from workbench.bench.frame import Progress, jobs_of, ratios, turns
+from workbench.bench.frame import Progress, jobs_of, ratios, require_words, turns
 from workbench.bench.inference_parts import SIZES, save_model
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
-from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report, StepRecord
@@ -173,6 +172,7 @@ def measured_s(report: Report) -> float:
 BERT_BASE = "bert-base"
 POINTS = ("equal,1000", "equal,125", "unequal,1000", f"{BERT_BASE},1000")
 """Devices and Mbit/s of their links; the first is the default.  bert-base: a model of its size with random weights, on equal devices."""
+WORDS = tuple(dict.fromkeys(word for point in POINTS for word in point.split(",")))
 SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08), BERT_BASE: (0.3, 0.3, 0.3, 0.3)}
 """Fractions of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of cluster 'laptop'."""
 SIDES = jobs_of("ringada")
@@ -213,11 +213,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
 
     only: of POINTS, as DEVICES,RATE or one of both words; none is the first of POINTS.  Raises ConfigError for another word.
     """
-    known = {word for point in POINTS for word in point.split(",")}
-    unknown = [word for word in only if word not in known]
-    if unknown:
-        asked = f"Only '{unknown[0]}' of the benchmark was asked for."
-        raise ConfigError(asked, f"There are {'; '.join(POINTS)} (Mbit/s).", "Name one of these words, or two.")
+    require_words(only, WORDS)
     points, depths, losses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     curves = kept_curves(cache_folder() / "reproduce" / "ringada")
     for name in [name for name in POINTS if set(only) <= set(name.split(","))][: None if only else 1]:

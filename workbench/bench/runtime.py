@@ -47,6 +47,7 @@ from workbench.tasks.tokenize import TokenizedSplit, collate
 MODEL = "all-MiniLM-L6-v2"
 LAYERS = (2, 2, 1, 1)
 MICRO_BATCH_SIZE, NUM_MICRO_BATCHES, SEQUENCE_LENGTH = 4, 8, 32
+WORD_IDS = (1000, 20_000)
 MBIT_PER_S = (125, 250, 500, 1000)
 ROUNDS, STEPS = 7, 3
 SHARE_PER_LAYER = 0.22
@@ -243,7 +244,7 @@ def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[La
     plan = Plan(method="pac_plus", stages=stages, micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES)
     chance, count = random.Random(0), plan.mini_batch_size
     split = TokenizedSplit(
-        ids=tuple(tuple(chance.randrange(1000, 20000) for _ in range(SEQUENCE_LENGTH)) for _ in range(count)),
+        ids=tuple(tuple(chance.randrange(*WORD_IDS) for _ in range(SEQUENCE_LENGTH)) for _ in range(count)),
         labels=tuple(chance.randrange(2) for _ in range(count)),
         sample_ids=tuple(range(count)),
         pad_id=0,

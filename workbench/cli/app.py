@@ -176,8 +176,15 @@ BENCHES = {
     for name in ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "kit"]
 }
 """Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
-CHOOSING = ("galaxy_plus", "p_rge", "ringada", "confidant", "recovery", "kit")
-"""Benchmarks that can measure a part of what they have."""
+CHOOSING = {
+    "galaxy_plus": "minilm, bert-base, homogeneous, heterogeneous, 125, 250, 500, 1000, latency, overlap, scaling, planner",
+    "p_rge": "steps, copies, full, quantized, memory",
+    "ringada": "equal, 1000, 125, unequal, bert-base",
+    "confidant": "processors, schedule, partition, phones, frameworks",
+    "recovery": "pac_plus, cached, fine_tuning, lora, confidant, idle, ringada, p_rge, kill, freeze, leave, slow, return",
+    "kit": "reach, files, start, epochs, faults",
+}
+"""Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
 
 
 def bench(
@@ -185,9 +192,7 @@ def bench(
     only: Annotated[
         str,
         typer.Option(
-            help="Of galaxy_plus: only these points, such as minilm,500 or bert-base,heterogeneous,latency; of p_rge: steps, copies, full,"
-            " quantized, memory; of ringada: equal, unequal or bert-base, Mbit/s; of confidant: processors, schedule, partition;"
-            " of recovery: methods, or kinds of faults; of kit: reach, files, start, epochs, faults."
+            help="A part, by words such as minilm,500. " + " ".join(f"Of {chosen}: {words}." for chosen, words in CHOOSING.items())
         ),
     ] = "",
     soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,
