@@ -215,6 +215,15 @@ def test_fig_16_executed_is_told_from_its_reports():
     assert [captioned.name for captioned in item.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
 
 
+@pytest.mark.slow
+def test_fig_16_executed_runs_quickly_to_its_end():
+    item = find_item("galaxy_plus", "fig16-executed")
+    made = item.run(Settings(quick=True))
+    assert [one.kind for one in made.comparisons] == ["measured"] * 4 and all(one.ours > 0 for one in made.comparisons)
+    assert [check.holds for check in made.checks if "answer" in check.claim] == [True]
+    assert item.draw(from_json(to_json(made), Result))
+
+
 def test_constants_say_which_cells_they_were_fitted_on(result):
     kinds = {one.labels: one.kind for one in result("table5").comparisons}
     assert sum(kind == "fitted" for kind in kinds.values()) == 20 + 3

@@ -22,6 +22,7 @@ from workbench.methods import load_method
 from workbench.models.loading import model_facts
 from workbench.planners.fixed import require_form
 from workbench.profiler.descriptions import describe
+from workbench.reproduce.ringada.training import SAMPLES
 
 Megabits = Annotated[float, Meta(ge=0.1, le=100_000)]
 """Mbit/s of a link."""
@@ -139,7 +140,7 @@ class HybridParallelism(Trained, frozen=True, kw_only=True):
 
     paper_cluster: Text
     paper_model: Literal["T5-Base", "BART-Large", "T5-Large"]
-    paper_batch_size: Annotated[int, Meta(ge=1, le=4096)]
+    paper_batch_size: Annotated[int, Meta(ge=1, le=128)]
     paper_micro_batches: Few
     device_counts: Annotated[list[Annotated[int, Meta(ge=1, le=32)]], Meta(min_length=1, max_length=32)]
     micro_batches: int
@@ -177,7 +178,7 @@ class PRge(Trained, frozen=True, kw_only=True):
     parts: Annotated[list[Annotated[int, Meta(ge=1, le=1024)]], Meta(min_length=1, max_length=100)]
     measured_s: Moments
     engine_steps: Annotated[int, Meta(ge=0, le=10_000)]
-    device_mb: Annotated[float, Meta(ge=1, le=10**9)]
+    device_mb: Annotated[int, Meta(ge=1, le=10**9)]
     spread_queries: Annotated[int, Meta(ge=1, le=4096)]
     spread_steps: Annotated[int, Meta(ge=2, le=100_000)]
 
@@ -252,7 +253,7 @@ class RingAda(Trained, frozen=True, kw_only=True):
     unfreezing: str
     unfreeze_every: int
     rule: str
-    part_counts: Annotated[list[Few], Meta(min_length=1, max_length=64)]
+    part_counts: Annotated[list[Annotated[int, Meta(ge=1, le=SAMPLES)]], Meta(min_length=1, max_length=SAMPLES)]
     blocks: Annotated[list[Few], Meta(min_length=2, max_length=64)]
     depth: Annotated[int, Meta(ge=1)]
 

@@ -153,6 +153,13 @@ class Comparison:
     why: str = ""
 
     @property
+    def fitting(self) -> Any:
+        """Return the plan.  Raises PlanError with the reason if nothing fits."""
+        if self.plan is None:
+            raise PlanError(self.why)
+        return self.plan
+
+    @property
     def samples_per_s(self) -> float:
         """Return the throughput of a plan of mini-batches; 0 if nothing fits."""
         return 0.0 if self.plan is None else self.plan.mini_batch_size / self.seconds
