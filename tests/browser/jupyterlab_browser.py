@@ -128,6 +128,7 @@ def browser(folder: Path) -> Iterator[webdriver.Chrome]:
     ):
         options.add_argument(flag)
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver.set_script_timeout(LIMIT_S)  # a busy page answers late, too
     # A window that nobody looks at may start without focus, and JupyterLab then has no current notebook.
     driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
     try:
