@@ -50,7 +50,7 @@ devices otherwise.  Ratios do not change, except that the runtime's overhead per
 LARGEST_GAP = 1e-4
 BASELINES = ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES, DTENSOR)
 PARTS = ("latency", "overlap", "scaling", "planner")
-KINDS: tuple[tuple[Any, ...], ...] = (MODELS, CLUSTERS, MBIT_PER_S, PARTS)
+KINDS: tuple[tuple[Any, ...], ...] = (MODELS, tuple(CLUSTERS), MBIT_PER_S, PARTS)
 WORDS = tuple(str(one).lower() for kind in KINDS for one in kind)
 SHOWN = ("ranks", "units", "columns", "tile_tokens", "both_ways")
 """Attributes of Galaxy+'s plan in a point."""
