@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 
 
 def main() -> None:
     """Run the command line; see `workbench --help`.  SIGTERM ends it like Ctrl-C: no process or file is left behind."""
     from workbench.cli.app import app
 
+    # A terminal that is not UTF-8 shows a character that it does not have by its number, as stderr does anyway.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     app(prog_name="workbench")
 

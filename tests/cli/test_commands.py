@@ -321,3 +321,12 @@ def test_summary_says_what_is_invalid() -> None:
     assert "Step        1000 ms measured" not in lines
     assert any("800 ms predicted (simulated), 1000 ms measured (emulated, kernel links), first epoch" in line for line in lines)
     assert any("median deviation 5.0% over 3 plans" in line for line in lines)
+
+
+def test_a_terminal_that_is_not_utf_8_shows_characters_by_number(tmp_path: Path) -> None:
+    device = '[[device]]\nname = "a"\ngflops = 5\nmemory_mb = 100\n'
+    (tmp_path / "mine.toml").write_text(f'description = "Zw\u00f6lf \U0001f600"\n{device}', encoding="utf-8")
+    words = [sys.executable, "-m", "workbench", "devices", "--cluster", str(tmp_path / "mine.toml")]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert r"Zw\xf6lf \U0001f600" in done.stdout

@@ -304,7 +304,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
         "a has other bytes than its shape",
     ),
     "noise": (content(WEIGHTS, bytes(range(200, 256)) * 40), "do not load"),
-    "pickle": (unpickles, "no file named model.safetensors"),
+    "pickle": (unpickles, r"in pytorch_model\.bin alone, a pickle.*save_pretrained"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no file named model.safetensors"),
     "index malformed": (content(INDEX, b"{"), "index.json' is malformed"),
     "index that is a list": (content(INDEX, b"[]"), "malformed: Expected `object`"),

@@ -289,6 +289,10 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
         options["add_pooling_layer"] = False
 
     place = locate(name)
+    if isinstance(place, Path) and any(place.glob("pytorch_model*.bin")) and stored_weights(name) is None:
+        found = "Its weights are in pytorch_model.bin alone, a pickle, whose code would run when it is read."
+        todo = "Convert a copy that you trust: AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes model.safetensors."
+        raise refused(name, found, todo)
     headers = place.glob(f"*{HEADER}") if isinstance(place, Path) else ()
     if not LACKING.has(*(path.with_name(path.name.removesuffix(HEADER)) for path in headers)):
         return maker.from_config(config, dtype=dtype, attn_implementation="sdpa", **options).eval()
