@@ -9,6 +9,7 @@ import sys
 import tempfile
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from made_up_report import cluster, report
