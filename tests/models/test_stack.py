@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.stack import LayerStack
 
 SPLITS = ([6], [3, 3], [2, 2, 1, 1], [1, 5], [1] * 6)
 
@@ -124,3 +126,27 @@ def test_runs_without_autograd(mode):
 def test_a_stage_that_is_not_there(start, stop):
     with pytest.raises(ConfigError, match="has 6"):
         load_stack("tiny-bert").stage(start, stop)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2", "opt", "bart"])
+def test_padding_may_go_beyond_the_last_position(family):
+    from workbench.models import loading
+
+    config = loading.model_config(f"tiny-{family}-2")
+    config.max_position_embeddings = 10
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        stack = LayerStack(loading._from_config(config).eval())
+    ids, mask = padded_batch()
+    targets = torch.randint(4, 1000, (3, 3), generator=torch.Generator().manual_seed(2)) if family == "bart" else None
+    mask[0, 10:] = 0
+    longer = [functional.pad(one, (0, 5)) for one in (ids, mask)]
+    with torch.no_grad():
+        expected = stack(ids[:, :10], mask[:, :10], targets)[0]
+        found = stack(*longer, targets)[0]
+    for row, length in enumerate(mask.sum(dim=1).tolist()):
+        inside = slice(None) if family == "bart" else slice(length)
+        torch.testing.assert_close(found[row, inside], expected[row, inside])
+    longer[1][0, 10] = 1
+    with pytest.raises(ConfigError, match=r"A text of 11 tokens was given to the model\. It has 10 positions"):
+        stack(*longer, targets)

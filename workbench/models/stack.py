@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
@@ -180,7 +181,21 @@ class BackboneStage(nn.Module):
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return b_0 (n, t, d), which is also an input of forward (see `part`).  Only the first stage has an embedding."""
         assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
-        return embed(self.family, self.embedding, input_ids)
+        length, most = input_ids.shape[1], self.max_positions
+        if most is None or length <= most:
+            return embed(self.family, self.embedding, input_ids)
+        # Batches are padded to a multiple of 8 tokens, which may be more than a learned table has positions.
+        if bool(attention_mask[:, most:].any()):
+            asked = f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model."
+            raise ConfigError(asked, f"It has {most} positions.", "Lower max_length.")
+        return functional.pad(embed(self.family, self.embedding, input_ids[:, :most]), (0, 0, 0, length - most))
+
+    @property
+    def max_positions(self) -> int | None:
+        """Return the number of positions in the learned table; None for a family that needs no table or reads pictures."""
+        family = self.family
+        has_table = not (family.rotary or family.position_bias or family.reads_images)
+        return self.config.max_position_embeddings if has_table else None
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that other stages may also have, by a name that is the same in all of them.

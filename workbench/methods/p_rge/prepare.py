@@ -150,8 +150,8 @@ class PreparedJob:
 
     @property
     def longest(self) -> int:
-        """Return the largest padded length of a batch."""
-        return padded_length(self.train.lengths)
+        """Return the largest padded length of a batch that the model's table of positions still has."""
+        return min(padded_length(self.train.lengths), self.facts.max_length)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -21,7 +21,7 @@ from workbench.core.packing import pack_length, packs_of
 from workbench.models.families import LayerContext, call_layer, embed_words
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear
-from workbench.models.stack import BackboneStage, decoder_context, embed, layer_context
+from workbench.models.stack import BackboneStage, decoder_context, layer_context
 from workbench.models.zeroth_order.adapted import PooledHead, inject, own_parameters
 from workbench.models.zeroth_order.trainables import Binding, TrainableConfig
 
@@ -85,7 +85,7 @@ class CausalModel(nn.Module):
         """Return b_0 (P*E, t, d), or packed, embedded once for all parts.  Only for the first stage."""
         assert self.backbone.embedding is not None, "not the first stage"
         stage = self.backbone
-        hidden = embed(stage.family, stage.embedding, batch.input_ids)
+        hidden = stage.embed(batch.input_ids, batch.attention_mask)
         packing = self.packing(batch)
         return _replicated(hidden if packing is None else packing.pack(hidden), num_parts)
 
