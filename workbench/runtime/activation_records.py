@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ class RecordLayout:
 
     def total_bytes(self, lengths: Iterable[int]) -> int:
         """Return the bytes of records of these lengths: s x h x l values per sample (section V-B, storage cost), plus int8's scales."""
-        return sum(map(self.record_bytes, lengths))
+        return sum(self.record_bytes(length) * count for length, count in Counter(lengths).items())
 
     def run(self, first: int, count: int, length: int) -> slice:
         """Return the row range of taps [first, first + count) in a record.  Target taps are numbered after the other taps."""

@@ -181,7 +181,7 @@ class TokenizedSplit:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Return the number of tokens of each sample."""
-        return tuple(len(ids) for ids in self.ids)
+        return tuple(map(len, self.ids))
 
     @property
     def target_length(self) -> int:

@@ -232,9 +232,10 @@ class PacPlusRankJob(RankJob):
         owners, lengths = self.owners, self.split.lengths
         held = {part_name(sample, taps): ranks for (sample, taps), ranks in holders.items()}
         wanted = {part_name(sample, taps): (owners[sample],) for sample, taps in holders}
+        layouts = {taps: record_layout(self.adapter, self.cache_dtype, taps) for taps in {taps for _, taps in holders}}
         specs: dict[str, Spec] = {}
         for sample, taps in holders:
-            part = record_layout(self.adapter, self.cache_dtype, taps)
+            part = layouts[taps]
             specs[part_name(sample, taps)] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
         return moves(wanted, held, specs, self.cluster)
 
