@@ -77,8 +77,9 @@ def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:
     ample, one = with_in_flight(run_with(moving((3, 3)))), replace(moving((3, 3)), in_flight=1)
     assert ample.in_flight > 1 and peak_bytes(one) < peak_bytes(ample)
     assert with_in_flight(run_with(one, peak_bytes(ample) - 1)).in_flight < ample.in_flight
-    chosen = replace(job, options=job.options | {"in_flight": 3})
-    assert experiment.run(chosen, cluster, "simulate").plan.in_flight == 3
+    for local_iterations, in_flight in ((4, 3), (1, 2)):  # a round of two devices ends with an empty ring
+        chosen = replace(job, options=job.options | {"in_flight": 3, "local_iterations": local_iterations})
+        assert experiment.run(chosen, cluster, "simulate").plan.in_flight == in_flight
 
 
 def test_executed_it_is_saved_for_later(whole: Report) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from workbench.core.sealed import read_lines
 from workbench.core.serial import from_json
 from workbench.methods.common.result import model_encoder
 from workbench.models.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
@@ -44,8 +45,9 @@ def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
         files[path] = max(files.get(path, one), one, key=lambda trial: trial.steps)
     assert set(files) == set((FOLDER / "trials" / "steps").iterdir())
     for path, one in files.items():
-        header, *steps = (json.loads(line) for line in path.read_text().splitlines())
-        assert header == json.loads(json.dumps(one.run_header))
+        log = read_lines(path)
+        steps = [json.loads(content) for content in log.contents]
+        assert not log.damage and log.owner == json.loads(json.dumps(one.run_header))
         assert [step[0] for step in steps] == list(range(one.steps))
         assert all(len(step[2]) == len(step[3]) == one.queries for step in steps)
 

@@ -132,7 +132,7 @@ def test_gloo_finds_its_peers_through_relays(agents: list[Connection], monkeypat
             between.told(rank, agents[rank], asked.keys[0], asked.value)
         elif asked.operation == "get":
             reply = functools.partial(between.reply, rank, agents[rank], asked.keys[0], mine.put)
-        kept.ask(asked, reply)
+        kept.ask(rank, asked, reply)
         value = mine.get(timeout=LIMIT_S)
         if asked.operation == "get":
             addresses.append(gloo_port(value))
