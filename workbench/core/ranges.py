@@ -96,6 +96,8 @@ def _stated(kind: type) -> tuple[tuple[str, Any, bool, Any, float, float], ...]:
     """Return the fields with a range: (field, Annotated type or Literal, whether it may be None, and the number's type and range)."""
     found = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is Annotated and not isinstance(hint.__metadata__[0], Meta):
+            hint = hint.__origin__  # other declarations around 'a number or None' (see effects)
         parts = [hint] if get_origin(hint) in (Annotated, Literal) else get_args(hint)
         stated = [part for part in parts if get_origin(part) is Literal or isinstance(getattr(part, "__metadata__", (None,))[0], Meta)]
         if len(stated) == 1 and all(part in (stated[0], NoneType) for part in parts):
