@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from jupyterlab_browser import HEIGHT, ROOT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -20,9 +21,15 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(3600), 
 
 
 def move_slider(notebook: Notebook, title: str, key: str, times: int = 1) -> None:
-    handle = notebook.named(".noUi-handle", title)
+    def pressed() -> bool:
+        try:
+            notebook.named(".noUi-handle", title).send_keys(key)
+        except StaleElementReferenceException:  # JupyterLab draws a cell again when it comes into view
+            return False
+        return True
+
     for _ in range(times):
-        handle.send_keys(key)
+        wait_until(pressed, f"the slider '{title}'")
 
 
 def try_cluster_form(notebook: Notebook, device: str) -> None:
