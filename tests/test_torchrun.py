@@ -76,8 +76,8 @@ def leader(store: dist.Store) -> Iterator[TorchrunEngines]:
 
 
 def talk(context: RankContext, payload: int) -> tuple[int, str]:
-    context.publish({"payload": payload})
-    context.publish({"second": True})
+    context.publish({"step": payload})
+    context.publish({"cached": True})
     return context.rank * 10 + payload, context.fidelity
 
 
@@ -92,10 +92,10 @@ def test_calls_answers_and_events(leader: TorchrunEngines) -> None:
     results = leader.run(talk, [5, 7], on_event=lambda rank, event: events.append((rank, event)))
     assert results == [(5, "real"), (17, "real")]
     assert sorted(events, key=lambda item: item[0]) == [
-        (0, {"payload": 5}),
-        (0, {"second": True}),
-        (1, {"payload": 7}),
-        (1, {"second": True}),
+        (0, {"step": 5}),
+        (0, {"cached": True}),
+        (1, {"step": 7}),
+        (1, {"cached": True}),
     ]
 
 

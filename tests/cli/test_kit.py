@@ -359,9 +359,9 @@ FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Py
         "same version",
     ),
     "much memory": (telling("'cores' in found and found.update(memory_bytes=2**70)"), "at `$.memory_bytes`", "same version"),
-    "no greeting": (telling("said = [said]"), "a message of the agent came something else", "same version"),
+    "no greeting": (telling("said = [said]"), "something else than a message of the agent", "same version"),
     "other number": (telling("said['id'] += 100"), "was not asked for", "same version"),
-    "nests": (telling("real = lambda said: '[' * 100_000"), "of the agent came something else", "same version"),
+    "nests": (telling("real = lambda said: '[' * 100_000"), "something else than a message of the agent", "same version"),
     "escapes": (
         "import os\ndef mkdir(path, mode=0): raise OSError('\\x1b[2J\\n  -> all is well')\nos.mkdir = mkdir",
         "\\x1b[2J\\n  -> all is well",

@@ -215,6 +215,7 @@ def pac_plus_job(
         adapter=adapter_config(stack, kind),
         split=split,
         folder=folder,
+        fingerprint="test",
         quantization=quantization(storage),
         schedule=order,
         cache_dtype=cached,

@@ -172,7 +172,7 @@ def foreign(what: str, why: str) -> MessageError:
     """Return the error for bytes that are not `what` was expected."""
     return MessageError(
         f"{what[:1].upper()}{what[1:]} was expected.",
-        f"Instead of {what[:1].lower()}{what[1:]} came something else: {shown(why, 200)}.",
+        f"What came is something else than {what[:1].lower()}{what[1:]}: {shown(why, 200)}.",
         "Start the same version of the workbench on every device, and let nobody else take part.",
     )
 
