@@ -20,7 +20,7 @@ from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
-from workbench.profiler.host import HostProfile, LinkSample
+from workbench.profiler.host import HostProfile, LinkSample, fit_link
 from workbench.runtime.measuring import PacedGroup
 from workbench.runtime.pacing import RankLinks
 from workbench.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, alike, survey_devices, survey_layers, survey_links
@@ -57,7 +57,9 @@ def test_links_between_emulated_devices_are_measured() -> None:
     assert [(row.source, row.destination) for row in rows] == [("left", "right"), ("right", "left")]
     for row in rows:
         assert row.described == Link(bytes_per_s=12.5e6, latency_s=0.004)
-        assert row.measured.bytes_per_s < 1.1 * 12.5e6 and row.measured.latency_s > 0.0039  # an emulated link cannot be too fast
+        for sample in row.samples:  # an emulated link is never too fast, but for the kernel's burst of 16 KB; a busy machine makes it slow
+            assert sample.round_trip_s >= 2 * 0.004 + max(0, sample.nbytes - 2 * 16384) / 12.5e6
+        assert row.measured == fit_link(row.samples)
         assert max(sample.nbytes for sample in row.samples) <= 0.3 * 12.5e6
     with pytest.raises(ConfigError, match="one device"):
         survey_links(two_devices().part([1]))
@@ -182,7 +184,7 @@ def test_devices_measured_on_the_command_line(monkeypatch) -> None:
 
 
 def test_links_on_the_command_line(monkeypatch) -> None:
-    sample = LinkSample(source=0, destination=1, nbytes=1000, seconds=0.001)
+    sample = LinkSample(source=0, destination=1, nbytes=1000, round_trip_s=0.001)
     row = LinkRow(
         source="alpha",
         destination="beta",

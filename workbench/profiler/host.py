@@ -29,12 +29,21 @@ SMALL_BYTES = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
-    """One message size between two ranks.  seconds: one way, the median of the repeats."""
+    """One message size between two ranks.
+
+    round_trip_s: seconds until its answer of one byte is there, the median of the repeats.  answer_s: what of them the answer took.
+    """
 
     source: int
     destination: int
     nbytes: int
-    seconds: float
+    round_trip_s: float
+    answer_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the message one way."""
+        return max(self.round_trip_s - self.answer_s, 1e-9)
 
     @property
     def bytes_per_s(self) -> float:
@@ -79,9 +88,9 @@ def measure_link(
                 group.send([answer], source, 0).wait()
     if rank != source:
         return ()
-    back = median(times[0]) / 2
+    answer_s = median(times[0]) / 2
     return tuple(
-        LinkSample(source=source, destination=destination, nbytes=size, seconds=max(median(values) - back, 1e-9))
+        LinkSample(source=source, destination=destination, nbytes=size, round_trip_s=median(values), answer_s=answer_s)
         for size, values in zip(sizes, times[1:], strict=True)
     )
 
