@@ -37,7 +37,7 @@ class Calibration:
         """Set the engines' dilation to the kept value, or measure it now; return it.  step_s: the expected seconds of a step."""
 
         def measure() -> float:
-            notify(Event("phase", message="Calibrating (once): can this machine keep pace with the devices?"))
+            notify(Event("phase", message="Calibrating (once): can this machine keep pace with the devices?", stage="calibrate"))
             num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, round(_STEPS_S / step_s) if step_s else _MOST_STEPS))
             return find_dilation(lambda dilation: self._late_share(dilation, num_steps))
 
