@@ -53,7 +53,7 @@ def refused(*words: str) -> dict[str, str]:
         (("--task", "sentimnt"), "stsb", "'sentiment'?"),
         (("--cluster", "laptob"), "pac-env-a", "'laptop'?"),
         (("--cluster", "nowhere.toml"), "no such file", "Check the path"),
-        (("--option", "reducton=4"), "double_quantization, reduction", "'reduction'?"),
+        (("--option", "reducton=4"), "backbone_dtype, reduction", "'reduction'?"),
         (("--option", "reduction=four"), "a whole number", "Change it"),
         (("--option", "order=best"), "one of given, all", "Change it"),
         (("--option", "dropout=1.5", "--model", "tiny-bert"), "at least 0 and below 1", "Lower dropout"),

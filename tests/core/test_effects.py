@@ -51,15 +51,8 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("pac_plus", {"schedule": "gpipe"}, "schedule", "with micro-batches", {"plan": staged(0, 1, micro_batches=1)}),
     ("pac_plus", {"schedule": "gpipe"}, "schedule", "", {"plan": staged(0, 1)}),
     ("pac_plus", {"schedule": "gpipe", "paradigm": "standalone"}, "schedule", "refused paradigm = hybrid or pipeline_parallel", {}),
-    ("pac_plus", {"quantization_block": 32}, "quantization_block", "weights in int8, int4, nf4", {}),
-    ("pac_plus", {"quantization_block": 32, "backbone_dtype": "int4"}, "quantization_block", "", {}),
-    ("pac_plus", {"quantization_block": 32, "embedding_dtype": "int8"}, "quantization_block", "", {}),
     ("pac_plus", {"dropout": 0.2}, "dropout", "a head of its own", {"prepared": WORDS}),
     ("pac_plus", {"dropout": 0.2}, "dropout", "", {"prepared": TEXT}),
-    ("pac_plus", {"embedding_dtype": "int8"}, "embedding_dtype", "reads text", {"prepared": PICTURES}),
-    ("pac_plus", {"embedding_dtype": "int8"}, "embedding_dtype", "", {"prepared": TEXT}),
-    ("pac_plus", {"quantization_engine": "reference", "backbone_dtype": "int8"}, "quantization_engine", "backbone_dtype = nf4", {}),
-    ("pac_plus", {"quantization_engine": "reference", "backbone_dtype": "nf4"}, "quantization_engine", "", {}),
     ("pac_plus", {"cache_dtype": "int8"}, "cache_dtype", "more than one epoch", {"epochs": 1}),
     ("pac_plus", {"cache_dtype": "int8"}, "cache_dtype", "", {"epochs": 2}),
     ("pac_plus", {"order": "all", "paradigm": "data_parallel"}, "order", "paradigm = hybrid", {}),
@@ -69,7 +62,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("fine_tuning", {"technique": "full", "lora_rank": 4}, "lora_rank", "technique = lora", {}),
     ("fine_tuning", {"technique": "full", "lora_rank": 8}, "lora_rank", "technique = lora", {}),  # given, although it is the default
     ("fine_tuning", {"lora_rank": 4}, "lora_rank", "", {}),
-    ("fine_tuning", {"technique": "serial", "lora_alpha": 4.0}, "lora_alpha", "technique = lora", {}),
     ("fine_tuning", {"technique": "adapters", "lora_dropout": 0.1}, "lora_dropout", "technique = lora", {}),
     ("fine_tuning", {"bottleneck": 16}, "bottleneck", "technique = adapters or serial", {}),
     ("fine_tuning", {"bottleneck": 16, "technique": "serial"}, "bottleneck", "", {}),
@@ -197,5 +189,5 @@ def test_every_declaration_is_in_the_table(method: str) -> None:
     options = load_method(method).known(Job(method=method, model="tiny-gpt2" if method == "p_rge" else "tiny-bert"))
     rows = {name for row, _, name, needed, _ in CASES if needed and (row == method or (method == "confidant" and row == "fine_tuning"))}
     shared = {name for _, _, name, needed, _ in CASES if needed}
-    assert set(effects_of(type(options))) <= rows | ({"paradigm", "schedule", "quantization_block"} & shared)
+    assert set(effects_of(type(options))) <= rows | ({"paradigm", "schedule"} & shared)
     assert set(effects_of(Job)) <= shared

@@ -91,7 +91,7 @@ class Reference(NamedTuple):
 
 
 def quantization(storage: str) -> QuantizationConfig:
-    return QuantizationConfig(storage=storage, engine="reference") if storage != "float32" else FLOAT32  # type: ignore[arg-type]
+    return QuantizationConfig(storage=storage) if storage != "float32" else FLOAT32  # type: ignore[arg-type]
 
 
 @cache
@@ -347,7 +347,6 @@ REFUSED = [
     ("fine_tuning", {"cache_dtype": "int8"}, "Known: "),
     ("pac_plus", {"technique": "lora"}, "Known: "),
     ("pac_plus", {"cache_dtype": "int4"}, "int8"),
-    ("fine_tuning", {"double_quantization": True}, "Only int8, int4 and nf4"),
     ("p_rge", {"schedule": "gpipe"}, "Known: "),
 ]
 

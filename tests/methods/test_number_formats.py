@@ -63,7 +63,6 @@ def test_bytes_of_a_weight_with_its_constants(storage: Any, block: int, double: 
 FORMATS: list[tuple[str, dict[str, Any]]] = [
     *((method, {"backbone_dtype": storage}) for method in ("pac_plus", "fine_tuning") for storage in STORED),
     *(("confidant", {"technique": "lora", "backbone_dtype": storage}) for storage in ("int8", "nf4")),
-    *(("pac_plus", {"embedding_dtype": storage}) for storage in ("float16", "bfloat16", "int8")),
     *(("p_rge", {"precision": precision}) for precision in ("bfloat16", "float16", "int8", "nf4")),
 ]
 

@@ -101,7 +101,7 @@ def test_losses_and_weights_equal_one_process(model: str, name: str, kind: Kind,
 
 def test_a_backbone_computed_with_in_bfloat16_gives_what_it_gives_in_one_process(engines: EngineCluster, tmp_path: Path) -> None:
     model = "tiny-bert"
-    quantization = QuantizationConfig(storage="bfloat16", compute="bfloat16", engine="reference")
+    quantization = QuantizationConfig(storage="bfloat16", compute="bfloat16")
     stack = quantize(load_stack(model), quantization)
     job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, quantization=quantization)
     losses = losses_of(engines.run(run_rank, [job] * 4))

@@ -8,10 +8,14 @@ attention and of the feed-forward network, before the residual connection.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +26,6 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
 from workbench.models.families import layer_paths
 from workbench.models.partial_loading import save_tensors
-from workbench.models.quantization.config import has_bitsandbytes, import_bitsandbytes
 from workbench.models.quantization.stored import QuantizedLinear
 from workbench.models.stack import BackboneStage, part_of
 
@@ -103,10 +106,41 @@ PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 
 
+@cache
+def import_bitsandbytes() -> None:
+    """Import bitsandbytes, if it is installed, without its notes and without its attempt to download a kernel: peft imports it.
+
+    If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note if it gets none.
+    Raises ConfigError if bitsandbytes is installed but does not load.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return
+    hides_kernels = "kernels" not in sys.modules
+    if hides_kernels:
+        sys.modules["kernels"] = None  # type: ignore[assignment]  # so that its import raises ImportError
+    noisy = [logging.getLogger(name) for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.cextension")]
+    for logger in noisy:
+        logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("bitsandbytes")
+    except Exception as error:
+        raise ConfigError(
+            "LoRA was asked for.",
+            f"Its package peft imports bitsandbytes, which is installed but does not load: {error}.",
+            "Install bitsandbytes again, or uninstall it: nothing here needs it.",
+        ) from error
+    finally:
+        if hides_kernels:
+            del sys.modules["kernels"]
+        for logger in noisy:
+            logger.disabled = False
+
+
 def require_peft() -> Any:
     """Return the module peft.  Raises ConfigError if it is not installed, or if a bitsandbytes is installed that does not load."""
-    if has_bitsandbytes():
-        import_bitsandbytes()  # peft would import it with notes on stderr, and with the kernel that it asks the hub for
+    import_bitsandbytes()
     try:
         import peft
     except ImportError:

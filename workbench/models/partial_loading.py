@@ -1,4 +1,9 @@
-"""Read only one stage's weights from a model folder, so that a small device never maps or stores other weights; write tensors."""
+"""Read only one stage's weights from a model folder, so that a small device never maps or stores other weights; write tensors.
+
+safetensors' own reader does not serve here.  Its `safe_open` maps the whole file as private memory, which counts against a device's
+limit: with room for 50 MB, a file of 269 MB does not open.  With backend="pread" a slice of 10 of 49,152 rows reads the whole tensor.
+A real device may have nothing but the file's header.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +245,10 @@ _CREATING = threading.RLock()
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Create modules in this block without memory for parameters; buffers are created as usual, and so is all in other threads."""
+    """Create modules in this block without memory for parameters; buffers are created as usual, and so is all in other threads.
+
+    accelerate's `init_empty_weights` first creates the weights (0.10 s for SmolLM2-135M, here 0.03 s), and also in other threads.
+    """
     with _CREATING:
         original, thread = nn.Module.register_parameter, threading.get_ident()
 

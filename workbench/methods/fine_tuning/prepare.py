@@ -10,7 +10,7 @@ from workbench.core.effects import SEVERAL_STAGES, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.ranges import Dropout, Positive, Tokens, Width
+from workbench.core.ranges import Dropout, Tokens, Width
 from workbench.core.virtual_workers import VersionRule
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.training.prepare import (
@@ -47,7 +47,6 @@ class FineTuningOptions(PipelineOptions):
 
     technique: Technique = "lora"
     lora_rank: Annotated[Width, _LORA] = 8
-    lora_alpha: Annotated[Positive, _LORA] = 16.0
     lora_dropout: Annotated[Dropout, _LORA] = 0.0
     bottleneck: Annotated[Width, _BOTTLENECK] = 64
     reduction: Annotated[Width, _PARALLEL] = 8
@@ -66,12 +65,7 @@ class FineTuningOptions(PipelineOptions):
                 "Full fine-tuning trains these weights, in float32; only weights that stay as they are can be kept in fewer bits.",
                 "Choose technique lora or adapters, or leave backbone_dtype out.",
             )
-        return QuantizationConfig(
-            storage=self.backbone_dtype,
-            block_size=self.quantization_block,
-            double_quantization=self.double_quantization,
-            engine="reference",
-        )
+        return QuantizationConfig(storage=self.backbone_dtype)
 
 
 MOST_FULL_RATE = 5e-4
@@ -137,7 +131,6 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
         kind=task.kind,
         num_outputs=task.num_outputs,
         lora_rank=options.lora_rank,
-        lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
         bottleneck=options.bottleneck,
         reduction=options.reduction,

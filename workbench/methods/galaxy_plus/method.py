@@ -177,7 +177,6 @@ def rank_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, host: Inferenc
         plan=plan.inference,
         requests=prepared.test,
         generate=options.generate,
-        warmup=options.warmup,
         shown=shown_request(prepared),
         kept=options.compare,
     )

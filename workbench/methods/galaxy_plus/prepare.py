@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from workbench.core.effects import Effect, Situation, only
@@ -196,7 +195,7 @@ class InferenceOptions:
     'edgeshard' (a pipeline) and 'local' (the fastest device) are the baselines (section IV-A).
     planner: of galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see InferencePlan; by default the planner decides.
     tile_tokens: size of the ring's tiles; by default the planner decides, 0 leaves them whole.  scheme: 1 or 2 for all layers.
-    generate: new tokens for each request, 0 returns hidden states.  warmup: unmeasured requests before the measured ones.
+    generate: new tokens for each request, 0 returns hidden states.
     compare: number of answers to compare with the local model's.
     """
 
@@ -209,7 +208,6 @@ class InferenceOptions:
     ] = None
     scheme: Annotated[Literal[1, 2], _OWN_PLANNER, _SCHEME_2] | None = None
     generate: Tokens = 0
-    warmup: Annotated[int, Meta(ge=0, le=1000)] = 2
     compare: Tokens = 4
 
 

@@ -22,13 +22,15 @@ from workbench.tasks.tokenize import TokenizedSplit
 
 SERVING = "answering"
 TOLD_EVERY_S = 0.2
+UNMEASURED = 2
+"""Requests that are answered once before the measured ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob:
     """The job for an engine; the same on every rank, sent once.
 
-    requests: the sequences, answered in order.  warmup: how many of them are answered once before.  generate: new tokens for each.
+    requests: the sequences, answered in order.  generate: new tokens for each.
     shown: the request whose spans are kept.  kept: number of answers that the first device returns, of the first requests.
     """
 
@@ -36,7 +38,6 @@ class RankJob:
     plan: InferencePlan
     requests: TokenizedSplit
     generate: int = 0
-    warmup: int = 2
     shown: int = 0
     kept: int = 4
 
@@ -102,7 +103,7 @@ class _Run:
         self._reporter.phase(WAITING)
         session.barrier(programs[0])
         count = len(job.requests)
-        for number in range(min(job.warmup, count)):
+        for number in range(min(UNMEASURED, count)):
             self._answer(holding, number)
         session.barrier()
         session.pacer.reset()

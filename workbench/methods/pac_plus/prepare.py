@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.effects import SEVERAL_DEVICES, Effect, only, prepared
+from workbench.core.effects import SEVERAL_DEVICES, Effect, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -24,8 +24,7 @@ from workbench.methods.training.prepare import (
 from workbench.models.initialization import require_torch_pruning
 from workbench.models.loading import model_facts
 from workbench.models.parallel_adapter import ParallelAdapterConfig
-from workbench.models.quantization import resolve_engine
-from workbench.models.quantization.config import EmbeddingStorage, Engine, FloatType, QuantizationConfig
+from workbench.models.quantization.config import FloatType, QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
 from workbench.schedules.plan_costs import Crossing
@@ -94,7 +93,6 @@ def crossing_of(config: ParallelAdapterConfig, dtype: str = "float32") -> Crossi
 
 _SEARCHED = only(paradigm="hybrid")
 _CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
-_WORDS = prepared("a model that reads text", lambda job: job.facts.vocabulary_size > 0)
 Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
 
 
@@ -104,7 +102,7 @@ class PacPlusOptions(PipelineOptions):
 
     reduction: r.  target: 'text' lets an encoder-decoder write the label's word.
     initialization: of the side network (section IV-C).
-    compute_dtype: of the backbone's computation; embedding_dtype, quantization_engine: see QuantizationConfig.
+    compute_dtype: of the backbone's computation.
     cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'all' tries all, 'given' is the cluster's.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
     """
@@ -116,8 +114,6 @@ class PacPlusOptions(PipelineOptions):
     dropout: Annotated[Dropout, HAS_HEAD] = 0.1
     initialization: Annotated[Initialization, Published("pruned", "section VI-A")] = "fan_in"
     compute_dtype: FloatType = "float32"
-    embedding_dtype: Annotated[EmbeddingStorage, _WORDS] | None = None
-    quantization_engine: Annotated[Engine, only(backbone_dtype="nf4")] = "auto"
     cache_dtype: Annotated[str, _CACHED, Published("float32", "section VI-A")] = "bfloat16"
     order: Annotated[Literal["given", "all"], _SEARCHED, SEVERAL_DEVICES, Published("given", "Algorithm 1")] = "all"
     objective: Annotated[Literal["paper", "bottleneck", "simulated"], _SEARCHED, SEVERAL_DEVICES, Published("paper", "Eq. 7")] = "simulated"
@@ -125,14 +121,7 @@ class PacPlusOptions(PipelineOptions):
     @property
     def quantization(self) -> QuantizationConfig:
         """Return how the backbone's weights are stored and used in computation.  Raises ConfigError for impossible settings."""
-        return QuantizationConfig(
-            storage=self.backbone_dtype,
-            compute=self.compute_dtype,
-            block_size=self.quantization_block,
-            double_quantization=self.double_quantization,
-            embeddings=self.embedding_dtype,
-            engine=self.quantization_engine,
-        )
+        return QuantizationConfig(storage=self.backbone_dtype, compute=self.compute_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,5 +186,4 @@ def _options(job: Job) -> PacPlusOptions:
             "Use method fine_tuning for it, or schedule 1f1b or gpipe.",
         )
     cache_dtype(options.cache_dtype)
-    resolve_engine(options.quantization.storage, options.quantization.engine)
     return options

@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal
 from workbench.core.effects import Effect, only, prepared
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.ranges import Width
 from workbench.methods.common.scaling import profiled_length
 from workbench.methods.training.handlers import PlannedStep, planned_epoch, typical_steps
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
-from workbench.models.quantization.config import BLOCK_TYPES, StorageType
+from workbench.models.quantization.config import StorageType
 from workbench.models.techniques import TechniqueConfig
 from workbench.schedules.pipeline import OrderName
 from workbench.tasks import TASKS, load_task, unknown_task
@@ -32,10 +31,6 @@ _ORDERED = Effect(
     lambda at: at.plan is None or at.options.schedule == ASYNCHRONOUS or (len(at.plan.stages) > 1 and at.plan.num_micro_batches > 1),
     "a plan of several stages, with micro-batches",
 )
-_BLOCKS = Effect(
-    lambda at: at.options.backbone_dtype in BLOCK_TYPES or getattr(at.options, "embedding_dtype", None) in BLOCK_TYPES,
-    f"weights in {', '.join(BLOCK_TYPES)}",
-)
 HAS_HEAD = prepared("a task with a head of its own", lambda job: job.task.kind != "text_generation")
 
 
@@ -49,14 +44,12 @@ class PipelineOptions:
 
     paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section VI-A's baselines.
     schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.  backbone_dtype: dtype of the
-    frozen backbone's stored weights (section IV-D); quantization_block, double_quantization: see QuantizationConfig.
+    frozen backbone's stored weights (section IV-D).
     """
 
     paradigm: Annotated[Paradigm, _DEVICES] = "hybrid"
     schedule: Annotated[OrderName, _PIPELINE, _ORDERED] = "1f1b"
     backbone_dtype: StorageType = "float32"
-    quantization_block: Annotated[Width, _BLOCKS] = 64
-    double_quantization: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

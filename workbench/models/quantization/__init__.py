@@ -5,9 +5,7 @@ from workbench.models.quantization.config import (
     FloatType,
     QuantizationConfig,
     dequantize_blocks,
-    import_bitsandbytes,
     quantize_blocks,
-    resolve_engine,
 )
 from workbench.models.quantization.stored import (
     QuantizedEmbedding,

@@ -6,25 +6,17 @@ are those of its appendix E.  |x - x'| is at most absmax / 254 for int8, absmax 
 neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36 lose precision, as all subnormal
 numbers do; such weights are negligible.
 
-Codes are dequantized by our reference or by a kernel of bitsandbytes, chosen by measurement.
-Measured on two cores with AVX-512 (milliseconds for a 1024 x 1024 matrix to float32, one thread; the matmul with 32 x 32 tokens takes
-21.6): int8: reference 0.48, bitsandbytes' block-wise table 0.73, torchao's int8 weight-only 0.49; nf4: reference 1.44, bitsandbytes
-0.22.  The order is the same for all shapes of MiniLM and for widths of 768 and 1024, with one thread and with two.
-Left out: bitsandbytes' Linear4bit, whose fused matmul always computes in bfloat16, has no gradient and is slower in bfloat16 than
-dequantizing first; torchao's linear layers, which are 3 to 10 % slower than dense float32 ones at these sizes and no faster than the
-reference.  Apart from NF4, the int8 and 4-bit formats of both libraries use other grids than Eq. 1.
+Codes of 4 bits are looked up in pairs: a table has the two values of each byte.
+Measured on one thread of an x86-64 core, in milliseconds for a 1024 x 1024 matrix to float32 (the matmul with 32 x 32 tokens takes 20):
+int8 0.7, int4 and nf4 0.8.  No library does this for us.  Apart from NF4, the int8 and 4-bit formats of bitsandbytes and torchao use other
+grids than Eq. 1; bitsandbytes' kernel for NF4 takes 0.4 ms, for some block sizes on some processors.  Its Linear4bit always computes in
+bfloat16 and has no gradient.  torchao's linear layers are 3 to 10 % slower than dense float32 ones at these sizes.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-import logging
-import sys
-import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,18 +28,15 @@ from workbench.core.ranges import require_ranges
 FloatType = Literal["float32", "float16", "bfloat16"]
 StorageType = Literal["float32", "float16", "bfloat16", "int8", "int4", "nf4"]
 EmbeddingStorage = Literal["float32", "float16", "bfloat16", "int8"]
-Engine = Literal["auto", "reference", "bitsandbytes"]
 
 FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
 STORAGE_TYPES: tuple[str, ...] = get_args(StorageType)
-UNPACK_FLOPS = {"float32": 36, "float16": 36, "bfloat16": 36, "int8": 90, "int4": 220, "nf4": 270}
+UNPACK_FLOPS = {"float32": 36, "float16": 36, "bfloat16": 36, "int8": 90, "int4": 100, "nf4": 100}
 """Time of turning a stored weight into one to compute with, in operations of a float32 matmul on the same core.
 
-Measured on one thread with 154 GFLOP/s, 768 x 768 weights to float32 by the reference: float16 36, bfloat16 37, int8 90, int4 208, nf4
-273; 384 x 1536: within 12 %.
+Measured on one thread, 768 x 768 weights to float32.  With 154 GFLOP/s: float16 36, bfloat16 37, int8 90.  With 100 GFLOP/s: int4 and nf4
+96 to 110.
 """
-BITSANDBYTES_UNPACK_FLOPS = 46
-"""The same of bitsandbytes' kernel for nf4."""
 BLOCK_TYPES = tuple(name for name in STORAGE_TYPES if name not in FLOAT_TYPES)
 """Types of codes, whose blocks share a constant."""
 
@@ -59,8 +48,6 @@ class QuantizationConfig:
     storage: of the matrices of linear layers.  compute: the dtype to which they are dequantized, and of all activations.
     block_size: number of values that share one constant (int8, int4, nf4); even.
     double_quantization: store the blocks' constants as int8 too, as QLoRA does (section 3 there), which saves 0.38 bits per weight.
-    engine: 'reference' follows the equations in torch; 'bitsandbytes' has a faster kernel for nf4; 'auto' uses the one measured as
-    fastest among those installed: bitsandbytes for nf4, the reference for all others.
     embeddings: storage of word embeddings; None is `storage` if that is a float type, else `compute`.
     """
 
@@ -68,7 +55,6 @@ class QuantizationConfig:
     compute: FloatType = "float32"
     block_size: int = 64
     double_quantization: bool = False
-    engine: Engine = "auto"
     embeddings: EmbeddingStorage | None = None
 
     def __post_init__(self) -> None:
@@ -107,10 +93,7 @@ class QuantizationConfig:
     @property
     def unpack_flops(self) -> float:
         """Return the operations that dequantizing a weight costs (see UNPACK_FLOPS)."""
-        if self.storage == self.compute:
-            return 0.0
-        is_fast = self.storage == "nf4" and resolve_engine(self.storage, self.engine, self.block_size) == "bitsandbytes"
-        return float(BITSANDBYTES_UNPACK_FLOPS if is_fast else UNPACK_FLOPS[self.storage])
+        return 0.0 if self.storage == self.compute else float(UNPACK_FLOPS[self.storage])
 
     @property
     def description(self) -> str:
@@ -135,8 +118,14 @@ CONSTANTS_BLOCK = 256
 
 _NF4 = torch.tensor(NF4_VALUES)
 _NF4_MIDPOINTS = (_NF4[1:] + _NF4[:-1]) / 2
-# Both values of each byte at once: (256, 2).
-_NF4_PAIRS = torch.stack([_NF4.repeat_interleave(16), _NF4.repeat(16)], dim=1)
+
+
+def _pairs(values: Tensor) -> Tensor:
+    """Return the two values of each byte, (256,), as one complex number: one is looked up faster than two.  values: of 16 codes."""
+    return torch.complex(values.repeat_interleave(16), values.repeat(16))
+
+
+_PAIRS = {"nf4": _pairs(_NF4), "int4": _pairs(torch.tensor([*range(8), *range(-8, 0)], dtype=torch.float32))}
 
 
 def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tensor, Tensor]:
@@ -168,13 +157,11 @@ def dequantize_blocks(codes: Tensor, absmax: Tensor, storage: str) -> Tensor:
     """Dequantize codes and absmax from `quantize_blocks` to (num_blocks, block_size) float32 (Eq. 2)."""
     if len(codes) != len(absmax):
         raise ValueError(f"{len(codes)} blocks of codes and {len(absmax)} constants")
-    if storage == "nf4":
-        return F.embedding(codes.int(), _NF4_PAIRS.to(codes.device)).view(len(codes), -1).mul_(absmax[:, None])
-    if storage == "int4":
-        signed = codes.view(torch.int8)
-        # Arithmetic shifts preserve the sign of each half of a byte.
-        codes = torch.stack([signed >> 4, (signed << 4) >> 4], dim=2).view(len(codes), -1)
-    return codes * (absmax / LEVELS[storage])[:, None]
+    scale = absmax / LEVELS[storage] if storage in LEVELS else absmax
+    if storage == "int8":
+        return codes * scale[:, None]
+    pairs = _PAIRS[storage].to(codes.device).index_select(0, codes.flatten().int())
+    return torch.view_as_real(pairs).view(len(codes), -1).mul_(scale[:, None])
 
 
 def quantize_constants(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,71 +183,3 @@ def dequantize_constants(codes: Tensor, second: Tensor, mean: Tensor, count: int
 def _pack(codes: Tensor) -> Tensor:
     pairs = codes.view(len(codes), -1, 2).to(torch.int16)
     return ((pairs[..., 0] & 15) << 4 | (pairs[..., 1] & 15)).to(torch.uint8)
-
-
-BITSANDBYTES_BLOCKS = (64, 128, 256, 512, 1024)
-"""Block sizes that the kernels of bitsandbytes support and compute exactly."""
-
-
-def resolve_engine(storage: str, engine: str, block_size: int = 64) -> str:
-    """Choose 'reference' or 'bitsandbytes' for a storage dtype.
-
-    Raises ConfigError if the named engine is not installed or does not support the dtype or the block size.
-    """
-    fits = storage == "nf4" and block_size in BITSANDBYTES_BLOCKS
-    if engine == "auto":
-        return "bitsandbytes" if fits and has_bitsandbytes() else "reference"
-    if engine == "bitsandbytes" and storage not in FLOAT_TYPES:
-        asked = f"The quantization engine bitsandbytes was asked for {storage} weights in blocks of {block_size}."
-        if not fits:
-            sizes = ", ".join(map(str, BITSANDBYTES_BLOCKS))
-            raise ConfigError(asked, f"It has nf4 in blocks of {sizes}.", "Take one of these, or the engine 'auto'.")
-        if not has_bitsandbytes():
-            raise ConfigError(
-                asked, "It is not installed.", "Run pip install 'edge-llm-workbench[quantization]', or take the engine 'auto'."
-            )
-    return "bitsandbytes" if engine == "bitsandbytes" and fits else "reference"
-
-
-def dequantize(codes: Tensor, absmax: Tensor, storage: str, engine: str, dtype: torch.dtype) -> Tensor:
-    """Return (num_blocks, block_size) weights of dtype `dtype`; codes and absmax as from quantize_blocks."""
-    if engine == "bitsandbytes":
-        import_bitsandbytes()
-        blocks, size = len(codes), 2 * codes.shape[1]
-        return torch.ops.bitsandbytes.dequantize_4bit(codes, absmax, size, storage, (blocks, size), dtype)
-    return dequantize_blocks(codes, absmax, storage).to(dtype)
-
-
-def has_bitsandbytes() -> bool:
-    """Return whether bitsandbytes is installed."""
-    return importlib.util.find_spec("bitsandbytes") is not None
-
-
-@functools.cache
-def import_bitsandbytes() -> Any:
-    """Return the module bitsandbytes, imported without its notes and without its attempt to download a kernel.
-
-    If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note if it gets none.
-    Raises ConfigError if bitsandbytes is installed but does not load.
-    """
-    hides_kernels = "kernels" not in sys.modules
-    if hides_kernels:
-        sys.modules["kernels"] = None  # type: ignore[assignment]  # so that its import raises ImportError
-    noisy = [logging.getLogger(name) for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.cextension")]
-    for logger in noisy:
-        logger.disabled = True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module("bitsandbytes")
-    except Exception as error:
-        raise ConfigError(
-            "The package bitsandbytes was to be imported.",
-            f"It is installed but does not load: {error}.",
-            "Install it again, or uninstall it: what it quantizes is then left to the engine 'reference'.",
-        ) from error
-    finally:
-        if hides_kernels:
-            del sys.modules["kernels"]
-        for logger in noisy:
-            logger.disabled = False

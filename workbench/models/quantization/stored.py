@@ -15,11 +15,10 @@ from workbench.models.products import LanguageModelHead, linear
 from workbench.models.quantization.config import (
     FLOAT_TYPES,
     QuantizationConfig,
-    dequantize,
+    dequantize_blocks,
     dequantize_constants,
     quantize_blocks,
     quantize_constants,
-    resolve_engine,
 )
 
 
@@ -87,7 +86,6 @@ class BlockWeight(StoredWeight):
     def __init__(self, weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None) -> None:
         super().__init__(weight.shape, config.compute_dtype)
         self.storage, self.block_size = storage, block_size or config.block_size
-        self.engine = resolve_engine(storage, config.engine, self.block_size)
         codes, absmax = quantize_blocks(weight, storage, self.block_size)
         self.register_buffer("codes", codes)
         constants = quantize_constants(absmax) if config.double_quantization else (absmax,)
@@ -98,7 +96,7 @@ class BlockWeight(StoredWeight):
 
     def dequantize(self) -> Tensor:
         """Return the whole matrix in the compute dtype, (rows, columns)."""
-        weights = dequantize(self.codes, self.block_constants(), self.storage, self.engine, self.dtype)
+        weights = dequantize_blocks(self.codes, self.block_constants(), self.storage).to(self.dtype)
         return weights.view(-1)[: self.numel()].view(self.shape)
 
     def block_constants(self) -> Tensor:
@@ -115,7 +113,7 @@ class BlockWeight(StoredWeight):
         assert blocks * self.block_size == columns, f"rows of {columns} are not whole blocks of {self.block_size}"
         codes = self.codes.view(count, blocks, -1)[rows]
         absmax = self.block_constants().view(count, blocks)[rows]
-        weights = dequantize(codes.flatten(end_dim=-2), absmax.flatten(), self.storage, self.engine, self.dtype)
+        weights = dequantize_blocks(codes.flatten(end_dim=-2), absmax.flatten(), self.storage).to(self.dtype)
         return weights.view(*codes.shape[:-2], columns)
 
 
@@ -197,11 +195,10 @@ def quantize(module: ModuleType, config: QuantizationConfig) -> ModuleType:
     Linear layers (including GPT-2's Conv1D), word embeddings and language model heads are stored.  The rest (norms, biases, small
     tables, convolutions) is converted to the compute dtype, the dtype of the activations.  One matrix is converted at a time: called on
     each layer as it is read, this needs little more than the codes and one layer's float32 weights.  Shared matrices stay shared.
-    Raises ConfigError if an engine is missing or if the storage dtype cannot represent the weights.
+    Raises ConfigError if the storage dtype cannot represent the weights.
     """
     if config.storage == config.compute == config.embedding_storage == "float32":
         return module
-    resolve_engine(config.storage, config.engine, config.block_size)
     if isinstance(module, nn.Linear):
         raise ConfigError("A linear layer was to be quantized.", "It cannot be replaced in place.", "Quantize the module that holds it.")
     groups = _groups(module)
