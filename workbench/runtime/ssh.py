@@ -63,8 +63,9 @@ class Connection:
         self._number, self._lock = 0, threading.Lock()
         self._heard_s = time.monotonic()
         self._ready, self._closing = threading.Event(), threading.Event()
-        self._log = tempfile.NamedTemporaryFile(prefix="workbench-ssh-")  # noqa: SIM115 (closed with the connection)
-        self._command = with_log(command, self._log.name)
+        log, name = tempfile.mkstemp(prefix="workbench-ssh-")
+        self._log, self._log_name = os.fdopen(log, "rb"), Path(name)
+        self._command = with_log(command, name)
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -74,6 +75,7 @@ class Connection:
                 start_new_session=True,
             )
         except OSError as error:
+            self._log_name.unlink()
             self._log.close()
             found = f"ssh cannot be started: {error.strerror}."
             raise RuntimeSetupError(self._asked, found, "Install OpenSSH's client.") from error
@@ -226,6 +228,7 @@ class Connection:
         stream: Any = self._process.stdout
         try:
             self._skip_to_magic(stream.read1)
+            self._log_name.unlink()  # ssh has opened its log: nothing is left of it if this process is killed
             self._heard_s = time.monotonic()
             self._ready.set()
             while (frame := frames.read_frame(stream.read)) is not None:
@@ -249,6 +252,7 @@ class Connection:
         code = self._process.wait()
         self._error_reader.join(0.5)  # what it wrote to stderr may tell why
         self.lost = self._given_up or failure_of(self._login(code), self._command)
+        self._log_name.unlink(missing_ok=True)
         self._log.close()
         stream.close()
         for number in list(self._answers):
