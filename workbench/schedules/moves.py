@@ -51,35 +51,37 @@ def moves(
     transfer that an idle link could do.
     Raises StateError if no rank has a tensor, ConfigError for a rank outside the cluster.
     """
-    for name, ranks in (*wanted.items(), *held.items()):
-        outside = [rank for rank in ranks if not 0 <= rank < cluster.world_size]
-        if outside:
-            asked, found = f"Moving '{name}' to or from rank {outside[0]} was asked for.", f"The cluster has {cluster.size_words}."
-            raise ConfigError(asked, found, "Number the devices of this cluster.")
     require_holders(held, wanted)
-    bundles: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    # There may be a tensor for each of 300,000 samples, but few pairs of homes.
+    names_by_homes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for name, ranks in wanted.items():
-        holders = tuple(sorted(held[name]))
-        receivers = tuple(sorted(set(ranks).difference(holders)))
-        if receivers and specs[name].nbytes:
-            bundles.setdefault((holders, receivers), []).append(name)
+        names_by_homes.setdefault((tuple(held[name]), tuple(ranks)), []).append(name)
+    bundles: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    for (holding, wanting), names in names_by_homes.items():
+        outside = [rank for rank in (*holding, *wanting) if not 0 <= rank < cluster.world_size]
+        if outside:
+            asked, found = f"Moving '{names[0]}' to or from rank {outside[0]} was asked for.", f"The cluster has {cluster.size_words}."
+            raise ConfigError(asked, found, "Number the devices of this cluster.")
+        receivers = tuple(sorted(set(wanting).difference(holding)))
+        if receivers:
+            bundles.setdefault((tuple(sorted(holding)), receivers), []).extend(names)
     chunks = []
     for (holders, receivers), names in bundles.items():
-        own = tuple(_cut(names, specs, chunk_bytes))
+        pieces_of_chunks = tuple(_cut(names, specs, chunk_bytes))
         # Bundles progress in proportion, so that all links are busy until the end.
-        chunks += [((number + 1) / len(own), _Chunk(pieces, holders, receivers)) for number, pieces in enumerate(own)]
+        chunks += [
+            ((number + 1) / len(pieces_of_chunks), _Chunk(pieces, sum(piece.stop - piece.start for piece in pieces), holders, receivers))
+            for number, pieces in enumerate(pieces_of_chunks)
+        ]
     chunks.sort(key=lambda pair: pair[0])
     return tuple(_round(turn, cluster) for turn in _rounds([chunk for _, chunk in chunks], round_bytes))
 
 
 class _Chunk(NamedTuple):
     pieces: tuple[Piece, ...]
+    nbytes: int
     holders: tuple[int, ...]
     receivers: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(piece.stop - piece.start for piece in self.pieces)
 
 
 def _cut(names: Sequence[str], specs: Mapping[str, Spec], chunk_bytes: int) -> Iterator[tuple[Piece, ...]]:
