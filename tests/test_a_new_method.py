@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,34 +17,46 @@ import workbench
 from workbench import experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError
-from workbench.methods import METHODS
+from workbench.core.methods import declaration_of, registered
 from workbench.methods.base import Event
 from workbench.runtime.engines import default_pool
+from workbench.widgets import JobForm
 
+LIMIT_S = 300
 PAGE = Path(workbench.__file__).parent.parent / "docs" / "a-new-method.md"
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """Write the page's files where this process and its engines find them; the table gets its line."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "bitfit").mkdir()
-    (folder / "bitfit" / "__init__.py").write_text('"""BitFit."""\n')
-    parts = [(re.match(r"[^\n]*`(bitfit/\w+\.py)`\n", part), part) for part in PAGE.read_text().split("\n## ")]
-    files = [(match.group(1), part.partition("```python\n")[2].partition("```")[0]) for match, part in parts if match]
-    assert [name for name, _ in files] == ["bitfit/prepare.py", "bitfit/phases.py", "bitfit/method.py"]
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the page's files, and install them as a package into an empty folder, without a network."""
+    project, site = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("site")
+    (project / "bitfit").mkdir()
+    (project / "bitfit" / "__init__.py").write_text('"""BitFit."""\n')
+    parts = [(re.match(r"[^\n]*`([\w/]+\.(?:py|toml))`\n", part), part) for part in PAGE.read_text().split("\n## ")]
+    files = [(match.group(1), re.split(r"```(?:python|toml)\n", part)[1].partition("```")[0]) for match, part in parts if match]
+    names = ("options", "prepare", "phases", "method")
+    assert [name for name, _ in files] == ["pyproject.toml", *(f"bitfit/{name}.py" for name in names)]
     for name, text in files:
-        (folder / name).write_text(text)
+        (project / name).write_text(text)
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", site, project], check=True, timeout=LIMIT_S)
+    return site
+
+
+@pytest.fixture(scope="module")
+def job(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Return a job of the installed method, which this process and its engines find as they find any installed package."""
     default_pool().stop()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(folder))
-        patch.syspath_prepend(str(folder))
-        patch.setitem(METHODS, "bitfit", "bitfit.method:BitFit")
+        patch.setenv("PYTHONPATH", str(site))
+        patch.syspath_prepend(str(site))
+        registered.cache_clear()
         yield replace(tiny_job(write_data(tmp_path_factory.mktemp("data"))), method="bitfit", epochs=2, learning_rate=1e-4)
         default_pool().stop()
         for name in [name for name in sys.modules if name.partition(".")[0] == "bitfit"]:
             del sys.modules[name]
+    registered.cache_clear()
 
 
 def run(job: Job, folder: Path, **settings: object) -> Report:
@@ -91,3 +105,33 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
 def test_what_does_not_exist_is_refused(job: Job) -> None:
     with pytest.raises(ConfigError, match=r"option 'rank' of bitfit .* Known: dropout"):
         experiment.run(replace(job, options={"rank": 4}), two_devices(), "simulate")
+
+
+def test_the_command_line_lists_it(job: Job, tmp_path: Path) -> None:
+    settings = {"capture_output": True, "text": True, "check": True, "timeout": LIMIT_S}
+    helped = subprocess.run([sys.executable, "-m", "workbench", "run", "--help"], **settings)  # type: ignore[call-overload]
+    assert "bitfit: dropout=0.1" in helped.stdout
+    words = ["--method", "bitfit", "--model", job.model, "--task", job.task, "--data", job.data, "--option", "dropout=0"]
+    told = subprocess.run([sys.executable, "-m", "workbench", "simulate", *words, "--json"], cwd=tmp_path, **settings)  # type: ignore[call-overload]
+    assert json.loads(told.stdout)["job"]["options"] == {"dropout": 0}
+
+
+def test_forms_offer_it(job: Job) -> None:
+    form = JobForm()
+    form.controls["method"].value = "bitfit"
+    assert form.job == Job(method="bitfit")
+
+
+def test_devices_may_be_asked_for_its_functions_and_for_no_others(job: Job) -> None:
+    script = (
+        "from workbench.core.errors import WorkbenchError; from workbench.methods.calls import CALLS\n"
+        "print(CALLS.named('bitfit.method:BitFit.serve_rank').parts.kind('job'))\n"
+        "print(CALLS.named('bitfit.method:BitFit.measure_rank').payload)\n"
+        "try: CALLS.named('bitfit.method:plan_job')\n"
+        "except WorkbenchError as error: print(error.found)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    job_type, payload, refused = done.stdout.splitlines()
+    assert (job_type, payload) == ("bitfit.phases.BitFitRankJob | None", "tuple[bitfit.prepare.PreparedJob, bool]")
+    assert refused == "It is not in the table of functions that may be."
+    assert declaration_of("bitfit").trains

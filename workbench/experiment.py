@@ -18,6 +18,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupError
 from workbench.core.job import Fidelity, Job, Mode
+from workbench.core.methods import declaration_of, registered
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
@@ -25,7 +26,7 @@ from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.fetch import cache_folder
-from workbench.methods import INFERRING, NO_EPOCHS, WITH_JAX, load_method
+from workbench.methods import load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
@@ -46,14 +47,14 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     job = _settled(job)
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
     made = _planned(method, prepared, costs, cluster)
-    note = differences_note(job, method.settings)
+    note = differences_note(job)
     notes = (*made.notes, *method.notes(Planned(prepared, costs, cluster, made)), *([note] if note else []))
     return replace(made, notes=notes)
 
 
 def _settled(job: Job) -> Job:
     """Return the job with the paper's settings, if it asks for them."""
-    return as_published(job, load_method(job.method).settings) if job.as_published else job
+    return as_published(job) if job.as_published else job
 
 
 def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
@@ -133,7 +134,7 @@ def run(
         if fidelity == "paced":
             require_loopback()  # the devices need it too, but they start only after the job is measured
     folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
-    if resume and folder is not None and job.method not in INFERRING:
+    if resume and folder is not None and declaration_of(job.method).trains:
         require_resumable(folder)
     began = [("load", time.monotonic())]
 
@@ -247,12 +248,13 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
 
     engines: of real devices.  Raises ConfigError or MissingDataError.
     """
+    declared = declaration_of(job.method)
     with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
-    if with_jax and job.method not in WITH_JAX:
-        found = f"Only {' and '.join(WITH_JAX)} have layers that JAX computes."
+    if with_jax and not declared.runs_jax:
+        found = f"Only {' and '.join(name for name in registered() if declaration_of(name).runs_jax)} have layers that JAX computes."
         raise ConfigError(f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.", found, "Leave framework out.")
     method.require_known(job, cluster)
-    if parse_faults(job.faults, cluster) and job.method in INFERRING:
+    if parse_faults(job.faults, cluster) and not declared.trains:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
     if job.faults and engines is not None and not isinstance(engines, Lender):
@@ -262,7 +264,7 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
             "Leave them out.",
         )
     has_coordinator = engines is None or isinstance(engines, Lender)
-    if job.converged_after and (job.method in NO_EPOCHS or not has_coordinator):
+    if job.converged_after and not (declared.converges and has_coordinator):
         asked = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
         found = "The coordinator tests the epochs' losses; here is none." if not has_coordinator else "It does not train by epochs."
         raise ConfigError(asked, found, "Leave converged_after out.")
@@ -394,7 +396,7 @@ def _report(
         spent_s=spent_s,
         environment=environment(),
     )
-    note = differences_note(job, load_method(job.method).settings)
+    note = differences_note(job)
     differences = (note,) if note else ()
     if outcome is None:
         told = prediction.notes + tuple(recovery.told for recovery in prediction.recoveries)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
-from workbench.methods import INFERRING
+from workbench.core.methods import declaration_of
 from workbench.methods.base import DeviceState, Event
 
 LOSS_DECAY = 0.9
@@ -167,7 +167,7 @@ class RunState:
     """Collects a run's events.  Any thread may add events while another draws `snapshot()`."""
 
     def __init__(self, job: Job, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._answers = job.method in INFERRING
+        self._answers = not declaration_of(job.method).trains
         self._clock, self._num_epochs = clock, 1 if self._answers else job.epochs
         self._lock = threading.Lock()
         self._begin_s = clock()

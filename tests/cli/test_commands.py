@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -19,14 +18,12 @@ from tests.waiting import LIMIT_S
 from workbench.__main__ import main
 from workbench.cli import doctor
 from workbench.cli.app import BENCHES, GROUPS, app
-from workbench.cli.job import method_options, parse_options
+from workbench.cli.job import parse_options
 from workbench.cli.output import summary
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
+from workbench.core.methods import declaration_of, registered
 from workbench.core.report import Report
-from workbench.methods.galaxy_plus.prepare import InferenceOptions
-from workbench.methods.p_rge.prepare import PRGEOptions
-from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.runtime import ssh_agent
 
 COMMANDS = tuple(command.__name__ for commands in GROUPS.values() for command in commands)
@@ -77,9 +74,20 @@ def test_every_command_has_json_and_help(name: str) -> None:
 def test_who_knows_nothing_is_told_what_to_do_first() -> None:
     assert "workbench doctor" in call().stdout and call("--version").stdout.startswith("workbench 0")
     told = " ".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", "--help"]).output.split())
-    for method, settings in (("pac_plus", PacPlusOptions), ("p_rge", PRGEOptions), ("galaxy_plus", InferenceOptions)):
-        assert list(method_options(method)) == [field.name for field in dataclasses.fields(settings)]
-        assert f"{method}: {next(iter(method_options(method)))}=" in told
+    for method in registered():
+        declared = told.partition(f" {method}: ")[2]
+        assert all(f"{name}={default}" in declared for name, default in declaration_of(method).defaults.items())
+
+
+def test_the_help_of_run_names_every_method_and_loads_no_torch() -> None:
+    script = (
+        "import sys; from workbench.__main__ import main; sys.argv = ['workbench', 'run', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'transformers', 'numpy', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    assert done.stdout.splitlines()[-1] == "[]" and all(f"{method}: " in done.stdout for method in registered())
 
 
 def test_names_stay_whole_in_narrow_tables(monkeypatch) -> None:

@@ -17,8 +17,9 @@ from tests.methods.one_process import run_program
 from workbench.core import Cluster, Job, Link, Plan, Share, Stage
 from workbench.core.schedule import Value
 from workbench.methods.common.session import RankResult
+from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.ringada.phases import RingPhase
-from workbench.methods.ringada.prepare import Policy, RingAdaOptions, Unfreezing
+from workbench.methods.ringada.prepare import Policy
 from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
 from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.methods.common.session import StepTrace
-from workbench.methods.fine_tuning import method as fine_tuning
+from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
-from workbench.methods.pac_plus import method as pac_plus
+from workbench.methods.pac_plus.method import PacPlus
 from workbench.methods.training.interrupted import EpochLog
 from workbench.runtime.context import RankContext
 
@@ -32,7 +32,7 @@ def _stop(context: RankContext, job: Any, at: tuple[int, int]) -> None:
 
     EpochLog.__call__ = note_and_stop
     try:
-        (fine_tuning if isinstance(job, FineTuningRankJob) else pac_plus).run_rank(context, job)
+        (FineTuning if isinstance(job, FineTuningRankJob) else PacPlus).run_rank(context, job)
     except InterruptedError:
         return
     finally:

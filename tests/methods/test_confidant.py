@@ -14,14 +14,13 @@ import pytest
 from tiny_job import tiny_job, two_devices, write_data
 
 from workbench import experiment
-from workbench.cli.job import method_options
 from workbench.core import Cluster, Job, Link, Processor, Report
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.job import ADAPTER_RATE, FULL_BY_DEFAULT, FULL_RATE
+from workbench.core.job import ADAPTER_RATE, FULL_RATE
+from workbench.core.methods import registered
 from workbench.core.profile import Grid
 from workbench.core.report import StepRecord
-from workbench.methods import METHODS
 from workbench.methods.base import Event
 from workbench.methods.common.records import measured_steps
 from workbench.methods.common.session import RankResult, StepTrace
@@ -241,9 +240,8 @@ def test_the_learning_rate_follows_the_technique(options: dict[str, str], rate: 
     assert chosen.job == same and replace(same, learning_rate=None).identity == same.identity
 
 
-def test_every_method_with_full_fine_tuning_by_default_is_known() -> None:
-    full = [name for name in METHODS if method_options(name).get("technique") == "full"]
-    assert full == list(FULL_BY_DEFAULT)
+def test_methods_with_full_fine_tuning_by_default_have_its_learning_rate() -> None:
+    assert [name for name in registered() if Job(method=name).peak_learning_rate == FULL_RATE] == ["confidant"]
     assert (Job(method="fine_tuning", options={"technique": "full"}).peak_learning_rate, Job().peak_learning_rate) == (5e-5, 2e-3)
 
 

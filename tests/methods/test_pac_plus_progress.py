@@ -10,7 +10,7 @@ from workbench.core.job import Job
 from workbench.methods.base import Event
 from workbench.methods.common import records
 from workbench.methods.common.session import DeviceReporter, StepTrace
-from workbench.methods.pac_plus.method import run_rank
+from workbench.methods.pac_plus.method import PacPlus
 from workbench.models.loading import load_stack
 from workbench.progress import RunState
 from workbench.runtime.context import RankContext
@@ -27,7 +27,7 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
         events.append(event)
         state.update(event)
 
-    results = engines.run(run_rank, [job] * 4, on_event=records.Progress(job.plan, take))
+    results = engines.run(PacPlus.run_rank, [job] * 4, on_event=records.Progress(job.plan, take))
     phases: dict[int, list[str]] = {rank: [] for rank in range(4)}
     for event in events:
         if event.kind == "device" and event.device is not None and event.device.phase not in phases[event.rank][-1:]:

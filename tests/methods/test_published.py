@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from workbench.cli.app import app
 from workbench.core import Job
 from workbench.core.errors import ConfigError
-from workbench.methods import load_method
+from workbench.core.methods import declaration_of
 from workbench.methods.base import as_published, differences_note, published_settings, read_options
 
 WITH_PAPER = ("pac_plus", "p_rge", "ringada", "galaxy_plus")
@@ -19,7 +19,7 @@ WITH_PAPER = ("pac_plus", "p_rge", "ringada", "galaxy_plus")
 
 @pytest.mark.parametrize("method", WITH_PAPER)
 def test_each_published_value_is_allowed_differs_from_the_default_and_says_where_it_stands(method: str) -> None:
-    settings = load_method(method).settings
+    settings = declaration_of(method).options
     options, of_job = published_settings(settings)
     defaults = {one.name: one.default for one in fields(settings)}
     for name, one in options.items():
@@ -32,12 +32,12 @@ def test_each_published_value_is_allowed_differs_from_the_default_and_says_where
 
 @pytest.mark.parametrize("method", WITH_PAPER)
 def test_a_job_as_published_has_no_difference_and_one_of_ours_names_each(method: str) -> None:
-    settings = load_method(method).settings
+    settings = declaration_of(method).options
     options, of_job = published_settings(settings)
-    ours, theirs = Job(method=method), as_published(Job(method=method, as_published=True), settings)
-    assert differences_note(theirs, settings) == "All settings that the paper states are the paper's."
-    assert as_published(theirs, settings) == theirs and as_published(ours, settings) == ours
-    note = differences_note(ours, settings)
+    ours, theirs = Job(method=method), as_published(Job(method=method, as_published=True))
+    assert differences_note(theirs) == "All settings that the paper states are the paper's."
+    assert as_published(theirs) == theirs and as_published(ours) == ours
+    note = differences_note(ours)
     assert "--as-published" in note and all(f"{name}=" in note for name in (*options, *of_job))
 
 
@@ -53,24 +53,23 @@ def test_a_job_as_published_has_no_difference_and_one_of_ours_names_each(method:
     ],
 )
 def test_settings_given_otherwise_stay(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    job = as_published(Job(**given, as_published=True), load_method(given["method"]).settings)
+    job = as_published(Job(**given, as_published=True))
     assert {name: getattr(job, name) for name in expected} == expected
     assert given.get("options", {}).items() <= job.options.items()
 
 
 def test_what_still_differs_is_named() -> None:
-    settings = load_method("pac_plus").settings
-    job = as_published(Job(options={"order": "all"}, as_published=True), settings)
-    assert differences_note(job, settings) == "Settings that differ from the paper, whose values are in brackets: order=all (given)."
+    job = as_published(Job(options={"order": "all"}, as_published=True))
+    assert differences_note(job) == "Settings that differ from the paper, whose values are in brackets: order=all (given)."
 
 
 def test_confidant_s_defaults_are_published_and_fine_tuning_is_no_paper_s_method() -> None:
     for method in ("confidant", "fine_tuning"):
-        assert differences_note(Job(method=method), load_method(method).settings) == ""
+        assert differences_note(Job(method=method)) == ""
     job = Job(method="confidant", as_published=True)
-    assert as_published(job, load_method("confidant").settings) == job
+    assert as_published(job) == job
     with pytest.raises(ConfigError, match=r"published settings of fine_tuning were asked for.*Leave --as-published out"):
-        as_published(Job(method="fine_tuning", as_published=True), load_method("fine_tuning").settings)
+        as_published(Job(method="fine_tuning", as_published=True))
 
 
 def test_the_commands_take_it_and_their_help_names_the_values() -> None:

@@ -40,7 +40,7 @@ def saved(folder: Path, job: Job) -> LoadedResult:
         prepared = fine_tuning_prepare.prepare(job)
         stack = load_stack(job.model)
         model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
-        quantization = prepared.options.quantization
+        quantization = prepared.quantization
         save_trained(folder, model, TrainedDescription(config=prepared.config, model=job.model, quantization=quantization))
     else:
         prepared = p_rge_prepare.prepare(job)

@@ -10,19 +10,12 @@ import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import STORAGE_TYPES
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.lora import import_bitsandbytes
 from workbench.models.products import LanguageModelHead
-from workbench.models.quantization import (
-    STORAGE_TYPES,
-    QuantizationConfig,
-    QuantizedEmbedding,
-    QuantizedLinear,
-    dense_weight,
-    held_bytes,
-    quantize,
-)
+from workbench.models.quantization import QuantizationConfig, QuantizedEmbedding, QuantizedLinear, dense_weight, held_bytes, quantize
 from workbench.models.quantization.config import dequantize_blocks, quantize_blocks
 from workbench.models.quantization.stored import BlockWeight, store
 

@@ -18,17 +18,18 @@ from ssh_hosts import real_cluster
 
 from tests.waiting import LIMIT_S
 from workbench.core.errors import DivergedError, RuntimeSetupError
+from workbench.core.methods import Parts
 from workbench.runtime import commands as c
 from workbench.runtime import ssh
 from workbench.runtime.frames import HEADER, LENGTH, MOST_FRAME_BYTES, Asked, FilePart, Message
 from workbench.runtime.jobs import Outcome
-from workbench.runtime.messages import AnswerMessage, CallTable, Parts, encode, encode_told
+from workbench.runtime.messages import AnswerMessage, CallTable, encode, encode_told
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines, SshService
 from workbench.runtime.ssh_login import Failure
 
 JOB = "workbench.core.job:Job"
-CALL = "workbench.methods.fine_tuning.method:serve_rank"
+CALL = "workbench.methods.fine_tuning.method:FineTuning.serve_rank"
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 0.5, -1e308, 1e308, float("nan"), float("inf")),
     *("", "x", "hot", "\x1b[2J\x1b]0;owned\x07", "a\n  -> all is well", "../../etc/passwd", "-oProxyCommand=x", "9" * 5000, "\ud83d"),

@@ -27,10 +27,11 @@ from ssh_hosts import home, over_pipes, real_cluster
 
 from tests.waiting import LIMIT_S, wait_for
 from workbench.core.errors import MemoryBudgetError, MessageError, RuntimeSetupError
+from workbench.core.methods import Parts
 from workbench.runtime import commands as c
 from workbench.runtime import kept_files, ssh, ssh_agent
 from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
-from workbench.runtime.messages import AnswerMessage, CallTable, Parts, decode_told, encode, encode_told
+from workbench.runtime.messages import AnswerMessage, CallTable, decode_told, encode, encode_told
 from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines, SshService
@@ -116,10 +117,10 @@ def test_a_broken_transfer_goes_on(agent: Agent, tmp_path: Path, monkeypatch: py
 def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path) -> None:
     agent.connection.open()
     job = "workbench.core.job:Job"
-    table = CallTable({"workbench.methods.fine_tuning.method:serve_rank": Parts(job, job)})
+    table = CallTable({"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts(job, job)})
     engines = SshEngines(real_cluster(), tmp_path / "run", table)
     service, [seat, _] = SshService(engines), engines.seats
-    seat.connection, seat.call = agent.connection, table.named("workbench.methods.fine_tuning.method:serve_rank")
+    seat.connection, seat.call = agent.connection, table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank")
     service.running.add(0)
     arrives = threading.Event()
 
@@ -264,8 +265,10 @@ def test_a_device_without_memory_is_told_from_one_whose_peer_fell_silent() -> No
 
 
 def test_commands_and_events_are_typed() -> None:
-    table = CallTable({"workbench.methods.fine_tuning.method:serve_rank": Parts("workbench.core.job:Job", "workbench.core.job:Job")})
-    call = table.named("workbench.methods.fine_tuning.method:serve_rank")
+    table = CallTable(
+        {"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts("workbench.core.job:Job", "workbench.core.job:Job")}
+    )
+    call = table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank")
     from workbench.core.job import Job
 
     for value in (c.Train(3, (0, 2), Job(seed=7)), c.Pause(3, 9), c.Ping(), c.StepDone(4, 0.5), c.Ended(3, "paused", Job()), {"epoch": 1}):

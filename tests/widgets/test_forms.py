@@ -10,12 +10,8 @@ from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
+from workbench.core.methods import declaration_of, registered
 from workbench.methods.base import read_options
-from workbench.methods.confidant.prepare import ConfidantOptions
-from workbench.methods.fine_tuning.prepare import FineTuningOptions
-from workbench.methods.galaxy_plus.prepare import InferenceOptions
-from workbench.methods.p_rge.prepare import PRGEOptions
-from workbench.methods.pac_plus.prepare import PacPlusOptions
 from workbench.widgets import ClusterForm, JobForm
 from workbench.widgets.forms import form_of
 
@@ -48,25 +44,24 @@ def test_a_method_gets_only_the_options_that_it_knows() -> None:
     form.controls["method"].value = "fine_tuning"
     form.controls["technique"].value = "adapters"
     assert form.job.options == {"technique": "adapters", "backbone_dtype": "nf4"}
-    assert form.controls["reduction"].disabled and not form.controls["backbone_dtype"].disabled and not form.controls["technique"].disabled
+    assert "reduction" not in form.controls
+    form.controls["method"].value = "galaxy_plus"
+    form.controls["max_length"].value = 48
+    assert form.job == replace(JOB, method="galaxy_plus", max_length=48, micro_batches=4, options={})
+    form.controls["method"].value = "pac_plus"
+    assert form.job == replace(JOB, options={"reduction": 4, "dropout": 0.0, "backbone_dtype": "nf4"})
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("pac_plus", PacPlusOptions),
-        ("fine_tuning", FineTuningOptions),
-        ("p_rge", PRGEOptions),
-        ("galaxy_plus", InferenceOptions),
-        ("confidant", ConfidantOptions),
-    ],
-)
-def test_every_option_of_a_form_is_one_of_its_method(method: str, settings: type) -> None:
-    for name, field in form_of(method).items():
-        if not hasattr(QUERIES, name) and method in field.needs.get("method", (method,)):
-            for value in {*field.values.values(), field.first or 1} - {"planned"}:
-                assert getattr(read_options(method, settings, {name: value}), name) == value
-            assert getattr(settings(), name) in (field.first, None)
+@pytest.mark.parametrize("method", registered())
+def test_every_option_of_a_form_is_one_of_its_method(method: str) -> None:
+    declared = declaration_of(method)
+    for name, entry in form_of(method).items():
+        if not hasattr(QUERIES, name):
+            values = list(entry.values.values())
+            assert not values or declared.defaults[name] in (values[0], None)
+            for value in set(values or [1]) - {"planned"}:
+                assert getattr(read_options(method, declared.options, {name: value}), name) == value
+    assert JobForm(Job(method=method, micro_batches=1)).job == Job(method=method, micro_batches=1)
 
 
 QUERIES = Job(method="p_rge", model="tiny-llama", batch_size=2, micro_batches=1, options={"queries": 4, "steps": 3, "rank": 2})

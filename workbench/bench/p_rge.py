@@ -17,10 +17,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from workbench.bench.frame import LONG_S, Progress, Step, child_peak_bytes, interleaved, line_of, peak_bytes, ratios, require_words
+from workbench.core.names import StorageType
 from workbench.methods.common.result import model_encoder
 from workbench.models.products import library
 from workbench.models.quantization import QuantizationConfig
-from workbench.models.quantization.config import StorageType
 from workbench.models.zeroth_order import (
     CausalModel,
     Copies,

@@ -46,6 +46,7 @@ from workbench.core.catalogue import kit_file, load_cluster
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Job, Mode
+from workbench.core.methods import declaration_of
 from workbench.core.report import Report
 
 app = typer.Typer(
@@ -143,13 +144,12 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
     require_writable(path)
     described = load_cluster(cluster)
     from workbench.experiment import run as run_job
-    from workbench.methods import INFERRING
 
     try:
         with RunProgress(job, described) as progress:
             report = run_job(job, described, mode, progress=progress.update, **settings)
     except KeyboardInterrupt:
-        can_resume = mode == "execute" and job.method not in INFERRING
+        can_resume = mode == "execute" and declaration_of(job.method).trains
         say("Interrupted. To go on where it stopped, give the same command with --resume." if can_resume else "Interrupted.")
         raise typer.Exit(INTERRUPTED) from None
     unwritten: WriteError | None = None
@@ -261,4 +261,4 @@ def first_steps(
 
 for group, commands in GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=group, cls=JobCommand if command in (plan, simulate, run, sweep) else None)(command)
+        app.command(rich_help_panel=group, cls=JobCommand if command in (devices, plan, simulate, run, sweep) else None)(command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import json
@@ -16,7 +15,8 @@ from typer.core import TyperCommand
 from workbench.core.catalogue import DEFAULT_CLUSTER
 from workbench.core.errors import ConfigError
 from workbench.core.job import ADAPTER_RATE, FULL_RATE, Job
-from workbench.methods import METHODS
+from workbench.core.methods import declaration_of, registered
+from workbench.methods.base import published_settings
 
 DEFAULTS = Job()
 
@@ -52,7 +52,7 @@ _CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 do
 _PUBLISHED = "The paper's settings where you give none, instead of ours; reports name the differences."
 _BACKUP = "Steps between two backups that devices keep for each other; 0 keeps steps in the folder."
 OPTIONS: dict[str, Any] = {
-    "method": Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")],
+    "method": Annotated[str, typer.Option(help="One of those below.")],
     "model": Model,
     "task": Annotated[str | None, _TASK],
     "epochs": Annotated[int, typer.Option(help="Passes over the training data.")],
@@ -151,27 +151,20 @@ class JobCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        lines = (f"{method}: {', '.join(f'{key}={value}' for key, value in method_options(method).items())}" for method in METHODS)
+        lines = (f"{method}: {described_options(method)}" for method in registered())
         self.epilog = "\n\n".join(("--option KEY=VALUE, by method, with the defaults:", *lines))
         super().format_help(ctx, formatter)
 
 
-def method_options(method: str) -> dict[str, str]:
-    """Return a method's options with their defaults as they are written in its prepare.py, what it shares with others first.
-
-    They are read, not imported: that would load torch.
-    """
-    tree = ast.parse((Path(__file__).parents[1] / "methods" / method / "prepare.py").read_text(encoding="utf-8"))
-    [settings] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Options")]
-    origins = {alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module for alias in node.names}
-    shared: dict[str, str] = {}
-    for base in settings.bases:  # a class of another workbench.methods.NAME.prepare
-        shared |= method_options(origins[ast.unparse(base)].split(".")[2])
-    fields = [node for node in settings.body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    return shared | {ast.unparse(node.target): ast.unparse(node.value).strip("'") + _published(node) for node in fields if node.value}
-
-
-def _published(field: ast.AnnAssign) -> str:
-    """Return the paper's value as the field's annotation declares it (see methods.base.Published), '' without one."""
-    calls = (node for node in ast.walk(field.annotation) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Published")
-    return "".join(f" (paper: {ast.unparse(call.args[0]).strip(chr(39))})" for call in calls)
+def described_options(method: str) -> str:
+    """Return a method's options with their defaults in words, and the paper's values where these differ."""
+    try:
+        declared = declaration_of(method)
+    except ConfigError as error:  # a package of someone else's
+        return error.found
+    published, _ = published_settings(declared.options)
+    words = (
+        f"{name}={default}" + (f" (paper: {published[name].value})" if name in published else "")
+        for name, default in declared.defaults.items()
+    )
+    return ", ".join(words)

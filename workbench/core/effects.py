@@ -33,8 +33,9 @@ class Situation:
 
 
 class Effect(NamedTuple):
-    """When a setting has an effect.  needed: that condition in words, such as 'technique = lora'.  reads: the options that decide on it.
+    """When a setting has an effect.  needed: that condition in words, such as 'technique = lora'.
 
+    reads: the options that decide on it; without them it depends on the job, the cluster or the plan.
     is_refused: the setting says how the work is done, so a run without it would not be the one that was asked for.  It is then refused
     before anything is loaded; `holds` may read neither prepared nor plan.  Other settings are noted.
     """
@@ -54,11 +55,6 @@ def only(*, is_refused: bool = False, **values: Any) -> Effect:
         return all(getattr(at.options, name) in known for name, known in allowed.items())
 
     return Effect(holds, " and ".join(words), is_refused, tuple(allowed))
-
-
-def not_in(*methods: str) -> Effect:
-    """Return the effect of a job's field that some methods do not read."""
-    return Effect(lambda at: at.job.method not in methods, f"another method than {' or '.join(methods)}")
 
 
 def prepared(needed: str, holds: Callable[[Any], bool]) -> Effect:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from workbench.core.effects import Effect, not_in, prepared
+from workbench.core.effects import Effect, prepared
 from workbench.core.errors import ConfigError
+from workbench.core.methods import declaration_of, registered
 from workbench.core.ranges import Count, Name, Seed, Text, require_ranges
 from workbench.core.serial import shown
 
@@ -18,10 +19,8 @@ Fidelity = Literal["auto", "kernel", "paced"]
 ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5
 """Default peak learning rates.  For adapters: within what Houlsby et al. (2019, 3.2) tried, 3e-5 to 3e-3.  For full
 fine-tuning: the highest that BERT's authors tried (Devlin et al., 2019, A.3)."""
-FULL_BY_DEFAULT = ("confidant",)
-"""Methods whose option `technique` is 'full' by default."""
-_TRAINS = not_in("galaxy_plus")
-_BACKPROPAGATES = not_in("galaxy_plus", "p_rge")
+_TRAINS = Effect(lambda at: declaration_of(at.job.method).trains, "a method that trains")
+_BACKPROPAGATES = Effect(lambda at: declaration_of(at.job.method).backpropagates, "a method that backpropagates")
 _BY_EPOCHS = Effect(lambda at: getattr(at.options, "steps", None) is None, "steps left out")
 _CUT = Effect(
     lambda at: at.plan is None or at.plan.num_micro_batches > 1 or at.job.micro_batches == 1,
@@ -78,7 +77,8 @@ class Job:
         """Return the learning rate that was asked for, or else the technique's default."""
         if self.learning_rate is not None:
             return self.learning_rate
-        technique = self.options.get("technique", "full" if self.method in FULL_BY_DEFAULT else "")
+        by_default = self.method in registered() and declaration_of(self.method).trains_all_weights
+        technique = self.options.get("technique", "full" if by_default else "")
         return FULL_RATE if technique == "full" else ADAPTER_RATE
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import FaultSchedule
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Job
+from workbench.core.methods import declaration_of
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.ranges import range_of, require_range
@@ -141,12 +142,7 @@ class Planned(NamedTuple, Generic[T]):
 
 
 class Method(Protocol):
-    """A published method.  Every folder of workbench.methods has one, named in workbench.methods.METHODS.
-
-    settings: the dataclass of its options.
-    """
-
-    settings: type[Any]
+    """A published method; its folder's options.py names it (see core.methods.Declaration)."""
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Raise ConfigError for an unknown option, task, model or device, or an idle option, before anything is loaded."""
@@ -242,28 +238,30 @@ def published_settings(settings: type) -> tuple[dict[str, Published], dict[str, 
     return {name: declared[0] for name, declared in found.items() if declared}, dict(getattr(settings, "published_job", {}))
 
 
-def as_published(job: Job, settings: type) -> Job:
+def as_published(job: Job) -> Job:
     """Return a job that asks for the paper's settings with them: those not given in options, and those with the Job's own default.
 
     Raises ConfigError for a method that declares none, because no paper is about it.
     """
     if not job.as_published:
         return job
+    settings = declaration_of(job.method).options
     options, of_job = published_settings(settings)
     if not options and getattr(settings, "published_job", None) is None:
         asked, found = f"The published settings of {job.method} were asked for.", "It is no paper's own method."
         raise ConfigError(asked, found, "Leave --as-published out.")
     own = {one.name: one.default for one in fields(Job)}
     changed = {name: one.value for name, one in of_job.items() if getattr(job, name) == own[name]}
-    more = {name: one.value for name, one in options.items() if name not in job.options and _applies(one, job, settings)}
+    more = {name: one.value for name, one in options.items() if name not in job.options and _applies(one, job)}
     return replace(job, **changed, options=job.options | more)
 
 
-def differences_note(job: Job, settings: type) -> str:
+def differences_note(job: Job) -> str:
     """Return a sentence that names each setting in which a job differs from the paper, with the paper's value; '' without one."""
-    options, of_job = published_settings(settings)
-    own = {one.name: one.default for one in fields(settings)}
-    found = {name: (job.options.get(name, own[name]), one) for name, one in options.items() if _applies(one, job, settings)}
+    declared = declaration_of(job.method)
+    options, of_job = published_settings(declared.options)
+    defaults = declared.defaults
+    found = {name: (job.options.get(name, defaults[name]), one) for name, one in options.items() if _applies(one, job)}
     found |= {name: (job.peak_learning_rate if name == "learning_rate" else getattr(job, name), one) for name, one in of_job.items()}
     words = [f"{name}={_shown(value)} ({_shown(one.value)})" for name, (value, one) in found.items() if value != one.value]
     if not words:
@@ -272,11 +270,11 @@ def differences_note(job: Job, settings: type) -> str:
     return f"Settings that differ from the paper, whose values are in brackets{advice}: {', '.join(words)}."
 
 
-def _applies(one: Published, job: Job, settings: type) -> bool:
+def _applies(one: Published, job: Job) -> bool:
     if one.given is None:
         return True
     name, value = one.given
-    return bool(job.options.get(name, {own.name: own.default for own in fields(settings)}[name]) == value)
+    return bool(job.options.get(name, declaration_of(job.method).defaults[name]) == value)
 
 
 def _shown(value: Any) -> str:

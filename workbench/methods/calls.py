@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from workbench.runtime.messages import CallTable, Parts
+from contextlib import suppress
 
-_RANK_RESULT = "workbench.methods.common.session:RankResult"
-_SERVING = "workbench.methods.galaxy_plus.serving.worker"
+from workbench.core.errors import ConfigError
+from workbench.core.methods import Parts, declaration_of, registered
+from workbench.runtime.messages import CallTable
+
+
+def _declared() -> dict[str, str | Parts]:
+    """Return what the installed methods declare.  A job of a method whose package is broken says so before it calls anything."""
+    calls: dict[str, str | Parts] = {}
+    for name in registered():
+        with suppress(ConfigError):
+            calls |= declaration_of(name).calls
+    return calls
+
 
 CALLS = CallTable(
     {
@@ -14,37 +25,7 @@ CALLS = CallTable(
         "workbench.runtime.torchrun:measure_clock_offset": "",
         "workbench.runtime.torchrun:sees_file": "",
         "workbench.runtime.torchrun:remove_own_files": "",
-        "workbench.methods.pac_plus.method:measure_rank": "",
-        "workbench.methods.pac_plus.method:run_rank": "",
-        "workbench.methods.pac_plus.method:serve_rank": Parts(
-            "workbench.methods.pac_plus.rank_job:PacPlusRankJob", _RANK_RESULT, done="builtins:float"
-        ),
-        "workbench.methods.fine_tuning.method:measure_rank": "",
-        "workbench.methods.fine_tuning.method:run_rank": "",
-        "workbench.methods.fine_tuning.method:serve_rank": Parts(
-            "workbench.methods.fine_tuning.phases:FineTuningRankJob", _RANK_RESULT, done="builtins:float"
-        ),
-        "workbench.methods.confidant.method:measure_rank": "",
-        "workbench.methods.p_rge.method:measure_rank": "",
-        "workbench.methods.p_rge.worker:run_rank": "workbench.methods.p_rge.worker:Logged",
-        "workbench.methods.p_rge.worker:serve_rank": Parts(
-            "workbench.methods.p_rge.worker:RankJob",
-            "workbench.methods.p_rge.worker:RankPart",
-            done="workbench.models.zeroth_order:StepLog",
-        ),
-        "workbench.methods.ringada.method:measure_rank": "",
-        "workbench.methods.ringada.method:run_rank": "",
-        "workbench.methods.ringada.method:serve_rank": Parts(
-            "workbench.methods.ringada.rank_job:RingRankJob", _RANK_RESULT, done="builtins:float"
-        ),
-        "workbench.methods.galaxy_plus.method:measure_rank": "",
-        "workbench.methods.galaxy_plus.worker:serve_rank": "",
-        f"{_SERVING}:serve_worker": Parts(
-            job=f"{_SERVING}:ServiceJob",
-            done=f"{_SERVING}:Served",
-            probe="builtins:int",
-            events=tuple(f"{_SERVING}:{name}" for name in ("Loaded", "Begun", "UnderWay", "BlockReport", "Failed")),
-        ),
+        **_declared(),
     }
 )
 """The functions by name, each with the types that it publishes in addition to dicts."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import Technique
 from workbench.core.ranges import Count, Dropout, Positive, Width, require_ranges
 from workbench.models.evaluation import BatchLike, Predictions, answer_scores
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
@@ -23,8 +24,6 @@ from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAda
 from workbench.models.products import Head
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
-
-Technique = Literal["full", "lora", "adapters", "serial", "parallel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

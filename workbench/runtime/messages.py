@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import importlib
 import os
 import threading
 import traceback
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from workbench.core import errors
 from workbench.core.errors import ConfigError, RuntimeSetupError, WorkbenchError
+from workbench.core.methods import Parts, attribute
 from workbench.core.serial import plain, shown
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
@@ -51,25 +51,6 @@ def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any
     moved: a folder of the sender, and the corresponding folder here.
     """
     return decode_packed(data, kind, what, partial(_decode_other, moved))
-
-
-class Parts(NamedTuple):
-    """The method-specific types in the messages of runtime.commands, each as 'module:class'.
-
-    job: of Train and Prepare.  ended: of Ended.  done: of StepDone.  probe: of Probe.  '': the message carries none.
-    events: further named tuples that the device publishes.
-    """
-
-    job: str
-    ended: str = ""
-    done: str = ""
-    probe: str = ""
-    events: tuple[str, ...] = ()
-
-    def kind(self, name: str) -> Any:
-        """Return one of the types by its field name."""
-        found = getattr(self, name)
-        return _attribute(found) | None if found else None
 
 
 _OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe"}
@@ -102,7 +83,7 @@ def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) 
     kind = call.event
     if told.name and call.parts is not None:
         own = next((name for name in call.parts.events if name.endswith(f":{told.name}")), None)
-        kind = _attribute(own) if own else _TOLD.get(told.name)
+        kind = attribute(own) if own else _TOLD.get(told.name)
     value = decode(told.body, kind, what) if kind is not None else decode(b"", Told, what)
     if told.name in _OWN and call.parts is not None:
         part = _OWN[told.name]
@@ -142,21 +123,16 @@ class CallTable:
                 "It is not in the table of functions that may be.",
                 "Start the same version of the workbench on every device; let nobody else reach the port of rank 0.",
             )
-        function, event = _attribute(name), self._events[name]
+        function, event = attribute(name), self._events[name]
         parts, event = (event, "") if isinstance(event, Parts) else (None, event)
         types = typing.get_type_hints(function)
         result = types.pop("return")
         payload = list(types.values())[1]
-        return Call(name, function, payload, c.Progress | _attribute(event) if event else c.Progress, result, parts)
+        return Call(name, function, payload, c.Progress | attribute(event) if event else c.Progress, result, parts)
 
     def call(self, function: Callable[[Any, Any], Any]) -> Call:
         """Return the table entry of a function.  Raises RuntimeSetupError if the function is not in the table."""
         return self.named(f"{function.__module__}:{function.__qualname__}")
-
-
-def _attribute(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _encode_other(paths: list[PurePath] | None, value: Any) -> Any:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import FLOAT_TYPES
 from workbench.core.seeds import query_seed
-from workbench.models.quantization.config import FLOAT_TYPES
 from workbench.models.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
 from workbench.plots.zeroth_order import GradientError, Point, Probe
 from workbench.plots.zeroth_order import bowl as draw_bowl

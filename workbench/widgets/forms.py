@@ -1,27 +1,27 @@
-"""Forms for a Job, as data/forms.toml describes its method's fields, and for a Cluster: each device's speed, memory and link."""
+"""Forms for a Job, with the fields that its method declares, and for a Cluster: each device's speed, memory and link."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import ipywidgets as widgets
 import traitlets
 from markupsafe import Markup
 
 from workbench import discovery
-from workbench.core.catalogue import cluster_names, data_folder, load_cluster
+from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.effects import effects_of
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.job import Job
+from workbench.core.methods import FormField, declaration_of, registered
 from workbench.core.ranges import Count, require_range
-from workbench.core.serial import from_builtins, read_toml, shown
-from workbench.methods import METHODS
-from workbench.methods.fine_tuning.prepare import FineTuningOptions
-from workbench.methods.pac_plus.prepare import PacPlusOptions
+from workbench.core.serial import shown
 from workbench.plots import cluster as draw_cluster
 from workbench.tasks import TASKS
 from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described, number
@@ -228,51 +228,29 @@ def _row(device: Device, continuous: bool) -> _Row:
     )
 
 
-_SETTINGS = {"pac_plus": PacPlusOptions, "fine_tuning": FineTuningOptions}
+def form_of(method: str) -> dict[str, FormField]:
+    """Return the fields of a method's form by name, with the values that there are.  The first value of an option is its default."""
+    declared = declaration_of(method)
+    kinds, defaults = get_type_hints(declared.options), declared.defaults
+    form = dict(declared.form)
+    for name, entry in form.items():
+        values: Iterable[Any] = ()
+        if name in ("method", "task"):
+            values = registered() if name == "method" else TASKS
+        elif name in kinds and get_origin(kinds[name]) is Literal:
+            values = [defaults[name], *get_args(kinds[name])]
+        if not entry.values:
+            form[name] = replace(entry, values={value: value for value in values})
+    return form
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """A control of a form, see data/forms.toml.  values: by the words that are shown."""
-
-    label: str
-    tooltip: str
-    values: dict[str, Any] = field(default_factory=dict)
-    default: int = 0
-    is_typed: bool = False
-    needs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-
-    @property
-    def first(self) -> Any:
-        """Return the default."""
-        return next(iter(self.values.values()), self.default)
-
-    def control(self, value: Any) -> Any:
-        """Return the control."""
-        if not self.values:
-            return number(self.label, int(value or 0), self.tooltip)
-        if self.is_typed:
-            return described(widgets.Combobox, self.label, self.tooltip, options=tuple(self.values), value=value, ensure_option=False)
-        listed = self.values if value in self.values.values() else {str(value): value, **self.values}
-        return described(widgets.Dropdown, self.label, self.tooltip, options=list(listed.items()), value=value)
-
-
-def form_of(method: str) -> dict[str, Field]:
-    """Return the fields of a method's form, by the name of the job's attribute or of the method's option."""
-    path = data_folder() / "forms.toml"
-    forms = read_toml(path)
-    return {name: _field(name, text or forms["training"][name], str(path)) for name, text in forms.get(method, forms["training"]).items()}
-
-
-def _field(name: str, text: dict[str, Any], source: str) -> Field:
-    values, needs = text.get("values", {}), text.get("needs", {})
-    if values == "options":
-        methods = {method: settings for method, settings in _SETTINGS.items() if name in get_type_hints(settings)}
-        first, *_ = methods.values()
-        values, needs = [getattr(first(), name), *get_args(get_type_hints(first)[name])], {"method": tuple(methods)}
-    if not isinstance(values, dict):
-        values = {value: value for value in {"methods": METHODS, "tasks": TASKS}.get(str(values), values)}
-    return from_builtins(text | {"values": values, "needs": needs}, Field, source=f"'{name}' of '{source}'")
+def _control(entry: FormField, value: Any) -> Any:
+    if not entry.values:
+        return number(entry.label, int(value or 0), entry.tooltip)
+    if entry.is_typed:
+        return described(widgets.Combobox, entry.label, entry.tooltip, options=tuple(entry.values), value=value, ensure_option=False)
+    listed = entry.values if value in entry.values.values() else {str(value): value, **entry.values}
+    return described(widgets.Dropdown, entry.label, entry.tooltip, options=list(listed.items()), value=value)
 
 
 class JobForm(Panel):
@@ -284,35 +262,64 @@ class JobForm(Panel):
     def __init__(self, job: Job | None = None) -> None:
         self._origin = job = job or Job()
         self._callbacks: list[Callable[[Job], None]] = []
-        self._fields = form_of(job.method)
+        self._form: dict[str, FormField] = {}
+        self._made: dict[str, Any] = {}
         self.controls: dict[str, Any] = {}
-        for name, entry in self._fields.items():
-            self.controls[name] = entry.control(getattr(job, name) if hasattr(job, name) else job.options.get(name, entry.first))
         self.message = Message()
-        for control in self.controls.values():
-            control.observe(lambda _: self._changed(), names="value")
+        self._columns = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap"))
+        super().__init__([Html(Markup("<b>The job</b>")), self._columns, self.message])
+        self._show(job.method)
+
+    @property
+    def method(self) -> str:
+        """Return the method whose fields are shown."""
+        return self.controls["method"].value if "method" in self.controls else self._origin.method
+
+    def _show(self, method: str) -> None:
+        """Show the fields of a method.  A field that it shares with a method that was shown before keeps its value."""
+        form = form_of(method)
+        if "method" in self._form:  # the way back
+            form = {"method": self._form["method"]} | form
+        self._form, self.controls = form, {}
+        for name, entry in form.items():
+            key = f"{name}: {entry}"
+            if key not in self._made:
+                self._made[key] = _control(entry, self._first(name))
+                self._made[key].observe(lambda _: self._changed(), names="value")
+            self.controls[name] = self._made[key]
         shown, half = list(self.controls.values()), (len(self.controls) + 1) // 2
-        boxes = [widgets.VBox(column, layout=widgets.Layout(margin="0 2em 0 0")) for column in (shown[:half], shown[half:])]
-        super().__init__([Html(Markup("<b>The job</b>")), widgets.HBox(boxes, layout=widgets.Layout(flex_flow="row wrap")), self.message])
+        margin = widgets.Layout(margin="0 2em 0 0")
+        self._columns.children = [widgets.VBox(column, layout=margin) for column in (shown[:half], shown[half:])]
+        self._shown = method
         self._changed()
+
+    def _first(self, name: str) -> Any:
+        """Return a field's first value: the initial job's, or else the default."""
+        if hasattr(self._origin, name):
+            return getattr(self._origin, name)
+        return self._origin.options.get(name, self._default(name))
+
+    def _default(self, name: str) -> Any:
+        """Return the value that a field has without an option of its name in the job."""
+        values = self._form[name].values
+        return next(iter(values.values())) if values else declaration_of(self.method).defaults[name] or 0
 
     @property
     def job(self) -> Job:
         """Return the job that the controls describe.  Raises ConfigError if they describe none."""
-        at = {name: control.value for name, control in self.controls.items()}
-        method = at.get("method", self._origin.method)
+        method = self.method
         # Another method does not have the options of the initial job's method.
         options = dict(self._origin.options) if method == self._origin.method else {}
         changed: dict[str, Any] = {}
-        for name, entry in self._fields.items():
-            value = at[name]
+        for name, entry in self._form.items():
+            value = self.controls[name].value
             if hasattr(self._origin, name):
                 changed[name] = self._attribute(name, value)
-            elif not self._means(entry):
+            elif self.controls[name].disabled:
                 options.pop(name, None)
-            elif value == entry.first != options.get(name, value):
+            elif value == self._default(name) != options.get(name, value):
                 del options[name]
-            elif value != options.get(name, entry.first):
+            elif value != options.get(name, self._default(name)):
                 if not entry.values:
                     require_range(value, Count, f"An option of {method}", name)
                 options[name] = value
@@ -333,13 +340,21 @@ class JobForm(Panel):
         """Call `callback` with every new valid job."""
         self._callbacks.append(callback)
 
-    def _means(self, entry: Field) -> bool:
-        """Return whether a field has an effect with the other fields' values."""
-        return all(self.controls[name].value in values for name, values in entry.needs.items())
+    def _has_effect(self, name: str) -> bool:
+        """Return whether an option has an effect with the values of the others, by what its type declares (see core.effects)."""
+        declared = declaration_of(self.method)
+        values = {other: control.value for other, control in self.controls.items() if other in declared.defaults}
+        # A default's words need not be a value of the option: 'planned' leaves it to the planner.
+        chosen = declared.defaults | {other: value for other, value in values.items() if value != self._default(other)}
+        at: Any = SimpleNamespace(options=SimpleNamespace(**chosen))  # effects with `reads` look at options alone
+        return all(effect.holds(at) for effect in effects_of(declared.options).get(name, ()) if effect.reads)  # type: ignore[arg-type]  # mypy: a type is hashable
 
     def _changed(self) -> None:
-        for name, entry in self._fields.items():
-            self.controls[name].disabled = not self._means(entry)
+        if self.method != self._shown:
+            self._show(self.method)
+            return
+        for name, control in self.controls.items():
+            control.disabled = not self._has_effect(name)
         try:
             job = self.job
         except ConfigError as error:

@@ -15,10 +15,11 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor, nn
 
+from workbench.core.names import STORAGE_TYPES
 from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, task_loss
-from workbench.models.quantization import STORAGE_TYPES, QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
+from workbench.models.quantization import QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.timing import saved_by_autograd
 from workbench.reproduce.training import technique_stage

@@ -13,7 +13,8 @@ import plotly.graph_objects as go
 
 from workbench.core.plan import Plan
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.prepare import Policy, Unfreezing
+from workbench.methods.ringada.options import Unfreezing
+from workbench.methods.ringada.prepare import Policy
 from workbench.models.loading import model_facts
 from workbench.planners.ringada import ring_stages
 from workbench.plots import gantt, lines

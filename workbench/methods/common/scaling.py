@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.core.cluster import Cluster
+from workbench.core.names import FLOAT_TYPES, FloatType
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.base import Event, Notify, Prepared
 from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
-from workbench.models.quantization.config import FLOAT_TYPES, FloatType, QuantizationConfig
+from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.quantization.stored import embedding_block_size
 from workbench.profiler.analytic import NumberFormat
 from workbench.profiler.cache import cached

@@ -19,10 +19,10 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned, ignore
 from workbench.methods.common.scaling import describe_facts, kept_layers
-from workbench.methods.confidant.prepare import ConfidantOptions, prepare, require_known
+from workbench.methods.confidant.options import ConfidantOptions
+from workbench.methods.confidant.prepare import prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.fine_tuning.method import FineTuning, stage_costs
-from workbench.methods.fine_tuning.method import measure_rank as measure_whole
 from workbench.methods.fine_tuning.method import rank_job as whole_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
@@ -67,22 +67,6 @@ def _divides(prepared: PreparedJob, *devices: Device) -> bool:
 def _options(prepared: PreparedJob) -> ConfidantOptions:
     assert isinstance(prepared.options, ConfidantOptions)
     return prepared.options
-
-
-def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return every layer's cost on this device: on its first processor, and what processors can share on each.  asked: as fine-tuning's."""
-    prepared, refresh = replace(asked[0], options=require_known(asked[0].job)), asked[1]  # a message has fine-tuning's options alone
-    if not _divides(prepared, context.device):
-        return measure_whole(context, asked)
-    confidant, times, device = Confidant(), dict[str, Grid](), context.device
-    for number, processor in enumerate(device.processors_in_order(cores_first=True)):
-        place = place_of(processor.name, device.name)
-        with pinned(place):
-            if not number:
-                layers = confidant.host_layers(prepared, ignore, refresh=refresh)
-            parts = confidant.host_parts(prepared, ignore, refresh=refresh, place=place)
-        times |= {f"{kind}@{number}" if number else kind: grid for kind, grid in parts.items()}
-    return tuple(replace(layer, times=layer.times | times) for layer in layers)
 
 
 def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
@@ -157,19 +141,17 @@ class Confidant(FineTuning):
     """Fine-tuning in an asynchronous pipeline over heterogeneous devices."""
 
     name = "confidant"
-    settings = ConfidantOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)
     rank_job = staticmethod(rank_job)
     stand_in = staticmethod(stand_in)
-    measure_rank = staticmethod(measure_rank)
 
     def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, **settings: Any) -> Profile:
         """Return every layer's cost on every device, and the costs of heads and columns if processors share them (see ProfiledMethod)."""
         divides = _divides(prepared, *cluster.devices)
         if divides:
-            kept = {"storage": prepared.options.quantization.storage, "technique": prepared.options.technique}
+            kept = {"storage": prepared.quantization.storage, "technique": prepared.options.technique}
             require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, **kept)
         found = super().profile(prepared, cluster, notify, **settings)
         if not divides or found.source == "measured":
@@ -190,6 +172,21 @@ class Confidant(FineTuning):
             for row, own in zip(found.layers, rows, strict=True)
         )
         return replace(found, layers=tuple(layers))
+
+    def device_layers(self, context: RankContext, prepared: PreparedJob, *, refresh: bool) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on this device's first processor, and the costs of what processors can share (see LayerMethod)."""
+        prepared = replace(prepared, options=require_known(prepared.job))  # a message has fine-tuning's options alone
+        times, device = dict[str, Grid](), context.device
+        if not _divides(prepared, device):
+            return super().device_layers(context, prepared, refresh=refresh)
+        for number, processor in enumerate(device.processors_in_order(cores_first=True)):
+            place = place_of(processor.name, device.name)
+            with pinned(place):
+                if not number:
+                    layers = self.host_layers(prepared, ignore, refresh=refresh)
+                parts = self.host_parts(prepared, ignore, refresh=refresh, place=place)
+            times |= {f"{kind}@{number}" if number else kind: grid for kind, grid in parts.items()}
+        return tuple(replace(layer, times=layer.times | times) for layer in layers)
 
     def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
         """Add that a requested split divides no layer, because one processor alone is faster (see Method)."""

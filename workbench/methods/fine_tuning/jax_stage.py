@@ -11,7 +11,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.methods.fine_tuning.handlers import StageCompute
-from workbench.methods.fine_tuning.prepare import FineTuningOptions
+from workbench.methods.fine_tuning.options import FineTuningOptions
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.cross_framework import require_jax
 from workbench.models.families import family_of

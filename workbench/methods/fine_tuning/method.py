@@ -14,18 +14,16 @@ from workbench.core.errors import PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import MAX_SIMULATIONS, Notify, ignore
+from workbench.methods.base import MAX_SIMULATIONS, Notify
 from workbench.methods.common.scaling import number_format
-from workbench.methods.common.session import RankResult
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
-from workbench.methods.fine_tuning.prepare import FineTuningOptions, PreparedJob, check_plan, prepare, require_known
+from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.prepare import PreparedTechnique
-from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapterStage
@@ -45,22 +43,19 @@ from workbench.planners import PARADIGMS, asteroid, refine
 from workbench.planners.confidant import StageCosts, plan_asynchronous
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
-from workbench.runtime.context import RankContext
-from workbench.runtime.device_server import serve_device
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
     """Return the description of a run under a plan, for every rank."""
-    return FineTuningRankJob(
-        job=prepared.job,
-        cluster=cluster,
-        plan=plan,
-        profile=profile,
-        split=prepared.train,
+    return FineTuningRankJob.of(
+        prepared,
+        profile,
+        cluster,
+        plan,
         config=prepared.config,
         facts=prepared.facts,
-        quantization=prepared.options.quantization,
+        quantization=prepared.quantization,
         schedule=prepared.options.schedule,
         window=prepared.options.window,
         versions=prepared.options.versions,
@@ -100,25 +95,9 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     return min(plans, key=simulated_s)
 
 
-def run_rank(context: RankContext, rank_job: FineTuningRankJob) -> RankResult:
-    """Do this rank's part of a run."""
-    return train(context, rank_job, phases_on)
-
-
-def serve_rank(context: RankContext, address: str) -> None:
-    """Do the parts of a run that the coordinator at `address` commands."""
-    serve_device(context, address, TrainingWorker(phases_on, context.dilation))
-
-
-def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
-    prepared, refresh = asked
-    return FineTuning().host_layers(prepared, ignore, refresh=refresh)
-
-
 def begin(prepared: PreparedJob, stack: LayerStack, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
     """Store the backbone in the form that the run computes with."""
-    quantize(stack, prepared.options.quantization)
+    quantize(stack, prepared.quantization)
 
 
 class Trained:
@@ -153,15 +132,12 @@ class FineTuning(TrainingMethod[PreparedJob]):
     """Full fine-tuning, LoRA or Adapters, on one device or several: the baselines of PAC+."""
 
     name = "fine_tuning"
-    settings = FineTuningOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)
     check_plan = staticmethod(check_plan)
     rank_job = staticmethod(rank_job)
-    run_rank = staticmethod(run_rank)
-    serve_rank = staticmethod(serve_rank)
-    measure_rank = staticmethod(measure_rank)
+    phases_on = staticmethod(phases_on)
     trained = Trained
     begin = staticmethod(begin)
 
@@ -177,7 +153,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
             backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), quantization)
             return measure_layers(backbone, prepared.config, max_length=max_length)
 
-        quantization = prepared.options.quantization
+        quantization = prepared.quantization
         key = {"technique": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}
         return key | ({} if quantization.storage == "float32" else {"backbone": quantization.description}), measure
 
@@ -193,7 +169,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
             side_apart=False,
             predicts_words=prepared.predicts_words,
         )
-        numbers = number_format(prepared.facts, "float32", prepared.options.quantization)
+        numbers = number_format(prepared.facts, "float32", prepared.quantization)
         if config.technique == "parallel":
             return AnalyticTechnique("parallel_adapters", sizes, numbers)
         if config.technique == "serial":

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.effects import SEVERAL_STAGES, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.ranges import Dropout, Tokens, Width
-from workbench.core.virtual_workers import VersionRule
 from workbench.methods.base import read_options, require_plan, require_width
+from workbench.methods.fine_tuning.options import FineTuningOptions
+from workbench.methods.training.options import ASYNCHRONOUS
 from workbench.methods.training.prepare import (
-    ASYNCHRONOUS,
-    HAS_HEAD,
-    PipelineOptions,
     PreparedTechnique,
     label_scale,
     load_samples,
@@ -25,48 +21,7 @@ from workbench.methods.training.prepare import (
 from workbench.models.loading import model_facts
 from workbench.models.lora import require_peft
 from workbench.models.quantization.config import QuantizationConfig
-from workbench.models.techniques import Technique, TechniqueConfig
-
-_LORA, _BOTTLENECK, _PARALLEL = only(technique="lora"), only(technique=("adapters", "serial")), only(technique="parallel")
-_ASYNCHRONOUS = only(schedule=ASYNCHRONOUS)
-_NOT_DRAINED = only(drain_every=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuningOptions(PipelineOptions):
-    """Settings of fine-tuning, given in Job.options in addition to PipelineOptions.
-
-    technique: 'full', 'lora', 'adapters', RingAda's 'serial' or PAC+'s 'parallel' ones; lora_rank to dropout: see TechniqueConfig.
-    paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
-    'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
-    Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' uses all in
-    their order.  window: mini-batches of a step of its report, after which its state is saved; 0: those of an epoch, after which it drains.
-    drain_every: mini-batches of a window after which the pipeline drains; 0: it does not drain between windows of `window`.
-    versions: see delay_of.  rate_by_delay: divide each stage's learning rate by 1 + its delay at first (see LinearSchedule).
-    """
-
-    technique: Technique = "lora"
-    lora_rank: Annotated[Width, _LORA] = 8
-    lora_dropout: Annotated[Dropout, _LORA] = 0.0
-    bottleneck: Annotated[Width, _BOTTLENECK] = 64
-    reduction: Annotated[Width, _PARALLEL] = 8
-    dropout: Annotated[Dropout, HAS_HEAD] = 0.1
-    window: Annotated[Tokens, _ASYNCHRONOUS, _NOT_DRAINED] = 32
-    drain_every: Annotated[Tokens, _ASYNCHRONOUS] = 0
-    versions: Annotated[VersionRule, _ASYNCHRONOUS, SEVERAL_STAGES] = "stashing"
-    rate_by_delay: Annotated[bool, _ASYNCHRONOUS, SEVERAL_STAGES] = False
-
-    @property
-    def quantization(self) -> QuantizationConfig:
-        """Return how the frozen weights are stored; all computation is in float32.  Raises ConfigError for impossible settings."""
-        if self.technique == "full" and self.backbone_dtype != "float32":
-            raise ConfigError(
-                f"The option backbone_dtype = '{self.backbone_dtype}' of fine_tuning was asked for with technique = 'full'.",
-                "Full fine-tuning trains these weights, in float32; only weights that stay as they are can be kept in fewer bits.",
-                "Choose technique lora or adapters, or leave backbone_dtype out.",
-            )
-        return QuantizationConfig(storage=self.backbone_dtype)
-
+from workbench.models.techniques import TechniqueConfig
 
 MOST_FULL_RATE = 5e-4
 """Ten times the default for full fine-tuning; with the 2e-3 of adapters a model forgets what it knows."""
@@ -78,6 +33,11 @@ class PreparedJob(PreparedTechnique):
     """A fine-tuning job with everything known before planning."""
 
     options: FineTuningOptions
+
+    @property
+    def quantization(self) -> QuantizationConfig:
+        """Return how the frozen weights are stored."""
+        return quantization_of(self.options)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -92,6 +52,17 @@ class PreparedJob(PreparedTechnique):
         return self.job.epochs * -(-batches // (self.options.drain_every or self.options.window or batches))
 
 
+def quantization_of(options: FineTuningOptions) -> QuantizationConfig:
+    """Return how the frozen weights are stored; all computation is in float32.  Raises ConfigError for impossible settings."""
+    if options.technique == "full" and options.backbone_dtype != "float32":
+        raise ConfigError(
+            f"The option backbone_dtype = '{options.backbone_dtype}' of fine_tuning was asked for with technique = 'full'.",
+            "Full fine-tuning trains these weights, in float32; only weights that stay as they are can be kept in fewer bits.",
+            "Choose technique lora or adapters, or leave backbone_dtype out.",
+        )
+    return QuantizationConfig(storage=options.backbone_dtype)
+
+
 def require_known(job: Job) -> FineTuningOptions:
     """Return the options.  Raises ConfigError at once for an unknown option, task or model, or without peft for LoRA."""
     return checked(job, read_options("fine_tuning", FineTuningOptions, job.options))
@@ -99,7 +70,7 @@ def require_known(job: Job) -> FineTuningOptions:
 
 def checked(job: Job, options: AnOptions) -> AnOptions:
     """Return options whose values are consistent.  Raises ConfigError (see require_known)."""
-    _ = options.quantization
+    quantization_of(options)
     if options.technique == "lora":
         require_peft()
     require_task_and_model(job)

@@ -19,8 +19,9 @@ from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.records import device_event, measured_timeline, overrun_share
+from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_plan, plan_job, predict, problem_of, shown_request
-from workbench.methods.galaxy_plus.prepare import METHOD, InferenceOptions, PreparedJob, local_hidden, local_texts, prepare, require_known
+from workbench.methods.galaxy_plus.prepare import PreparedJob, local_hidden, local_texts, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
@@ -43,7 +44,6 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
     """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a baseline."""
 
     name = METHOD
-    settings = InferenceOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     measure_rank = staticmethod(measure_rank)

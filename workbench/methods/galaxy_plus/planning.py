@@ -17,7 +17,8 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
-from workbench.methods.galaxy_plus.prepare import METHOD, InferenceOptions, PreparedJob
+from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
+from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tune
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plans
 from workbench.planners.galaxy_plus.search import is_split

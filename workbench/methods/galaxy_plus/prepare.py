@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.effects import Effect, Situation, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.ranges import Tokens
 from workbench.core.timeline import MemorySample, Span
-from workbench.methods.base import Published, read_options
+from workbench.methods.base import read_options
+from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
 from workbench.models.generation import Greedy
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
@@ -158,57 +157,6 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
         return torch.randint(0, int(layout.config.vocab_size), (1, number), generator=draws)
 
     return tuple(Request(length, tokens(length), decoder_length, tokens(decoder_length) if decoder_length else None) for _ in range(count))
-
-
-METHOD = "galaxy_plus"
-System = Literal["galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local"]
-
-
-OF_GALAXY_PLUS = ("system", "galaxy_plus")
-
-
-def _positions(at: Situation) -> int:
-    """Return how many devices split a sequence; all of the cluster's before there is a plan."""
-    return at.cluster.world_size if at.plan is None or at.plan.inference is None else at.plan.inference.num_positions
-
-
-def _is_tiled(at: Situation) -> bool:
-    chosen, size = None if at.plan is None else at.plan.inference, at.options.tile_tokens
-    return chosen is None or not size or not chosen.shares or size < max(chosen.tokens(chosen.length))
-
-
-_OWN_PLANNER = only(system="galaxy_plus", is_refused=True)
-_SCHEME_2 = Effect(lambda at: (at.options.planner, at.options.scheme) != ("algorithm_1", 2), "planner = own", True, ("planner",))
-_RING = only(system=("galaxy_plus", "galaxy"))
-_SPLIT = Effect(lambda at: _positions(at) > 1, "a plan that splits a sequence over two or more devices")
-_TWO_WAYS = Effect(lambda at: _positions(at) > 2, "a ring of three or more devices")
-_OVERLAPPED = Effect(lambda at: at.options.overlap is not False, "overlap = true", reads=("overlap",))
-_TILED = Effect(_is_tiled, "a size below a device's tokens")
-_ALTERNATIVES = Effect(lambda at: at.cluster.world_size > 1 or at.options.system == "local", "two or more devices")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceOptions:
-    """Settings of single-shot inference, given in Job.options.
-
-    system: 'galaxy_plus' splits inside the layers by two schemes, 'galaxy' by scheme 1 alone; 'megatron_lm', 'sequence_parallel',
-    'edgeshard' (a pipeline) and 'local' (the fastest device) are the baselines (section IV-A).
-    planner: of galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see InferencePlan; by default the planner decides.
-    tile_tokens: size of the ring's tiles; by default the planner decides, 0 leaves them whole.  scheme: 1 or 2 for all layers.
-    generate: new tokens for each request, 0 returns hidden states.
-    compare: number of answers to compare with the local model's.
-    """
-
-    system: Annotated[System, _ALTERNATIVES] = "galaxy_plus"
-    planner: Annotated[Literal["own", "algorithm_1"], _OWN_PLANNER, Published("algorithm_1", "section III-C", OF_GALAXY_PLUS)] = "own"
-    overlap: Annotated[bool | None, _RING, _SPLIT, Published(True, "section III-D", OF_GALAXY_PLUS)] = None
-    both_ways: Annotated[bool | None, _RING, _TWO_WAYS, _OVERLAPPED, Published(False, "Fig. 9", OF_GALAXY_PLUS)] = None
-    tile_tokens: Annotated[
-        Tokens | None, _RING, _SPLIT, _OVERLAPPED, _TILED, Published(0, "Fig. 9: one tile per device", OF_GALAXY_PLUS)
-    ] = None
-    scheme: Annotated[Literal[1, 2], _OWN_PLANNER, _SCHEME_2] | None = None
-    generate: Tokens = 0
-    compare: Tokens = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
-from workbench.methods.galaxy_plus.prepare import METHOD, PreparedJob, shape_of_picture
+from workbench.methods.galaxy_plus.options import METHOD
+from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
 from workbench.models.loading import model_facts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (

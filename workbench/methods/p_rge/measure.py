@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.cluster import Cluster
+from workbench.core.names import FloatType
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, layer_profiles, number_format, profiled_length
@@ -17,7 +18,7 @@ from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.worker import load_model, stored_as
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
-from workbench.models.quantization import FloatType, QuantizationConfig
+from workbench.models.quantization import QuantizationConfig
 from workbench.models.zeroth_order import CausalModel, StepLog
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import METHOD

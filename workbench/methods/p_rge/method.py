@@ -24,7 +24,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.layout import Change, predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.policy import Done, History, ProfileOf, Run, changed_notes, fitted_setting, notes_of, words
-from workbench.methods.p_rge.prepare import PreparedJob, PRGEOptions, activation_type, check_plan, prepare, require_known
+from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.policy import served
@@ -34,26 +34,17 @@ from workbench.models.zeroth_order.loading import TRAINED, save_for_peft, save_t
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.queries import chosen_passings, plan_queries
 from workbench.planners.query_costs import METHOD
-from workbench.runtime.context import RankContext
 from workbench.runtime.devices import Lender
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.templates import PromptSample
-
-
-def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
-    prepared, refresh = asked
-    return PRGE().host_layers(prepared, refresh=refresh)
 
 
 class PRGE(LayerMethod[PreparedJob]):
     """Fine-tuning with forward passes; the queries of a step are divided among the devices."""
 
     name = METHOD
-    settings = PRGEOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
-    measure_rank = staticmethod(measure_rank)
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""

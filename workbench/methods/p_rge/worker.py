@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.core.errors import DeviceLostError, DivergedError
+from workbench.core.names import FloatType
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP, Op
 from workbench.methods.common.scaling import layers_seconds
@@ -20,7 +21,7 @@ from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankR
 from workbench.methods.p_rge.layout import Change, QueryStep, samples_of, shape_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
-from workbench.models.quantization import FloatType, QuantizationConfig
+from workbench.models.quantization import QuantizationConfig
 from workbench.models.zeroth_order import (
     CausalModel,
     PrecisionWarning,

@@ -289,7 +289,7 @@ def begin(prepared: PreparedJob, stack: LayerStack, rank_job: PacPlusRankJob, is
     if is_new:
         save_initial(initial_adapter(prepared, stack, notify), rank_job.folder, rank_job.fingerprint)
     else:
-        quantize(stack, prepared.options.quantization)
+        quantize(stack, prepared.quantization)
 
 
 def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = ignore) -> ParallelAdapter:
@@ -307,7 +307,7 @@ def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = i
         copy_torch_pruned(adapter, stack)
     else:
         initialize(adapter, how, stack=stack)
-    quantize(stack, prepared.options.quantization)
+    quantize(stack, prepared.quantization)
     train = prepared.train
     chosen = list(range(min(CALIBRATION_SAMPLES, len(train))))
     batches = [collate(train, chosen[at : at + 32]) for at in range(0, len(chosen), 32)]

@@ -11,18 +11,16 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import MAX_SIMULATIONS, ignore
+from workbench.methods.base import MAX_SIMULATIONS
 from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.scaling import number_format
-from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.prepare import PacPlusOptions, PreparedJob, check_plan, prepare, record_layout, require_known
+from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor
-from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
@@ -34,8 +32,7 @@ from workbench.planners import Problem, candidates, data_parallel, pipeline_para
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
-from workbench.runtime.context import DEVICES, RankContext
-from workbench.runtime.device_server import serve_device
+from workbench.runtime.context import DEVICES
 from workbench.runtime.state import State
 from workbench.runtime.work_folder import require_disk
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
@@ -78,22 +75,6 @@ def _first_epoch(prepared: PreparedJob, problem: Problem) -> Plan:
     return refine(found, problem, simulated_s, max_prices=MAX_SIMULATIONS)
 
 
-def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> RankResult:
-    """Do this rank's part of a run."""
-    return train(context, rank_job, phases_on)
-
-
-def serve_rank(context: RankContext, address: str) -> None:
-    """Do the parts of a run that the coordinator at `address` commands."""
-    serve_device(context, address, TrainingWorker(phases_on, context.dilation))
-
-
-def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
-    prepared, refresh = asked
-    return PacPlus().host_layers(prepared, ignore, refresh=refresh)
-
-
 class Trained:
     """The adapter after each epoch."""
 
@@ -122,15 +103,12 @@ class PacPlus(TrainingMethod[PreparedJob]):
     """Parallel Adapters with an activation cache, planned for heterogeneous devices."""
 
     name = "pac_plus"
-    settings = PacPlusOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)
     check_plan = staticmethod(check_plan)
     rank_job = staticmethod(rank_job)
-    run_rank = staticmethod(run_rank)
-    serve_rank = staticmethod(serve_rank)
-    measure_rank = staticmethod(measure_rank)
+    phases_on = staticmethod(phases_on)
     trained = Trained
     begin = staticmethod(begin)
 
@@ -141,11 +119,11 @@ class PacPlus(TrainingMethod[PreparedJob]):
             "adapter": str(replace(prepared.adapter, seed=0, label_mean=0.0, label_std=1.0)),
             "cache_dtype": options.cache_dtype,
             "side network": "hand-written 2",
-            "backbone": options.quantization.description,
+            "backbone": prepared.quantization.description,
         }
 
         def measure(max_length: int) -> tuple[LayerProfile, ...]:
-            backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), options.quantization)
+            backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), prepared.quantization)
             return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=max_length)
 
         return key, measure
@@ -155,7 +133,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
         options = prepared.options
         stored = record_layout(prepared.adapter, options.cache_dtype)
         taps = float(cache_dtype(options.cache_dtype).itemsize), stored.row_bytes / stored.width
-        numbers = number_format(prepared.facts, options.compute_dtype, options.quantization, taps=taps)
+        numbers = number_format(prepared.facts, options.compute_dtype, prepared.quantization, taps=taps)
         sizes = TechniqueSizes(reduction=options.reduction, predicts_words=prepared.predicts_words)
         return AnalyticTechnique("parallel_adapters", sizes, numbers)
 

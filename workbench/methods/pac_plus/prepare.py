@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.effects import SEVERAL_DEVICES, Effect, only
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.ranges import Dropout, Width
-from workbench.methods.base import Published, read_options, require_plan
+from workbench.methods.base import read_options, require_plan
+from workbench.methods.pac_plus.options import PacPlusOptions
 from workbench.methods.training.prepare import (
-    HAS_HEAD,
-    PipelineOptions,
     PreparedTraining,
     label_scale,
     load_samples,
@@ -24,7 +20,7 @@ from workbench.methods.training.prepare import (
 from workbench.models.initialization import require_torch_pruning
 from workbench.models.loading import model_facts
 from workbench.models.parallel_adapter import ParallelAdapterConfig
-from workbench.models.quantization.config import FloatType, QuantizationConfig
+from workbench.models.quantization.config import QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
 from workbench.schedules.plan_costs import Crossing
@@ -91,45 +87,22 @@ def crossing_of(config: ParallelAdapterConfig, dtype: str = "float32") -> Crossi
     )
 
 
-_SEARCHED = only(paradigm="hybrid")
-_CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
-Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PacPlusOptions(PipelineOptions):
-    """PAC+'s own settings, given in Job.options in addition to PipelineOptions.
-
-    reduction: r.  target: 'text' lets an encoder-decoder write the label's word.
-    initialization: of the side network (section IV-C).
-    compute_dtype: of the backbone's computation.
-    cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'all' tries all, 'given' is the cluster's.
-    objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
-    """
-
-    published_job = MappingProxyType({"batch_size": Published(16, "Fig. 3"), "max_length": Published(128, "Fig. 3")})
-
-    reduction: Width = 8
-    target: Literal["label", "text"] = "label"
-    dropout: Annotated[Dropout, HAS_HEAD] = 0.1
-    initialization: Annotated[Initialization, Published("pruned", "section VI-A")] = "fan_in"
-    compute_dtype: FloatType = "float32"
-    cache_dtype: Annotated[str, _CACHED, Published("float32", "section VI-A")] = "bfloat16"
-    order: Annotated[Literal["given", "all"], _SEARCHED, SEVERAL_DEVICES, Published("given", "Algorithm 1")] = "all"
-    objective: Annotated[Literal["paper", "bottleneck", "simulated"], _SEARCHED, SEVERAL_DEVICES, Published("paper", "Eq. 7")] = "simulated"
-
-    @property
-    def quantization(self) -> QuantizationConfig:
-        """Return how the backbone's weights are stored and used in computation.  Raises ConfigError for impossible settings."""
-        return QuantizationConfig(storage=self.backbone_dtype, compute=self.compute_dtype)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTraining):
     """A PAC+ job with everything known before planning."""
 
     options: PacPlusOptions
     adapter: ParallelAdapterConfig
+
+    @property
+    def quantization(self) -> QuantizationConfig:
+        """Return how the backbone's weights are stored and used in computation."""
+        return quantization_of(self.options)
+
+
+def quantization_of(options: PacPlusOptions) -> QuantizationConfig:
+    """Return how the backbone's weights are stored and used in computation.  Raises ConfigError for impossible settings."""
+    return QuantizationConfig(storage=options.backbone_dtype, compute=options.compute_dtype)
 
 
 def require_known(job: Job) -> PacPlusOptions:

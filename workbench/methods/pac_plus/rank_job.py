@@ -261,14 +261,13 @@ class PacPlusRankJob(RankJob):
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PacPlusRankJob:
     """Return the description of a run under a plan, for every rank."""
-    return PacPlusRankJob(
-        job=prepared.job,
-        cluster=cluster,
-        plan=plan,
-        profile=profile,
-        split=prepared.train,
+    return PacPlusRankJob.of(
+        prepared,
+        profile,
+        cluster,
+        plan,
         adapter=prepared.adapter,
         cache_dtype=prepared.options.cache_dtype,
-        quantization=prepared.options.quantization,
+        quantization=prepared.quantization,
         schedule=prepared.options.schedule,
     )

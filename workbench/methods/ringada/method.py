@@ -14,23 +14,19 @@ from workbench.core.errors import PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import Planned, ignore
-from workbench.methods.common.session import RankResult
+from workbench.methods.base import Planned
 from workbench.methods.fine_tuning.method import Trained
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
-from workbench.methods.ringada.prepare import PreparedJob, RingAdaOptions, check_plan, prepare, require_known
+from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor
-from workbench.methods.training.worker import TrainingWorker, train
 from workbench.models.loading import load_stack
 from workbench.planners.memory import readable
 from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
 from workbench.profiler.analytic import TechniqueSizes
-from workbench.runtime.context import RankContext
-from workbench.runtime.device_server import serve_device
 from workbench.tasks.batching import check_rule, split_samples
 
 _IN_FLIGHT = (1, 2, 4, 8)
@@ -49,12 +45,11 @@ def owned_by(prepared: PreparedJob, cluster: Cluster) -> Mapping[str, tuple[int,
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:
     """Return the description of a run under a plan, for every rank."""
-    return RingRankJob(
-        job=prepared.job,
-        cluster=cluster,
-        plan=plan,
-        profile=profile,
-        split=prepared.train,
+    return RingRankJob.of(
+        prepared,
+        profile,
+        cluster,
+        plan,
         config=prepared.config,
         facts=prepared.facts,
         options=prepared.options,
@@ -176,35 +171,16 @@ def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
     return sum(count * predictor.seconds(run.round(number)) for count, number in middle) + run.changes_s
 
 
-def run_rank(context: RankContext, rank_job: RingRankJob) -> RankResult:
-    """Do this rank's part of a run."""
-    return train(context, rank_job, phases_on)
-
-
-def serve_rank(context: RankContext, address: str) -> None:
-    """Do the parts of a run that the coordinator at `address` commands."""
-    serve_device(context, address, TrainingWorker(phases_on, context.dilation))
-
-
-def measure_rank(context: RankContext, asked: tuple[PreparedJob, bool]) -> tuple[LayerProfile, ...]:
-    """Return every layer's cost on this device's core.  asked: the job, and whether to measure again."""
-    prepared, refresh = asked
-    return RingAda().host_layers(prepared, ignore, refresh=refresh)
-
-
 class RingAda(TrainingMethod[PreparedJob]):
     """Adapters, unfrozen from the top, on a ring of devices that keep their data local."""
 
     name = "ringada"
-    settings = RingAdaOptions
     known = staticmethod(require_known)
     prepared = staticmethod(prepare)
     plan = staticmethod(plan_job)
     check_plan = staticmethod(check_plan)
     rank_job = staticmethod(rank_job)
-    run_rank = staticmethod(run_rank)
-    serve_rank = staticmethod(serve_rank)
-    measure_rank = staticmethod(measure_rank)
+    phases_on = staticmethod(phases_on)
     trained = Trained
     begin = staticmethod(nothing)
     keep = staticmethod(nothing)

@@ -18,7 +18,8 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
-from workbench.methods.ringada.prepare import Policy, PreparedJob, RingAdaOptions, rounds_per_epoch
+from workbench.methods.ringada.options import RingAdaOptions
+from workbench.methods.ringada.prepare import Policy, PreparedJob, rounds_per_epoch
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.loading import ModelFacts

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
 
 from workbench.core.cluster import Cluster
 from workbench.core.effects import Situation, idle_settings, refuse_idle
@@ -34,12 +34,14 @@ from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.policy import TrainingPolicy, served
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.methods.training.succession import Replanned
+from workbench.methods.training.worker import PhasesOn, TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.sealed_tensors import damage_of
 from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, NumberFormat, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
+from workbench.runtime.device_server import serve_device
 from workbench.runtime.devices import Lender
 from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import TokenizedSplit
@@ -77,14 +79,11 @@ def nothing(*args: Any) -> tuple[str, ...]:
 class ProfiledMethod(ABC, Generic[A]):
     """The part of a method before its plan.
 
-    settings: the dataclass of its options.
     known: returns the options; raises ConfigError at once for an unknown option, task or model.  prepared: finds model and data.
-    measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); a function of the method's own
-    module, so that its type can be sent to real devices.
+    measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); real devices call it by its name.
     """
 
     name: str
-    settings: type[Any]
     known: Callable[[Job], Any]
     prepared: Callable[[Job], A]
     measure_rank: Callable[..., Any]
@@ -151,6 +150,31 @@ class ProfiledMethod(ABC, Generic[A]):
 class LayerMethod(ProfiledMethod[A]):
     """A ProfiledMethod whose devices are measured layer by layer."""
 
+    def __init_subclass__(cls) -> None:
+        """Add the function that a real device calls to measure itself."""
+
+        def measure_rank(context: RankContext, asked: tuple[Any, bool]) -> tuple[LayerProfile, ...]:
+            prepared, refresh = asked
+            return cls().device_layers(context, prepared, refresh=refresh)
+
+        if "prepared" in vars(cls):
+            kind: Any = get_type_hints(cls.prepared)["return"]
+            cls.called_by_devices(measure_rank, asked=tuple[kind, bool])
+
+    @classmethod
+    def called_by_devices(cls, function: Callable[[RankContext, Any], Any], **payload: Any) -> None:
+        """Make a function a static one of this class, with the type of its payload, so that a message can name it and be decoded.
+
+        payload: the type of the function's second argument, by its name.  The method declares the function in `calls`.
+        """
+        function.__module__, function.__qualname__ = cls.__module__, f"{cls.__qualname__}.{function.__name__}"
+        function.__annotations__ |= payload
+        setattr(cls, function.__name__, staticmethod(function))
+
+    def device_layers(self, context: RankContext, prepared: A, *, refresh: bool) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on the real device where this runs.  refresh: measure again."""
+        return self.host_layers(prepared, ignore, refresh=refresh)
+
     @abstractmethod
     def host_layers(self, prepared: A, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
@@ -169,7 +193,7 @@ class TrainingMethod(LayerMethod[P]):
     """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
 
     plan, check, rank_job, check_plan: see Method.plan, Method.check, phases.RankJob, common.plans.require_plan.
-    run_rank, serve_rank: what devices run; functions of the method's own module (see ProfiledMethod.measure_rank).
+    phases_on: makes the phases of a RankJob as a rank does them (see worker.train).  run_rank, serve_rank: what devices call, from it.
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
     """
@@ -178,10 +202,25 @@ class TrainingMethod(LayerMethod[P]):
     check_plan: Callable[[P, Cluster, Plan], None]
     check: Callable[..., None]
     rank_job: Callable[[P, Profile, Cluster, Plan], RankJob]
+    phases_on: PhasesOn[Any]
     run_rank: Callable[..., RankResult]
     serve_rank: Callable[[RankContext, str], None]
     trained: Callable[[P, LayerStack, Any], Trained]
     begin: Callable[[P, LayerStack, Any, bool, Notify], object]
+
+    def __init_subclass__(cls) -> None:
+        """Add the functions that devices call: for a job of all ranks at once, and for the parts that a coordinator commands."""
+        super().__init_subclass__()
+
+        def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
+            return train(context, rank_job, cls.phases_on)
+
+        def serve_rank(context: RankContext, address: str) -> None:
+            serve_device(context, address, TrainingWorker(cls.phases_on, context.dilation))
+
+        if "rank_job" in vars(cls):
+            cls.called_by_devices(run_rank, rank_job=get_type_hints(cls.rank_job)["return"])
+            cls.called_by_devices(serve_rank)
 
     def stand_in(
         self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float

@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from torch import Tensor, nn
 
+from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Homes, Plan
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program, chained
 from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
@@ -133,6 +134,11 @@ class RankJob(SessionJob, ABC):
     held: Homes = field(default_factory=dict)
     is_same: bool = True
     sweep: tuple[PlannedStep, ...] = ()
+
+    @classmethod
+    def of(cls, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, **more: Any) -> Self:
+        """Return the job of a run under a plan, for every rank.  prepared: a PreparedTraining.  more: the method's own settings."""
+        return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
 
     @property
     def layers(self) -> tuple[LayerProfile, ...]:

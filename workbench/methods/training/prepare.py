@@ -7,49 +7,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from workbench.core.effects import Effect, only, prepared
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.common.scaling import profiled_length
 from workbench.methods.training.handlers import PlannedStep, planned_epoch, typical_steps
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
-from workbench.models.quantization.config import StorageType
 from workbench.models.techniques import TechniqueConfig
-from workbench.schedules.pipeline import OrderName
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, tokenize
 
-Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
-ASYNCHRONOUS = "asynchronous_1f1b"
-_DEVICES = Effect(lambda at: at.cluster.world_size > 1 or at.options.paradigm == "standalone", "two or more devices")
-_PIPELINE = only(paradigm=("hybrid", "pipeline_parallel"), is_refused=True)
-_ORDERED = Effect(
-    lambda at: at.plan is None or at.options.schedule == ASYNCHRONOUS or (len(at.plan.stages) > 1 and at.plan.num_micro_batches > 1),
-    "a plan of several stages, with micro-batches",
-)
-HAS_HEAD = prepared("a task with a head of its own", lambda job: job.task.kind != "text_generation")
-
-
 SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN = 1e-15, 1e-6
 """The least standard deviation of a regression's labels, and its least share of their mean."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineOptions:
-    """Settings, in Job.options, of every method that trains by backpropagation through a pipeline of devices.
-
-    paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section VI-A's baselines.
-    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.  backbone_dtype: dtype of the
-    frozen backbone's stored weights (section IV-D).
-    """
-
-    paradigm: Annotated[Paradigm, _DEVICES] = "hybrid"
-    schedule: Annotated[OrderName, _PIPELINE, _ORDERED] = "1f1b"
-    backbone_dtype: StorageType = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,29 +16,21 @@ bfloat16 and has no gradient.  torchao's linear layers are 3 to 10 % slower than
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import FLOAT_TYPES, EmbeddingStorage, FloatType, StorageType
 from workbench.core.ranges import require_ranges
 
-FloatType = Literal["float32", "float16", "bfloat16"]
-StorageType = Literal["float32", "float16", "bfloat16", "int8", "int4", "nf4"]
-EmbeddingStorage = Literal["float32", "float16", "bfloat16", "int8"]
-
-FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
-STORAGE_TYPES: tuple[str, ...] = get_args(StorageType)
 UNPACK_FLOPS = {"float32": 36, "float16": 36, "bfloat16": 36, "int8": 90, "int4": 100, "nf4": 100}
 """Time of turning a stored weight into one to compute with, in operations of a float32 matmul on the same core.
 
 Measured on one thread, 768 x 768 weights to float32.  With 154 GFLOP/s: float16 36, bfloat16 37, int8 90.  With 100 GFLOP/s: int4 and nf4
 96 to 110.
 """
-BLOCK_TYPES = tuple(name for name in STORAGE_TYPES if name not in FLOAT_TYPES)
-"""Types of codes, whose blocks share a constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

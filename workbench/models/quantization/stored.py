@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import FLOAT_TYPES
 from workbench.models.partial_loading import cast_buffers
 from workbench.models.products import LanguageModelHead, linear
 from workbench.models.quantization.config import (
-    FLOAT_TYPES,
     QuantizationConfig,
     dequantize_blocks,
     dequantize_constants,

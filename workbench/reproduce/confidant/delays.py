@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from workbench.core.names import Technique
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import Technique, TechniqueStage
+from workbench.models.techniques import TechniqueStage
 from workbench.reproduce.confidant.testbed import relative_paces
 from workbench.reproduce.items import Item
 from workbench.reproduce.result import Number, Result, Settings, spread

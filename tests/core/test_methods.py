@@ -1,0 +1,96 @@
+"""The installed methods: what each declares, found by entry points, and what is wrong with a package that registers one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from workbench.cli.job import described_options
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.methods import GROUP, attribute, declaration_of, registered
+from workbench.methods import load_method
+from workbench.methods.calls import CALLS
+
+LIMIT_S = 120
+OURS = ("confidant", "fine_tuning", "galaxy_plus", "p_rge", "pac_plus", "ringada")
+
+
+def test_ours_are_registered() -> None:
+    assert tuple(registered()) == OURS
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_a_declaration_holds_together(method: str) -> None:
+    declared = declaration_of(method)
+    assert load_method(method).name == method
+    assert declared.defaults == {one.name: getattr(declared.options(), one.name) for one in fields(declared.options)}
+    assert all(hasattr(Job(), name) or name in declared.defaults for name in declared.form)
+    assert all(callable(attribute(name)) for name in declared.calls)
+    assert all(CALLS.named(name).function is attribute(name) for name in declared.calls)
+
+
+def test_declarations_load_nothing_heavy() -> None:
+    script = (
+        "import sys; from workbench.core.methods import declaration_of, registered; [declaration_of(name) for name in registered()]\n"
+        "print([name for name in ('torch', 'transformers', 'numpy', 'scipy', 'ipywidgets') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    assert done.stdout.strip() == "[]"
+
+
+Install = Callable[[str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Return what lays out an installed package 'other', as pip does, with a module of this text and this entry point."""
+
+    def installed(text: str, point: str) -> None:
+        (tmp_path / "other_method.py").write_text(text)
+        about = tmp_path / "other-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[{GROUP}]\n{point}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        registered.cache_clear()
+
+    yield installed
+    monkeypatch.undo()
+    registered.cache_clear()
+    sys.modules.pop("other_method", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import a_library_that_is_missing", "cannot be imported: ModuleNotFoundError: No module named 'a_library_that_is_missing'"),
+        ("", "AttributeError"),
+        ("DECLARATION = {}", "is a dict"),
+    ],
+)
+def test_a_broken_package_is_named_and_harms_no_other_method(text: str, said: str, install: Install) -> None:
+    install(text, "other = other_method:DECLARATION")
+    assert tuple(registered()) == (*OURS, "other")
+    for use in (declaration_of, load_method):
+        with pytest.raises(ConfigError, match=r"The method 'other' was asked for.*of the package other") as refused:
+            use("other")
+        assert said in str(refused.value)
+    assert said in described_options("other")
+    assert load_method("pac_plus").name == "pac_plus"
+
+
+def test_two_packages_cannot_take_one_name(install: Install) -> None:
+    install("", "pac_plus = other_method:DECLARATION")
+    with pytest.raises(ConfigError, match=r"'pac_plus' is both .* and other_method:DECLARATION of the package other.* rename"):
+        declaration_of("pac_plus")
+
+
+def test_an_unknown_method_gets_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'pac_puls' was asked for. Known methods: confidant, .* mean 'pac_plus'"):
+        load_method("pac_puls")

@@ -1,0 +1,162 @@
+"""The methods that are installed: what each declares about itself, without torch.
+
+A distribution registers a method by an entry point of the group `workbench.methods`: the method's name, and a Declaration in a module
+that imports nothing heavy.  Ours are in pyproject.toml; docs/a-new-method.md shows one in a package of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
+
+from workbench.core.errors import ConfigError, did_you_mean
+
+GROUP = "workbench.methods"
+
+
+def attribute(name: str) -> Any:
+    """Import what 'module:attribute' or 'module:class.attribute' names."""
+    module, _, inside = name.partition(":")
+    return operator.attrgetter(inside)(importlib.import_module(module))
+
+
+class Parts(NamedTuple):
+    """The method-specific types in the messages of runtime.commands, each as 'module:class'.
+
+    job: of Train and Prepare.  ended: of Ended.  done: of StepDone.  probe: of Probe.  '': the message carries none.
+    events: further named tuples that the device publishes.
+    """
+
+    job: str
+    ended: str = ""
+    done: str = ""
+    probe: str = ""
+    events: tuple[str, ...] = ()
+
+    def kind(self, name: str) -> Any:
+        """Return one of the types by its field name."""
+        named = getattr(self, name)
+        return attribute(named) | None if named else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormField:
+    """A control of the notebooks' form, for an attribute of the Job or an option of the method.
+
+    values: by the words that are shown; by default those of the option's type.  Without any the control is a number.
+    is_typed: the values are only examples.
+    """
+
+    label: str
+    tooltip: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    is_typed: bool = False
+
+
+JOB_FIELDS = {
+    "method": FormField(label="Method", tooltip="The published method that trains"),
+    "model": FormField(
+        label="Model",
+        tooltip="A name of the list, a folder, or a hub name",
+        is_typed=True,
+        values={
+            name: name
+            for name in (
+                *("all-MiniLM-L6-v2", "SmolLM2-135M", "tiny-bert", "tiny-gpt2", "tiny-llama"),
+                *("tiny-opt", "tiny-t5", "tiny-bart", "tiny-vit"),
+            )
+        },
+    ),
+    "task": FormField(label="Task", tooltip="What the model learns; sentiment needs no network"),
+    "train_samples": FormField(label="Train samples", tooltip="How many training samples; 0 takes all"),
+    "epochs": FormField(label="Epochs", tooltip="Passes over the training samples"),
+    "batch_size": FormField(label="Batch size", tooltip="Samples of one optimizer step, over all devices"),
+    "micro_batches": FormField(label="Micro-batches", tooltip="Into how many a mini-batch is cut for the pipeline"),
+    "seed": FormField(label="Seed", tooltip="Of order, initial weights and dropout"),
+}
+"""The form of a method that declares no other, before its own options.  Method and task list what there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a method declares.  options: the dataclass of its settings in Job.options, with defaults.
+
+    implementation: its methods.base.Method, as 'module:class', which is imported when a job needs it.
+    calls: the functions that other devices may ask for, as 'module:function' or 'module:class.function', each with the
+    types of its messages besides dicts: the 'module:class' of its events ('' for none), or Parts if it serves a coordinator.
+    form: the fields of the notebooks' form, by the name of the Job's attribute or the option.
+    trains: False for a method that answers the test split's samples as requests.  backpropagates: False if forward passes alone train.
+    converges: an epoch's mean loss says whether training may end.  runs_jax: JAX may compute a device's layers.
+    """
+
+    options: type[Any]
+    implementation: str
+    calls: Mapping[str, str | Parts]
+    form: Mapping[str, FormField] = field(default_factory=lambda: JOB_FIELDS)
+    trains: bool = True
+    backpropagates: bool = True
+    converges: bool = True
+    runs_jax: bool = False
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Return every option's default."""
+        return {one.name: one.default for one in fields(self.options)}
+
+    @property
+    def trains_all_weights(self) -> bool:
+        """Return whether the method's default technique is full fine-tuning."""
+        return self.defaults.get("technique") == "full"
+
+
+@functools.cache
+def registered() -> dict[str, EntryPoint]:
+    """Return the entry points of all installed methods by name, ours first.  Raises ConfigError if two distributions take one name."""
+    points: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (not point.value.startswith("workbench."), point.name)):
+        other = points.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ConfigError(
+                f"The methods that are installed (entry points '{GROUP}') were asked for.",
+                f"'{point.name}' is both {other.value} and {point.value}{_of(point)}.",
+                "Uninstall one of the two packages, or rename its method.",
+            )
+    if not points:
+        raise ConfigError(
+            f"The methods that are installed (entry points '{GROUP}') were asked for.",
+            "There are none, not even the workbench's own: its installation is older than its code.",
+            "Install it again: `make setup`, or `pip install --no-deps -e .` in its folder.",
+        )
+    return points
+
+
+def declaration_of(method: str) -> Declaration:
+    """Return what a method declares.  Raises ConfigError for an unknown name, which lists the known ones, or a broken package."""
+    points = registered()
+    if method not in points:
+        asked, known = f"The method '{method}' was asked for.", f"Known methods: {', '.join(points)}."
+        raise ConfigError(asked, known, did_you_mean(method, points))
+    return _loaded(points[method])
+
+
+@functools.cache
+def _loaded(point: EntryPoint) -> Declaration:
+    asked = f"The method '{point.name}' was asked for."
+    try:
+        declaration = point.load()
+    except Exception as error:  # whatever the package's own code raises
+        found = f"{point.value}{_of(point)} cannot be imported: {type(error).__name__}: {error}."
+        raise ConfigError(asked, found, "Mend that package, or uninstall it.") from error
+    if not isinstance(declaration, Declaration):
+        found = f"{point.value}{_of(point)} is a {type(declaration).__name__}."
+        raise ConfigError(asked, found, "Name a workbench.core.methods.Declaration in its entry point.")
+    return declaration
+
+
+def _of(point: EntryPoint) -> str:
+    return "" if point.dist is None else f" of the package {point.dist.name}"

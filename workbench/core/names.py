@@ -1,0 +1,15 @@
+"""Names that options, models and profiles share: the number types of stored weights, and the techniques of fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+FloatType = Literal["float32", "float16", "bfloat16"]
+StorageType = Literal["float32", "float16", "bfloat16", "int8", "int4", "nf4"]
+EmbeddingStorage = Literal["float32", "float16", "bfloat16", "int8"]
+
+FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
+STORAGE_TYPES: tuple[str, ...] = get_args(StorageType)
+
+Technique = Literal["full", "lora", "adapters", "serial", "parallel"]
+"""What is trained: all weights, or a few that are added to the frozen model (see models.techniques.TechniqueConfig)."""

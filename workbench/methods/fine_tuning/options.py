@@ -1,0 +1,51 @@
+"""What fine-tuning through the backbone declares: its options, its form, and what it can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from workbench.core.effects import SEVERAL_STAGES, only
+from workbench.core.methods import JOB_FIELDS, Declaration, FormField
+from workbench.core.names import Technique
+from workbench.core.ranges import Dropout, Tokens, Width
+from workbench.core.virtual_workers import VersionRule
+from workbench.methods.training.options import ASYNCHRONOUS, HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
+
+_LORA, _BOTTLENECK, _PARALLEL = only(technique="lora"), only(technique=("adapters", "serial")), only(technique="parallel")
+_ASYNCHRONOUS = only(schedule=ASYNCHRONOUS)
+_NOT_DRAINED = only(drain_every=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningOptions(PipelineOptions):
+    """Settings of fine-tuning, given in Job.options in addition to PipelineOptions.
+
+    technique: 'full', 'lora', 'adapters', RingAda's 'serial' or PAC+'s 'parallel' ones; lora_rank to dropout: see TechniqueConfig.
+    paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
+    'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
+    Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' uses all in
+    their order.  window: mini-batches of a step of its report, after which its state is saved; 0: those of an epoch, after which it drains.
+    drain_every: mini-batches of a window after which the pipeline drains; 0: it does not drain between windows of `window`.
+    versions: see delay_of.  rate_by_delay: divide each stage's learning rate by 1 + its delay at first (see LinearSchedule).
+    """
+
+    technique: Technique = "lora"
+    lora_rank: Annotated[Width, _LORA] = 8
+    lora_dropout: Annotated[Dropout, _LORA] = 0.0
+    bottleneck: Annotated[Width, _BOTTLENECK] = 64
+    reduction: Annotated[Width, _PARALLEL] = 8
+    dropout: Annotated[Dropout, HAS_HEAD] = 0.1
+    window: Annotated[Tokens, _ASYNCHRONOUS, _NOT_DRAINED] = 32
+    drain_every: Annotated[Tokens, _ASYNCHRONOUS] = 0
+    versions: Annotated[VersionRule, _ASYNCHRONOUS, SEVERAL_STAGES] = "stashing"
+    rate_by_delay: Annotated[bool, _ASYNCHRONOUS, SEVERAL_STAGES] = False
+
+
+DECLARATION = Declaration(
+    options=FineTuningOptions,
+    implementation="workbench.methods.fine_tuning.method:FineTuning",
+    calls=training_calls("workbench.methods.fine_tuning.method:FineTuning", "workbench.methods.fine_tuning.phases:FineTuningRankJob"),
+    form=JOB_FIELDS | {"technique": FormField(label="Technique", tooltip="What is trained in or beside the backbone")} | PIPELINE_FIELDS,
+    runs_jax=True,
+)

@@ -1,0 +1,119 @@
+"""What P-RGE declares: its options, its form, and what it can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from workbench.core.effects import SEVERAL_DEVICES, Effect, Situation, only
+from workbench.core.errors import check_choice
+from workbench.core.methods import Declaration, FormField, Parts
+from workbench.core.names import FloatType
+from workbench.core.ranges import Positive, Width
+from workbench.core.seeds import MAX_QUERIES
+from workbench.methods.base import Published
+
+METHOD = "p_rge"
+Execution = Literal["sequential", "outer", "inner", "both"]
+Choice = Literal["auto", "sequential", "outer", "inner", "both"]
+Precision = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16", "int8", "nf4")
+"""Precisions of the frozen weights, the most exact first."""
+
+
+def _allows_less(at: Situation) -> bool:
+    asked = PRECISIONS.index(at.options.precision)
+    return any(PRECISIONS.index(one) > asked for one in at.options.allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PRGEOptions:
+    """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its learning_rate, constant.
+
+    queries: q.  epsilon: the perturbation's scale.  steps: of the whole run; None uses the job's epochs.
+    execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
+    words: label words of a classification instead of the prompt's own, such as 'bad/good'.
+    loss: over the whole vocabulary, as in the paper (appendix D.2), or among the label words alone, as in MeZO.
+    technique, rank, alpha: see TrainableConfig.  precision: of the frozen weights.
+    compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the weights' own dtype,
+    or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times faster in float32.
+    after_loss: what to do with a step in which a device is lost: 'drop' completes it from the other devices' queries; 'repeat' repeats it
+    with all q, so that the run's result does not change.
+    adapt: change q, E and shares during the run when devices change their speed.  step_s: maximum seconds of a step; q and E are
+    lowered until they fit; None with adapt is 1.5 times the first step.  precisions: less exact ones that may be used if
+    memory or time require it, such as 'int8,nf4'.
+    """
+
+    published_job = MappingProxyType(
+        {
+            "batch_size": Published(4, "appendix D.3: q E = 16"),
+            "learning_rate": Published(1e-3, "Table 9: the largest of its grid"),
+        }
+    )
+
+    queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
+    epsilon: Positive = 1e-2
+    steps: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, Published(20_000, "section 4.1")] = None
+    execution: Choice = "auto"
+    words: str = ""
+    loss: Literal["vocabulary", "label_words"] = "vocabulary"
+    technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"
+    rank: Width = 16
+    alpha: Annotated[Positive, only(technique=("lora_fa", "lora", "dora"))] = 32.0
+    precision: Precision = "float32"
+    compute_dtype: FloatType | None = None
+    after_loss: Annotated[Literal["drop", "repeat"], SEVERAL_DEVICES] = "drop"
+    adapt: bool = False
+    step_s: Positive | None = None
+    precisions: Annotated[str, Effect(_allows_less, "one that is less exact than precision")] = ""
+
+    @property
+    def allowed(self) -> tuple[Precision, ...]:
+        """Return the precisions of `precisions`.  Raises ConfigError for an unknown one."""
+        named = [name.strip() for name in self.precisions.split(",") if name.strip()]
+        for name in named:
+            check_choice("precision", name, PRECISIONS)
+        return tuple(precision for precision in PRECISIONS if precision in named)
+
+    @property
+    def adapts(self) -> bool:
+        """Return whether the run may use other settings than the requested ones."""
+        return self.adapt or self.step_s is not None or bool(self.precisions)
+
+
+_WORKER = "workbench.methods.p_rge.worker"
+DECLARATION = Declaration(
+    options=PRGEOptions,
+    implementation="workbench.methods.p_rge.method:PRGE",
+    calls={
+        "workbench.methods.p_rge.method:PRGE.measure_rank": "",
+        f"{_WORKER}:run_rank": f"{_WORKER}:Logged",
+        f"{_WORKER}:serve_rank": Parts(f"{_WORKER}:RankJob", f"{_WORKER}:RankPart", done="workbench.models.zeroth_order:StepLog"),
+    },
+    form={
+        "queries": FormField(label="Queries q", tooltip="Random directions of a step, divided among the devices"),
+        "batch_size": FormField(label="Samples E", tooltip="Samples of each query"),
+        "steps": FormField(label="Steps", tooltip="Steps of the run; 0 takes those of the job's epochs"),
+        "execution": FormField(
+            label="Execution",
+            tooltip="Which passes of a device run side by side",
+            values={
+                "auto (by measurement)": "auto",
+                "sequential": "sequential",
+                "outer: queries side by side": "outer",
+                "inner: both signs side by side": "inner",
+                "both: all in one pass": "both",
+            },
+        ),
+        "after_loss": FormField(
+            label="A lost step",
+            tooltip="What becomes of the step in which a device dies: it is made ...",
+            values={"without its queries": "drop", "again, with all": "repeat"},
+        ),
+    },
+    backpropagates=False,
+    converges=False,
+)

@@ -1,0 +1,59 @@
+"""What PAC+ declares: its options (sections IV and V), its form, and what it can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from workbench.core.effects import SEVERAL_DEVICES, Effect, only
+from workbench.core.methods import JOB_FIELDS, Declaration, FormField
+from workbench.core.names import FloatType
+from workbench.core.ranges import Dropout, Width
+from workbench.methods.base import Published
+from workbench.methods.training.options import HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
+
+_SEARCHED = only(paradigm="hybrid")
+_CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
+Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacPlusOptions(PipelineOptions):
+    """PAC+'s own settings, given in Job.options in addition to PipelineOptions.
+
+    reduction: r.  target: 'text' lets an encoder-decoder write the label's word.
+    initialization: of the side network (section IV-C).
+    compute_dtype: of the backbone's computation.
+    cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'all' tries all, 'given' is the cluster's.
+    objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
+    """
+
+    published_job = MappingProxyType({"batch_size": Published(16, "Fig. 3"), "max_length": Published(128, "Fig. 3")})
+
+    reduction: Width = 8
+    target: Literal["label", "text"] = "label"
+    dropout: Annotated[Dropout, HAS_HEAD] = 0.1
+    initialization: Annotated[Initialization, Published("pruned", "section VI-A")] = "fan_in"
+    compute_dtype: FloatType = "float32"
+    cache_dtype: Annotated[str, _CACHED, Published("float32", "section VI-A")] = "bfloat16"
+    order: Annotated[Literal["given", "all"], _SEARCHED, SEVERAL_DEVICES, Published("given", "Algorithm 1")] = "all"
+    objective: Annotated[Literal["paper", "bottleneck", "simulated"], _SEARCHED, SEVERAL_DEVICES, Published("paper", "Eq. 7")] = "simulated"
+
+
+DECLARATION = Declaration(
+    options=PacPlusOptions,
+    implementation="workbench.methods.pac_plus.method:PacPlus",
+    calls=training_calls("workbench.methods.pac_plus.method:PacPlus", "workbench.methods.pac_plus.rank_job:PacPlusRankJob"),
+    form=JOB_FIELDS
+    | {"reduction": FormField(label="Reduction r", tooltip="The side network is r times narrower than the backbone")}
+    | PIPELINE_FIELDS
+    | {
+        "initialization": FormField(label="Initialization", tooltip="How the side network begins (section IV-C)"),
+        "cache_dtype": FormField(
+            label="Cache type",
+            tooltip="In what activations are cached (section IV-B)",
+            values={name: name for name in ("bfloat16", "float32", "int8")},
+        ),
+    },
+)
