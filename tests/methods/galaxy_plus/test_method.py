@@ -65,7 +65,7 @@ def execute(job: Job, engines: EngineCluster, folder: Path, **settings: object) 
     [
         ("tiny-bert-2", {"system": "pac_plus"}, ("system = 'pac_plus'", "one of galaxy_plus, galaxy, megatron_lm")),
         ("tiny-bert-2", {"tiles": 8}, ("The option 'tiles' of galaxy_plus", "tile_tokens")),
-        ("tiny-bert-2", {"warmup": -1}, ("warmup = -1", "at least 0")),
+        ("tiny-bert-2", {"compare": -1}, ("compare = -1", "at least 0")),
         ("tiny-bert-2", {"scheme": 3}, ("scheme = 3", "one of 1, 2")),
         ("tiny-bert-2", {"system": "edgeshard", "scheme": 2}, ("system = edgeshard", "needs system = galaxy_plus")),
         ("tiny-bert-2", {"generate": 4}, ("generate = 4", "no language model head")),
