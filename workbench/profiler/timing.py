@@ -2,10 +2,6 @@
 
 All calls to be compared are timed in turn, round after round, so that a drift of the clock or other load affects all of them equally.
 Each result is a low quantile of its rounds, because disturbances only add time.
-
-The cost of each layer follows from a stack of equal layers, its first and its last layer (PAC+, section V-A, 'Profiling').
-Each stack (encoder and decoder separately) is measured whole, then its first and its last layer.  The layers between share the remaining
-time, so that the sum over all layers is the time of the whole stack.  Embeddings and head count to the first and last layers.
 """
 
 from __future__ import annotations
@@ -14,14 +10,12 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid
@@ -31,6 +25,8 @@ from workbench.profiler.cache import measuring_threads
 K = TypeVar("K", bound=Hashable)
 Call = Callable[[], Any] | tuple[Callable[[], Any], Callable[[Any], Any]]
 """A function to time, or (prepare, run), of which only run(prepare()) is timed."""
+Maker = Callable[[int, int], Call]
+"""Returns the call to time for (samples, tokens)."""
 
 TINY_VARIABLE = "WORKBENCH_TINY"
 SHORTEST_S = 2e-4
@@ -76,7 +72,7 @@ def time_calls(
 
 
 def time_grids(
-    make_calls: Mapping[str, Callable[[int, int], Call]],
+    make_calls: Mapping[str, Maker],
     batch_sizes: Sequence[int],
     sequence_lengths: Sequence[int],
     **settings: Any,
@@ -156,100 +152,3 @@ def _warm_up(call: Call, clock: Callable[[], float]) -> int:
     _measure(call, 1, clock)
     once = _measure(call, 1, clock)
     return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))
-
-
-Maker = Callable[[int, int], Call]
-"""Returns the call to time for (samples, tokens)."""
-
-
-class Span(NamedTuple):
-    """Layers [start, stop)."""
-
-    start: int
-    stop: int
-
-
-class Stacks:
-    """The stacks of a model.  num_encoder_layers: None for a single stack.
-
-    stacks: whole.  spans: all that are measured.
-    """
-
-    def __init__(self, num_layers: int, num_encoder_layers: int | None) -> None:
-        cuts = (0, num_layers) if num_encoder_layers is None else (0, num_encoder_layers, num_layers)
-        self.num_layers = num_layers
-        self.whole = Span(0, num_layers)
-        self.stacks = tuple(Span(start, stop) for start, stop in itertools.pairwise(cuts))
-        parts = [(stack, Span(stack.start, stack.start + 1), Span(stack.stop - 1, stack.stop)) for stack in self.stacks]
-        self.spans = tuple(dict.fromkeys(span for three in parts for span in three))
-
-    def times(
-        self,
-        makers: Mapping[Span, Mapping[str, Maker]],
-        batch_sizes: Sequence[int],
-        lengths: Sequence[int],
-        *,
-        budget_s: float,
-        shared: Mapping[str, Maker] | None = None,
-    ) -> list[dict[str, Grid]]:
-        """Time all calls in turn and return every layer's seconds by kind.
-
-        makers: for each of `spans`, by kind.  shared: calls for all layers together; each layer gets an equal part.
-        """
-        calls = {f"{span} {kind}": maker for span, kinds in makers.items() for kind, maker in kinds.items()}
-        grids = time_grids(calls | dict(shared or {}), batch_sizes, lengths, budget_s=budget_s)
-        kinds = makers[self.spans[0]]
-        return [
-            {kind: self._grid({span: grids[f"{span} {kind}"] for span in self.spans}, layer) for kind in kinds}
-            | {kind: grids[kind].scaled(1 / self.num_layers) for kind in shared or ()}
-            for layer in range(self.num_layers)
-        ]
-
-    def context_bytes(self, measured: Mapping[Span, tuple[int, int]], layer: int) -> dict[str, int]:
-        """Return a layer's part of the bytes that spans keep for the backward pass (see kept_bytes), as LayerProfile's fields."""
-        end, parts, between = self._parts(measured, layer)
-        per_token, per_sample = end or (max(0, w - f - b) // between for w, f, b in zip(*parts, strict=True))
-        return {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
-
-    def _grid(self, grids: Mapping[Span, Grid], layer: int) -> Grid:
-        end, parts, between = self._parts(grids, layer)
-        if end is not None:
-            return end
-        rows = zip(*(part.seconds for part in parts), strict=True)
-        seconds = tuple(tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*cells, strict=True)) for cells in rows)
-        return replace(parts[0], seconds=seconds)
-
-    def _parts(self, measured: Mapping[Span, Any], layer: int) -> tuple[Any, tuple[Any, Any, Any], int]:
-        """Return a layer's own times (None between first and last), those of stack, first and last layer, and the number between."""
-        start, stop = next(stack for stack in self.stacks if layer < stack.stop)
-        own = measured[Span(layer, layer + 1)] if layer in (start, stop - 1) else None
-        return own, (measured[Span(start, stop)], measured[Span(start, start + 1)], measured[Span(stop - 1, stop)]), stop - start - 2
-
-
-def kept_bytes(kept: Callable[[int], int], batch: int, *, at: int, other: int, has_decoder: bool) -> tuple[int, int]:
-    """Return the bytes that a backward pass needs of its forward pass: (per token, per sample).
-
-    kept(length): bytes for `batch` samples of a length.  at: the length that counts.  other: a second length; for an encoder-decoder it
-    shows the part that does not grow with the length.
-    """
-    own = kept(at)
-    if not has_decoder or other < 1:
-        return own // (batch * at), 0
-    per_token = (kept(other) - own) // (batch * (other - at))
-    return per_token, max(0, own // batch - per_token * at)
-
-
-def saved_by_autograd(forward: Callable[[], Any], besides: Iterable[Tensor]) -> tuple[Any, int]:
-    """Return the result of a forward pass, and the bytes that autograd keeps for it.  besides: tensors that exist anyway."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in besides}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = forward()
-    return result, sum(kept.values())

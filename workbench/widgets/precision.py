@@ -21,7 +21,7 @@ from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, task_loss
 from workbench.models.quantization import QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
 from workbench.plots.breakdown import stacked_bars
-from workbench.profiler.timing import saved_by_autograd
+from workbench.profiler.layers import saved_by_autograd
 from workbench.reproduce.training import technique_stage
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks.metrics import accuracy

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.names import FLOAT_TYPES, FloatType
-from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.core.schedule import STEP
+from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Event, Notify, Prepared
 from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
@@ -45,27 +44,6 @@ def bytes_of_tokens(beside: int, **sizes: int) -> dict[str, int]:
     """Return bytes of each token, such as output=4, as fields of LayerProfile.  beside: the target's tokens, counted with each sample."""
     counts = {"token": 1, "sample": beside}
     return {f"{what}_bytes_per_{per}": count * size for what, size in sizes.items() for per, count in counts.items()}
-
-
-def layer_profiles(
-    times: Sequence[Mapping[str, Grid]], step: Grid, sizes: Sequence[tuple[int, int]], others: Sequence[Mapping[str, int]]
-) -> Layers:
-    """Return every layer's profile, from the seconds by kind of each layer.
-
-    step: of the update of all layers, of which each has a part by its trained bytes.  sizes: frozen and trained bytes.  others: the fields
-    of the bytes that grow with the samples.
-    """
-    trainable = sum(trained for _, trained in sizes)
-    return tuple(
-        LayerProfile(
-            name=f"layer {index}",
-            times={**own, STEP: step.scaled(trained / trainable)},
-            frozen_bytes=frozen,
-            trainable_bytes=trained,
-            **more,
-        )
-        for index, (own, (frozen, trained), more) in enumerate(zip(times, sizes, others, strict=True))
-    )
 
 
 def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:

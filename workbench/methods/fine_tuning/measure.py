@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, LayerProfile
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, layer_profiles, lengths_up_to
+from workbench.core.schedule import STEP
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
 from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.families import LayerContext
@@ -20,7 +21,8 @@ from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.quantization import StoredWeight
 from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.profiler.timing import Call, Maker, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
+from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 
@@ -33,19 +35,22 @@ def measure_layers(
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks)."""
+    """Return the profile of every layer on one core of this host at full speed (see profiler.layers)."""
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
-    benches = {span: _Bench(stack, config, span) for span in stacks.spans}
-    makers = {span: {"F": bench.forward, "B": bench.backward} for span, bench in benches.items()}
-    times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s)
-    contexts = {span: bench.context_bytes(lengths[-1] if stack.family.reads_images else 32) for span, bench in benches.items()}
-    sizes = [_parameter_bytes(stack, config, index) for index in range(stack.num_layers)]
+    context_at = max_length if stack.family.reads_images else 32
+    benches = {span: _Bench(stack, config, span, context_at) for span in (*stacks.spans, stacks.whole)}
     # One optimizer for all layers, as in a run: many small ones would each add overhead.
-    whole = benches.get(stacks.whole) or _Bench(stack, config, stacks.whole)
-    step = time_grids({"STEP": lambda batch, length: whole.optimizer.step}, (1,), (1,), budget_s=5.0)["STEP"]
-    others = [crossing_bytes(stack, index, config.side_width) | stacks.context_bytes(contexts, index) for index in range(stack.num_layers)]
-    return layer_profiles(times, step, sizes, others)
+    optimizer = benches[stacks.whole].optimizer
+    return profile_layers(
+        stacks,
+        benches,
+        batch_sizes,
+        lengths,
+        budget_s=budget_s,
+        layer_bytes=lambda layer: _parameter_bytes(stack, config, layer) | crossing_bytes(stack, layer, config.side_width),
+        update={STEP: lambda batch, length: optimizer.step},
+    )
 
 
 def measure_parts(
@@ -97,14 +102,15 @@ def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[s
     return bytes_of_tokens(beside, output=hidden + side, gradient=side or hidden, workspace=4 * hidden)
 
 
-def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> tuple[int, int]:
-    """Return the bytes of a layer's frozen and trained parameters, as in a stage with only this layer."""
+def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> dict[str, int]:
+    """Return the bytes of a layer's frozen and trained parameters, as in a stage with only this layer, as fields of LayerProfile."""
     model = _build(stack, config, Span(index, index + 1))
     stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
     head = model.backbone.language_model_head
     kept = {id(one): one for part in (model, head) if part is not None for one in part.parameters()}
     frozen = [*stored, *(one for one in kept.values() if not one.requires_grad)]
-    return tuple(sum(one.numel() * one.element_size() for one in own) for own in (frozen, model.trained().values()))
+    kinds = {"frozen_bytes": frozen, "trainable_bytes": model.trained().values()}
+    return {kind: sum(one.numel() * one.element_size() for one in tensors) for kind, tensors in kinds.items()}
 
 
 def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueStage:
@@ -113,14 +119,19 @@ def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueS
 
 
 class _Bench:
-    """Calls of one stage on synthetic inputs of any size."""
+    """Calls of one stage on synthetic inputs of any size.  context_at: the tokens of a sample at which its context is counted."""
 
-    def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
-        self._model = _build(stack, config, span)
+    def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span, context_at: int) -> None:
+        self._model, self._context_at = _build(stack, config, span), context_at
         self._compute = StageCompute(self._model)
         self.optimizer = FlatAdamW(self._model, learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000), weight_decay=0.01)
         self._is_last = span.stop == stack.num_layers
         self._has_decoder = stack.num_encoder_layers is not None
+
+    @property
+    def calls(self) -> dict[str, Maker]:
+        """Return the calls to time, by kind of operation."""
+        return {"F": self.forward, "B": self.backward}
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the forward pass; it keeps the backward pass's data, as in a run."""
@@ -137,14 +148,14 @@ class _Bench:
 
         return (lambda: self._compute.forward(*inputs)), back
 
-    def context_bytes(self, at: int, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample), at a length."""
+    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
+        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
 
         def kept(length: int) -> int:
             inputs = self._inputs(batch, length)
             return saved_by_autograd(lambda: self._compute.forward(*inputs), self._model.parameters())[1]
 
-        return kept_bytes(kept, batch, at=at, other=2 * at, has_decoder=self._has_decoder)
+        return kept_bytes(kept, batch, at=self._context_at, other=2 * self._context_at, has_decoder=self._has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.names import FloatType
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import describe_facts, layer_profiles, number_format, profiled_length
+from workbench.methods.common.scaling import describe_facts, number_format, profiled_length
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.worker import load_model, stored_as
 from workbench.models.loading import ModelFacts
@@ -23,7 +22,8 @@ from workbench.models.zeroth_order import CausalModel, StepLog
 from workbench.planners.adaptive import Precision
 from workbench.planners.query_costs import METHOD
 from workbench.profiler.analytic import analytic_profile
-from workbench.profiler.timing import Call, Span, Stacks, time_grids
+from workbench.profiler.layers import Span, Stacks, profile_layers
+from workbench.profiler.timing import Call, Maker
 from workbench.tasks.prompts import PromptBatch
 
 ROWS = (1, 4, 16)
@@ -51,25 +51,32 @@ def made_up_batch(ids: Tensor, *, has_decoder: bool = False) -> PromptBatch:
 
 
 def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: float = 40.0) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).
+    """Return the profile of every layer on one core of this host at full speed (see profiler.layers).
 
     F is measured over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
     """
     facts, max_length = prepared.facts, profiled_length(prepared.longest, prepared.facts.max_length)
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
     models = {span: load_model(prepared, precision, None if span == stacks.whole else span) for span in stacks.spans}
-    for model in models.values():
-        model.packs = False  # measured by rows and tokens
-    lengths = (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,)
-    with torch.inference_mode():
-        times = stacks.times({span: {"F": _forward(model, facts)} for span, model in models.items()}, ROWS, lengths, budget_s=budget_s)
     whole = [models[stack] for stack in stacks.stacks]
-    noise = time_grids({STEP: _noise(whole)}, QUERIES, (1,), budget_s=5.0)[STEP]
-    sizes = layer_sizes(whole, facts.num_layers)
-    frozen = [_frozen_bytes(models, next(one for one in stacks.stacks if index < one.stop), index) for index in range(facts.num_layers)]
+    trained = layer_sizes(whole, facts.num_layers)
     compute = activation_type(precision, prepared.options.compute_dtype)
-    others = [{"context_bytes_per_token": 0} | scratch_bytes(facts, index, compute) for index in range(facts.num_layers)]
-    return layer_profiles(times, noise, [(held, 4 * sum(own)) for held, own in zip(frozen, sizes, strict=True)], others)
+
+    def nbytes(layer: int) -> dict[str, int]:
+        frozen = _frozen_bytes(models, next(one for one in stacks.stacks if layer < one.stop), layer)
+        return {"frozen_bytes": frozen, "trainable_bytes": 4 * sum(trained[layer])} | scratch_bytes(facts, layer, compute)
+
+    with torch.inference_mode():
+        return profile_layers(
+            stacks,
+            {span: _Bench(model, facts) for span, model in models.items()},
+            ROWS,
+            (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,),
+            budget_s=budget_s,
+            layer_bytes=nbytes,
+            update={STEP: _noise(whole)},
+            update_counts=QUERIES,
+        )
 
 
 def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, ...], ...]:
@@ -111,11 +118,28 @@ def _held_bytes(model: CausalModel, part: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _forward(model: CausalModel, facts: ModelFacts) -> Callable[[int, int], Call]:
-    def made(rows: int, length: int) -> Call:
+class _Bench:
+    """Calls of one stage on made-up prompts of any size."""
+
+    def __init__(self, model: CausalModel, facts: ModelFacts) -> None:
+        model.packs = False  # measured by rows and tokens
+        self._model, self._facts = model, facts
+
+    @property
+    def calls(self) -> dict[str, Maker]:
+        """Return the calls to time, by kind of operation."""
+        return {"F": self.forward}
+
+    def context_bytes(self) -> tuple[int, int]:
+        """Return nothing: there is no backward pass."""
+        return 0, 0
+
+    def forward(self, rows: int, length: int) -> Call:
+        """Return the forward pass of the stage."""
+        model = self._model
         source, _, _ = model.backbone.make_inputs(rows, length)
-        ids = source if model.is_first else torch.randint(max(1, facts.vocabulary_size), (rows, length))
-        batch = made_up_batch(ids, has_decoder=facts.num_encoder_layers is not None)
+        ids = source if model.is_first else torch.randint(max(1, self._facts.vocabulary_size), (rows, length))
+        batch = made_up_batch(ids, has_decoder=self._facts.num_encoder_layers is not None)
         # The stage's first parameter may be a trained one, which is float32 whatever the activations are.
         hidden = None if model.is_first else source.to(model.dtype)
 
@@ -125,10 +149,8 @@ def _forward(model: CausalModel, facts: ModelFacts) -> Callable[[int, int], Call
 
         return run
 
-    return made
 
-
-def _noise(models: list[CausalModel]) -> Callable[[int, int], Call]:
+def _noise(models: list[CausalModel]) -> Maker:
     def made(queries: int, length: int) -> Call:
         log = StepLog(step=0, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=1.0)
 

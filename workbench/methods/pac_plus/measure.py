@@ -11,7 +11,8 @@ from torch import Tensor
 
 from workbench.core.profile import LayerProfile
 from workbench.core.run_folder import scratch_folder
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, layer_profiles, lengths_up_to
+from workbench.core.schedule import STEP
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
@@ -20,7 +21,8 @@ from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAda
 from workbench.models.quantization import held_bytes
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
-from workbench.profiler.timing import Call, Stacks, kept_bytes, saved_by_autograd, time_grids
+from workbench.profiler.layers import Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.timing import Call, Maker
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
@@ -36,23 +38,32 @@ def measure_layers(
     budget_s: float = 40.0,
     is_fast: bool = True,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks).  is_fast: see StageCompute."""
+    """Return the profile of every layer on one core of this host at full speed (see profiler.layers).  is_fast: see StageCompute."""
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     tap_dtype, stacks = cache_dtype(dtype), Stacks(config.num_layers, config.num_encoder_layers)
-    benches = {span: _Bench(stack, config, *span, tap_dtype, is_fast=is_fast) for span in stacks.spans}
-    contexts = {span: bench.context_bytes(max_length) for span, bench in benches.items()}
-    makers = {span: {"F": bench.forward, "SF": bench.side_forward, "SB": bench.side_backward} for span, bench in benches.items()}
+    benches = {span: _Bench(stack, config, *span, tap_dtype, max_length, is_fast=is_fast) for span in stacks.spans}
+    optimizer = _Bench(stack, config, *stacks.whole, tap_dtype, max_length).optimizer
+    hidden_itemsize = next(stack.parameters()).element_size()  # norms are in the compute dtype
+
+    def nbytes(layer: int) -> dict[str, int]:
+        frozen = held_bytes(stack.stage(layer, layer + 1))
+        if layer == config.num_layers - 1 and config.kind in WORD_KINDS and stack.language_model_head is not None:
+            frozen += held_bytes(stack.language_model_head)  # the last device's own copy
+        trained = sum(one.numel() for one in ParallelAdapterStage(config, layer, layer + 1).parameters())
+        crossing = layer_bytes(config, layer, tap_dtype.itemsize, hidden_itemsize)
+        return {"frozen_bytes": frozen, "trainable_bytes": 4 * trained} | crossing
+
     with scratch_folder() as folder:
-        times = stacks.times(makers, batch_sizes, lengths, budget_s=budget_s, shared={"LOAD": _load_bench(config, dtype, folder)})
-    whole = _Bench(stack, config, *stacks.whole, tap_dtype)
-    step = time_grids({"STEP": lambda batch, length: whole.optimizer.step}, (1,), (1,), budget_s=2.0)["STEP"]
-    layers, hidden_itemsize = range(config.num_layers), next(stack.parameters()).element_size()  # norms are in the compute dtype
-    trained = [4 * sum(one.numel() for one in ParallelAdapterStage(config, index, index + 1).parameters()) for index in layers]
-    frozen = [held_bytes(stack.stage(index, index + 1)) for index in layers]
-    if config.kind in WORD_KINDS and stack.language_model_head is not None:
-        frozen[-1] += held_bytes(stack.language_model_head)  # the last device's own copy
-    others = [layer_bytes(config, index, tap_dtype.itemsize, hidden_itemsize) | stacks.context_bytes(contexts, index) for index in layers]
-    return layer_profiles(times, step, list(zip(frozen, trained, strict=True)), others)
+        return profile_layers(
+            stacks,
+            benches,
+            batch_sizes,
+            lengths,
+            budget_s=budget_s,
+            layer_bytes=nbytes,
+            shared={"LOAD": _load_bench(config, dtype, folder)},
+            update={STEP: lambda batch, length: optimizer.step},
+        )
 
 
 def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, int]:
@@ -73,7 +84,15 @@ class _Bench:
     """Calls of one stage on synthetic inputs of any size."""
 
     def __init__(
-        self, stack: LayerStack, config: ParallelAdapterConfig, start: int, stop: int, dtype: torch.dtype, *, is_fast: bool = True
+        self,
+        stack: LayerStack,
+        config: ParallelAdapterConfig,
+        start: int,
+        stop: int,
+        dtype: torch.dtype,
+        max_length: int,
+        *,
+        is_fast: bool = True,
     ) -> None:
         adapter = ParallelAdapterStage(config, start, stop).train()
         if stop == config.num_layers:
@@ -82,8 +101,14 @@ class _Bench:
         self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, is_fast=is_fast)
         self.optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
         self._config, self._dtype, self._stop, self._crossing = config, dtype, stop, crossing_of(config)
+        self._max_length = max_length
         self._is_first, self._is_last = start == 0, stop == config.num_layers
         self._start, self._taps = start, stage_taps(start, stop, config.num_encoder_layers)
+
+    @property
+    def calls(self) -> dict[str, Maker]:
+        """Return the calls to time, by kind of operation."""
+        return {"F": self.forward, "SF": self.side_forward, "SB": self.side_backward}
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the backbone's forward pass."""
@@ -104,7 +129,7 @@ class _Bench:
         gradient = None if self._is_last else torch.randn(batch, tokens, self._config.width)
         return (lambda: self._compute.side_forward(*inputs)), (lambda context: self._compute.side_backward(context, gradient))
 
-    def context_bytes(self, max_length: int, batch: int = 4) -> tuple[int, int]:
+    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
         """Return the bytes kept between both passes, without weights and taps: (per token, per sample).
 
         Measured at the longest length, because attention keeps more for each token of a long sample.
@@ -118,7 +143,7 @@ class _Bench:
             return nbytes + (0 if context.fast is None else context.fast.nbytes)
 
         has_decoder = self._config.num_encoder_layers is not None
-        return kept_bytes(kept, batch, at=max_length, other=max_length // 2, has_decoder=has_decoder)
+        return kept_bytes(kept, batch, at=self._max_length, other=self._max_length // 2, has_decoder=has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
         config = self._config

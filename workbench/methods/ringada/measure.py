@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
@@ -23,7 +23,8 @@ from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig
-from workbench.profiler.timing import Call, Maker, Span, Stacks, kept_bytes, saved_by_autograd, time_grids
+from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.plan_costs import Crossing
 from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
@@ -39,41 +40,39 @@ def measure_layers(
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed (see profiler.stacks and schedules.ringada.RingCosts).
+    """Return the profile of every layer on one core of this host at full speed (see profiler.layers and schedules.ringada).
 
     caches: whether frozen layers keep their inputs.
     """
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
-    makers = {span: {PREFIX: bench.frozen, FORWARD: bench.forward, BACKWARD: bench.backward} for span, bench in benches.items()}
-    times = stacks.times(makers, batch_sizes, lengths, budget_s=0.8 * budget_s)
-    contexts = {span: bench.context_bytes() for span, bench in benches.items()}
+    trained = {layer: 4 * sum(one.numel() for one in bench.parameters(layer)) for bench in benches.values() for layer in bench.layers}
+
+    def nbytes(layer: int) -> dict[str, int]:
+        frozen = sum(one.numel() * one.element_size() for one in stack.layers[layer].parameters())
+        return {"frozen_bytes": frozen, "trainable_bytes": trained[layer]} | crossing_bytes(stack, layer)
+
+    profiles = profile_layers(stacks, benches, batch_sizes, lengths, budget_s=0.8 * budget_s, layer_bytes=nbytes)
     first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]
     at_ends: dict[str, Maker] = {EMBED: first.embed, HEAD: last.score, LOWEST: partial(last.backward, is_lowest=True)}
     ends = time_grids(at_ends, batch_sizes, lengths, budget_s=0.15 * budget_s)
     steps = {STEP: partial(first.optimizer.update, range(1), 0), HEAD_STEP: partial(first.optimizer.update_head, 0)}
     ends |= time_grids({kind: lambda *size, step=step: step for kind, step in steps.items()}, (1,), (1,), budget_s=0.05 * budget_s)
     of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
+    kept: Grid | None = None
     if caches:
         with scratch_folder() as folder:
             of_cache: dict[str, Maker] = {LOAD: partial(last.load, folder), "KEEP": partial(last.keep, folder)}
             found = time_grids(of_cache, batch_sizes, lengths, budget_s=0.1 * budget_s)
-        of_all[LOAD] = found[LOAD]
-        for own in times:
-            own[PREFIX] = own[PREFIX].plus(found["KEEP"])
-    trained = {layer: 4 * sum(one.numel() for one in bench.parameters(layer)) for bench in benches.values() for layer in bench.layers}
-    return tuple(
-        LayerProfile(
-            name=f"layer {index}",
-            times=times[index] | of_all | (ends if index in (0, stack.num_layers - 1) else {}),
-            frozen_bytes=sum(one.numel() * one.element_size() for one in stack.layers[index].parameters()),
-            trainable_bytes=trained[index],
-            **stacks.context_bytes(contexts, index),
-            **crossing_bytes(stack, index),
-        )
-        for index in range(stack.num_layers)
-    )
+        of_all[LOAD], kept = found[LOAD], found["KEEP"]
+
+    def whole(index: int, layer: LayerProfile) -> LayerProfile:
+        """Return a layer's profile with what belongs to all layers alike, and to the first and the last."""
+        times = layer.times | of_all | (ends if index in (0, stack.num_layers - 1) else {})
+        return replace(layer, times=times if kept is None else times | {PREFIX: layer.times[PREFIX].plus(kept)})
+
+    return tuple(whole(index, layer) for index, layer in enumerate(profiles))
 
 
 def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> Profile:
@@ -113,6 +112,11 @@ class _Bench:
             self._compute, schedule, 0.01, updates=lambda rounds, brought: dict.fromkeys(self.layers, rounds), keeps_head=True
         )
         self._has_decoder = stack.num_encoder_layers is not None
+
+    @property
+    def calls(self) -> dict[str, Maker]:
+        """Return the calls to time, by kind of operation."""
+        return {PREFIX: self.frozen, FORWARD: self.forward, BACKWARD: self.backward}
 
     def embed(self, batch: int, length: int) -> Call:
         """Return the embedding's forward pass."""
