@@ -9,7 +9,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
-from workbench.schedules import PlanCosts, hybrid_1f1b, insert_transfers
+from workbench.schedules import hybrid_1f1b, insert_transfers, plan_costs
 from workbench.simulator import simulate
 
 SEQUENCE_LENGTH = 4
@@ -136,5 +136,5 @@ def simulated_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     """Return the simulated seconds of one mini-batch of PAC+'s first epoch."""
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     schedule = insert_transfers(hybrid_1f1b(plan, sizes, world_size=cluster.world_size))
-    costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=(SEQUENCE_LENGTH,) * len(sizes))
+    costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(SEQUENCE_LENGTH,) * len(sizes))
     return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)), memory=False).makespan_s

@@ -30,7 +30,7 @@ from workbench.planners.confidant import (
     printed_need,
 )
 from workbench.planners.memory import rank_need
-from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers
+from workbench.schedules import asynchronous_1f1b, insert_transfers, plan_costs
 from workbench.simulator import simulate
 
 from .builders import SEQUENCE_LENGTH, device, layer, profile_of, unequal
@@ -165,7 +165,7 @@ def simulated_pace(profile: Profile, cluster: Cluster, plan: Plan) -> float:
 
     def seconds(count: int) -> float:
         settings = {"sizes": (BATCH,) * count, "lengths": (SEQUENCE_LENGTH,) * count}
-        costs = PlanCosts(profile, cluster, plan, **settings, stashes_weights=True)
+        costs = plan_costs(profile, cluster, plan, **settings, stashes_weights=True)
         schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
         return simulate(Program.on(cluster, schedule, costs), memory=False).makespan_s
 

@@ -11,7 +11,7 @@ from workbench.core.program import Program
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners import Problem, hetpipe
 from workbench.planners.hetpipe import allocations, needs, wave_seconds
-from workbench.schedules import VirtualWorkerCosts, check, insert_transfers
+from workbench.schedules import check, insert_transfers, virtual_worker_costs
 from workbench.schedules import hetpipe as hetpipe_schedule
 from workbench.simulator import simulate
 
@@ -52,7 +52,7 @@ def groups(workers: VirtualWorkers) -> set[frozenset[int]]:
 
 def waves(profile, cluster, workers, num_waves):
     schedule = check(insert_transfers(hetpipe_schedule(workers, num_waves, world_size=cluster.world_size)))
-    costs = VirtualWorkerCosts(profile, cluster, workers, sequence_length=SEQUENCE_LENGTH)
+    costs = virtual_worker_costs(profile, cluster, workers, sequence_length=SEQUENCE_LENGTH)
     return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)))
 
 

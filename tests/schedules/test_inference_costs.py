@@ -11,10 +11,10 @@ from inference_algebra import shape
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
 from workbench.core.program import Program
-from workbench.core.schedule import COMMUNICATION, Op, Value
+from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, smallest_tile, tune
 from workbench.planners.galaxy_plus import SequenceProblem
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
+from workbench.schedules.inference import InferenceLayout, inference_costs, inference_schedule
 from workbench.simulator import simulate
 
 HOMOGENEOUS, HETEROGENEOUS = (8.8, 8.8, 8.8, 8.8), (15.7, 15.7, 8.8, 4.3)
@@ -86,7 +86,7 @@ def test_seconds_by_hand() -> None:
     plan = hybrid(HETEROGENEOUS, stack, (1, 2))
     layout = InferenceLayout.build(plan, (stack,), 100)
     profile, cluster = profile_of(HETEROGENEOUS, stack), cluster_of(HETEROGENEOUS, 500)
-    costs = InferenceCosts(profile, cluster, layout, message_s=MESSAGE_S)
+    costs = inference_costs(profile, cluster, layout, message_s=MESSAGE_S)
     ops = {(rank, op.kind, op.stage, op.part): op for rank, listed in enumerate(inference_schedule(layout).ops) for op in listed}
     assert plan.units == (4, 4, 3, 1) and plan.tokens(100) == (35, 35, 20, 10)
     assert costs.seconds(3, ops[3, "QKV", 2, 1]) == pytest.approx(1e-4 + 35 * 1 * 6 * 768 * 64 / 4.3e9)
@@ -105,13 +105,13 @@ def test_resident_bytes_by_hand() -> None:
         method="test", paradigm="hybrid", ranks=(2, 0, 1), units=(3, 1, 0), columns=(6, 4, 0), shares=(1.0, 0.0, 1.0), schemes=(1, 2, 2)
     )
     layout = InferenceLayout.build(plan, (stack,), 8)
-    costs = InferenceCosts(profile_of((1.0,) * 4, stack), cluster_of((1.0,) * 4, 100), layout)
+    costs = inference_costs(profile_of((1.0,) * 4, stack), cluster_of((1.0,) * 4, 100), layout)
     assert costs.resident_bytes(2) == 3 * 3 * 1000 + (6 + 10 + 10) * 100 + 3 * 5 + 7500 + 80
     assert costs.resident_bytes(0) == 3 * 1000 + 3 * 4 * 100 + 3 * 5 + 80
     assert costs.resident_bytes(1) == (0 + 10 + 10) * 100 + 3 * 5 + 80
     assert costs.resident_bytes(3) == 0
     whole = InferenceLayout.build(replace(plan, paradigm="pipeline", layers=(1, 2, 0)), (stack,), 8)
-    assert InferenceCosts(profile_of((1.0,) * 4, stack), cluster_of((1.0,) * 4, 100), whole).resident_bytes(0) == 2 * 5005 + 80
+    assert inference_costs(profile_of((1.0,) * 4, stack), cluster_of((1.0,) * 4, 100), whole).resident_bytes(0) == 2 * 5005 + 80
 
 
 def test_few_layers_price_many() -> None:
@@ -149,19 +149,14 @@ def test_overlap_hides_what_is_shorter(speeds: tuple[float, ...], mbit_per_s: fl
 def _layer_s(priced: InferencePrices, plan: InferencePlan, kinds: str) -> float:
     """Return the seconds that a further layer takes, with one side free of cost or none."""
     layout = InferenceLayout.build(plan, priced.profile.stacks, priced.lengths)
-    costs = _OneSide(priced.profile, priced.cluster, layout, message_s=priced.message_s)
-    costs.kinds = kinds
+    costs = inference_costs(priced.profile, priced.cluster, layout, message_s=priced.message_s)
+    if kinds == "computation":
+        costs = replace(costs, cluster=None)
+    elif kinds == "communication":
+        costs = replace(costs, seconds_by_kind={})
     timeline = simulate(Program(schedule=inference_schedule(layout), costs=costs, devices=("a", "b", "c", "d")))
     ends = [max(span.end_s for span in timeline.spans if span.op.kind == "CONN" and span.op.stage == 2 * layer + 1) for layer in range(4)]
     return (ends[3] - ends[1]) / 2
-
-
-class _OneSide(InferenceCosts):
-    kinds = "both"
-
-    def seconds(self, rank: int, op: Op) -> float:
-        is_free = self.kinds == ("computation" if op.kind in COMMUNICATION else "communication")
-        return 0.0 if is_free else super().seconds(rank, op)
 
 
 def test_tiles_follow_link_and_costs() -> None:

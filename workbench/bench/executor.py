@@ -17,10 +17,10 @@ import torch.distributed as dist
 from workbench.bench.frame import Progress, line_of, require_kernel_links
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
-from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts, ring_allreduce_s
+from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, unrolled
-from workbench.core.schedule import ALLREDUCE, NONE, SEND, Op, Schedule, Value
+from workbench.core.schedule import NONE, Op, Schedule, Value
 from workbench.methods.pac_plus.rank_job import backbone_part
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
@@ -73,15 +73,8 @@ class Case:
 
 def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, float] = SECONDS) -> TableCosts:
     """Return seconds by kind, and transfers by the cluster's links.  crossing: the value that crosses a boundary."""
-
-    def send_s(rank: int, op: Op) -> float:
-        return cluster.link(*op.ranks).transfer_s(crossing.nbytes) + MESSAGE_S
-
-    def allreduce_s(rank: int, op: Op) -> float:
-        return ring_allreduce_s(cluster, op.ranks, GRADIENT.nbytes) + 2 * (len(op.ranks) - 1) * MESSAGE_S
-
     nbytes = dict.fromkeys(SENT, crossing) | {"gsum": GRADIENT}
-    return TableCosts(seconds_by_kind={**seconds, SEND: send_s, ALLREDUCE: allreduce_s}, bytes_by_name=nbytes)
+    return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
 
 
 def cases(size: int) -> dict[str, Case]:

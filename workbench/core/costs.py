@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
-from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op, Value
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Value
 
 ITEM_BYTES = {"bytes": 1, "uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "int16": 2, "float32": 4, "int32": 4}
 ITEM_BYTES |= {"int64": 8, "float64": 8}
@@ -53,19 +53,34 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCosts:
-    """Costs by operation kind and value name, for closed formulas, lessons and tests.
+    """Costs by operation kind and value name, which the builder of a schedule computes from a profile.
 
     seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, spec, or a function of the value.
+    cluster: transfers and collectives that the table leaves out take the time of its links.  message_s: overhead of each of their
+    messages, in addition to the link's time.
     """
 
     seconds_by_kind: Mapping[str, float | Callable[[int, Op], float]]
     bytes_by_name: Mapping[str, int | Spec | Callable[[Value], Spec]] = field(default_factory=dict)
     resident_by_rank: Mapping[int, int] = field(default_factory=dict)
+    cluster: Cluster | None = None
+    message_s: float = 0.0
 
     def seconds(self, rank: int, op: Op) -> float:
-        """Return the table's entry for the kind, 0 if it is missing."""
-        entry = self.seconds_by_kind.get(op.kind, 0.0)
-        return entry(rank, op) if callable(entry) else entry
+        """Return the table's entry for the kind, or else the time on the cluster's links; 0 for other kinds."""
+        entry = self.seconds_by_kind.get(op.kind)
+        if entry is not None:
+            return entry(rank, op) if callable(entry) else entry
+        return 0.0 if self.cluster is None else self._links_s(self.cluster, op)
+
+    def _links_s(self, cluster: Cluster, op: Op) -> float:
+        if op.kind == SEND:
+            return cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) + self.message_s
+        if op.kind not in COLLECTIVES:
+            return 0.0
+        nbytes, messages = self.spec(op.writes[0]).nbytes, num_rounds(op.kind, len(op.ranks))
+        wire_s = broadcast_s(cluster, op.ranks, nbytes) if op.kind == BROADCAST else ring_s(cluster, op.kind, op.ranks, nbytes)
+        return wire_s + messages * self.message_s
 
     def spec(self, value: Value) -> Spec:
         """Return the table's bytes or spec for the name, 0 bytes if it is missing."""
@@ -77,6 +92,27 @@ class TableCosts:
     def resident_bytes(self, rank: int) -> int:
         """Return the table's entry for the rank, 0 if it is missing."""
         return self.resident_by_rank.get(rank, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCosts:
+    """Costs that are written next to each operation and value: of a program's text, or of several programs in one."""
+
+    seconds_of: Mapping[tuple[int, Op], float] = field(repr=False)
+    specs: Mapping[Value, Spec] = field(repr=False)
+    resident: tuple[int, ...]
+
+    def seconds(self, rank: int, op: Op) -> float:
+        """Return the seconds written for the operation, 0 if there are none."""
+        return self.seconds_of.get((rank, op), 0.0)
+
+    def spec(self, value: Value) -> Spec:
+        """Return the value's spec, TOKEN if it has none."""
+        return self.specs.get(value, TOKEN)
+
+    def resident_bytes(self, rank: int) -> int:
+        """Return the bytes given for the rank's device."""
+        return self.resident[rank]
 
 
 MESSAGE_S = 1e-4

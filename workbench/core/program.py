@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec
+from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec, WrittenCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, value_from_text
 
@@ -130,27 +130,6 @@ class Program:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenCosts:
-    """Costs read from a program's text: a Costs."""
-
-    seconds_of: dict[tuple[int, Op], float] = field(repr=False)
-    specs: dict[Value, Spec] = field(repr=False)
-    resident: tuple[int, ...]
-
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds written after the operation."""
-        return self.seconds_of.get((rank, op), 0.0)
-
-    def spec(self, value: Value) -> Spec:
-        """Return the value's spec in the text, TOKEN if it has none."""
-        return self.specs.get(value, TOKEN)
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return the bytes given for the rank's device."""
-        return self.resident[rank]
-
-
 def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> None:
     """Raise ScheduleError if two programs' texts differ, naming the rank, the operation's index and both operations.
 
@@ -216,51 +195,30 @@ def chained(programs: Sequence[Program]) -> Program:
     ops: list[list[Op]] = [[] for _ in range(world)]
     inputs: list[list[Value]] = [[] for _ in range(world)]
     outputs: list[list[Value]] = [[] for _ in range(world)]
-    original_ops: dict[tuple[int, Op], tuple[int, Op]] = {}
-    original_values: dict[Value, tuple[int, Value]] = {}
+    seconds: dict[tuple[int, Op], float] = {}
+    specs: dict[Value, Spec] = {}
     for rank in range(world):
         arrived: dict[Value, Value] = {}  # by carried input: its name in the whole program
         for step, program in enumerate(programs):
             schedule = program.schedule
 
-            def name(value: Value, *, step: int = step, arrived: dict[Value, Value] = arrived) -> Value:
+            def name(value: Value, *, step: int = step, arrived: dict[Value, Value] = arrived, costs: Costs = program.costs) -> Value:
                 renamed = arrived.get(value)
                 if renamed is None:
                     renamed = value._replace(name=f"{value.name}~{step}")
-                    original_values[renamed] = step, value
+                    if renamed not in specs:
+                        specs[renamed] = costs.spec(value)
                 return renamed
 
-            for op in schedule.ops[rank]:
+            for index, op in enumerate(schedule.ops[rank]):
                 renamed = op._replace(reads=tuple(map(name, op.reads)), writes=tuple(map(name, op.writes)))
-                original_ops[rank, renamed] = step, op
+                if _has_seconds(rank, op):
+                    seconds[rank, renamed] = program.seconds(rank, index)
                 ops[rank].append(renamed)
             inputs[rank] += [name(value) for value in schedule.inputs[rank] if value not in arrived]
             handed_on = {output for output, _ in schedule.carried[rank]} if step < len(programs) - 1 else ()
             outputs[rank] += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
             arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
     whole = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
-    costs = _Chained(costs=tuple(program.costs for program in programs), ops=original_ops, values=original_values)
+    costs = WrittenCosts(seconds_of=seconds, specs=specs, resident=tuple(map(programs[0].costs.resident_bytes, range(world))))
     return replace(programs[0], schedule=whole, costs=costs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chained:
-    """The costs of chained programs, taken from each: a Costs.  ops, values: the step and the original by their new name."""
-
-    costs: tuple[Costs, ...]
-    ops: dict[tuple[int, Op], tuple[int, Op]] = field(repr=False)
-    values: dict[Value, tuple[int, Value]] = field(repr=False)
-
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of the operation in its step."""
-        step, original = self.ops[rank, op]
-        return self.costs[step].seconds(rank, original)
-
-    def spec(self, value: Value) -> Spec:
-        """Return the spec of the value in its step."""
-        step, original = self.values[value]
-        return self.costs[step].spec(original)
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return the bytes that stay in memory throughout."""
-        return self.costs[0].resident_bytes(rank)

@@ -22,7 +22,7 @@ take new mini-batches at once.  This is one layer finer than the paper, whose te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -30,14 +30,14 @@ from itertools import groupby
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
+from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Share
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.schedule import ALLREDUCE, NONE, SEND, STEP, Op, Schedule, Value, paused_collector, send
+from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op, Schedule, Value, paused_collector, send
+from workbench.schedules.costs import Crossing, resident_bytes
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import world_size_of
-from workbench.schedules.plan_costs import Crossing, resident_bytes
 
 EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P", "F", "H", "B", "HSTEP", "TAKE"
 HEAR, MEAN = "HEAR", "MEAN"
@@ -250,23 +250,13 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> Sche
 
 
 @dataclass(frozen=True)
-class RingCosts:
-    """Costs of ring_round: a core.costs.Costs.
+class RingLayout:
+    """A round under a plan.  sizes[m], lengths[m]: samples and tokens of micro-batch m of the round."""
 
-    sizes[m], lengths[m]: samples and tokens of micro-batch m of the round.  crossing: the hidden state at a stage boundary.
-    head_values: float32 numbers of the head and its moments.  beside_bytes: of embedding and head, of which each device has a copy.
-    Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
-    """
-
-    profile: Profile
-    cluster: Cluster
     plan: Plan
     iterations: Sequence[Iteration]
     sizes: Sequence[int]
     lengths: Sequence[int]
-    crossing: Crossing
-    head_values: int
-    beside_bytes: int
 
     @cached_property
     def iteration_of(self) -> list[int]:
@@ -282,71 +272,95 @@ class RingCosts:
         """Return the lowest layer that micro-batch m trains."""
         return self.iterations[self.iteration_of[m]].first_unfrozen
 
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of an operation (see Costs)."""
-        if op.kind == SEND:
-            return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
-        layers = self.profile.layers[rank]
-        if op.kind == ALLREDUCE:
-            return ring_allreduce_s(self.cluster, op.ranks, self.spec(op.writes[0]).nbytes)
-        if op.kind in (HEAR, MEAN):
-            return 0.0  # two numbers, or a copy
-        if op.kind in (HEAD_STEP, TAKE):
-            return layers[-1].seconds(HEAD_STEP, 1, 1)
-        if op.kind == STEP:
-            return sum(layers[layer].seconds(STEP, 1, 1) for layer in self.layers(op))
-        at = self.sizes[op.microbatch], self.lengths[op.microbatch]
-        if op.kind in (EMBED, HEAD):
-            return layers[0 if op.kind == EMBED else -1].seconds(op.kind, *at)
-        lowest = self.first_unfrozen(op.microbatch)
-        if op.kind == LOAD:
-            loaded = self.layers(op) if self.crossing.side_width and op.stage != NONE else [lowest]
-            return sum(layers[layer].seconds(LOAD, *at) for layer in loaded)
-        if op.kind == PREFIX and self.crossing.side_width:
-            stage = self.plan.stages[op.stage]
-            every = sum(layers[layer].seconds(PREFIX, *at) for layer in range(stage.start, stage.stop))
-            return every + sum(layers[layer].seconds(FORWARD, *at) for layer in self.layers(op))
-        kinds = [LOWEST if op.kind == BACKWARD and layer == lowest else op.kind for layer in self.layers(op)]
-        return sum(layers[layer].seconds(kind, *at) for layer, kind in zip(self.layers(op), kinds, strict=True))
 
-    def spec(self, value: Value) -> Spec:
-        """Return a value's shape and dtype (see Costs)."""
+def ring_costs(
+    profile: Profile, cluster: Cluster, layout: RingLayout, *, crossing: Crossing, head_values: int, beside_bytes: int
+) -> TableCosts:
+    """Return the costs of ring_round.
+
+    crossing: the hidden state at a stage boundary.  head_values: float32 numbers of the head and its moments.
+    beside_bytes: of embedding and head, of which each device has a copy.
+    Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
+    """
+    plan, sizes, lengths = layout.plan, layout.sizes, layout.lengths
+    side_width, width = crossing.side_width, crossing.hidden_size
+
+    def layers_s(rank: int, op: Op, kind: str, layers: Iterable[int]) -> float:
+        return sum(profile.layers[rank][layer].seconds(kind, sizes[op.microbatch], lengths[op.microbatch]) for layer in layers)
+
+    def end_s(rank: int, op: Op) -> float:
+        return layers_s(rank, op, op.kind, [0 if op.kind == EMBED else -1])
+
+    def head_step_s(rank: int, op: Op) -> float:
+        return profile.layers[rank][-1].seconds(HEAD_STEP, 1, 1)
+
+    def step_s(rank: int, op: Op) -> float:
+        return sum(profile.layers[rank][layer].seconds(STEP, 1, 1) for layer in layout.layers(op))
+
+    def load_s(rank: int, op: Op) -> float:
+        is_side = side_width and op.stage != NONE
+        return layers_s(rank, op, LOAD, layout.layers(op) if is_side else [layout.first_unfrozen(op.microbatch)])
+
+    def frozen_s(rank: int, op: Op) -> float:
+        if not side_width:
+            return layers_s(rank, op, PREFIX, layout.layers(op))
+        stage = plan.stages[op.stage]
+        return layers_s(rank, op, PREFIX, range(stage.start, stage.stop)) + layers_s(rank, op, FORWARD, layout.layers(op))
+
+    def forward_s(rank: int, op: Op) -> float:
+        return layers_s(rank, op, FORWARD, layout.layers(op))
+
+    def backward_s(rank: int, op: Op) -> float:
+        lowest = layout.first_unfrozen(op.microbatch)
+        return sum(layers_s(rank, op, LOWEST if layer == lowest else BACKWARD, [layer]) for layer in layout.layers(op))
+
+    def context(value: Value) -> Spec:
+        stage, m = plan.stages[value.stage], value.microbatch
+        trained = profile.layers[stage.ranks[0]][max(layout.first_unfrozen(m), stage.start) : stage.stop]
+        return opaque(sum(LayerProfile.context_bytes(layer, sizes[m], lengths[m]) for layer in trained))
+
+    def states(value: Value) -> Spec:
         name, m = value.name, value.microbatch
-        if name == "head":
-            return Spec((self.head_values,))
-        if name == "mean":
-            return Spec((self.head_values + 3 * sum(layer.trainable_bytes // 4 for layer in self.profile.layers[0]),))
-        if name == "told":
-            return Spec((2,))
-        if name == "free":
-            return Spec((1,), "uint8")  # it crosses to the next initiator
-        if name == "ctx":
-            stage = self.plan.stages[value.stage]
-            own = self.profile.layers[stage.ranks[0]][max(self.first_unfrozen(m), stage.start) : stage.stop]
-            return opaque(sum(LayerProfile.context_bytes(layer, self.sizes[m], self.lengths[m]) for layer in own))
-        if name not in ("emb", "act", "mid", "grad", "side"):
-            return TOKEN
-        first, side_width = self.first_unfrozen(m), self.crossing.side_width
+        first = layout.first_unfrozen(m)
         done = {"act": value.stage + 1, "side": value.stage + 1, "grad": value.stage}.get(name, 0)
-        layers = first if name == "mid" else self.plan.stages[done - 1].stop if done else 0
-        tokens, width = self.crossing.tokens(layers, self.lengths[m]), self.crossing.hidden_size
+        layers = first if name == "mid" else plan.stages[done - 1].stop if done else 0
+        tokens = crossing.tokens(layers, lengths[m])
         if side_width and name == "mid":
-            stage = self.plan.stages[value.stage]
+            stage = plan.stages[value.stage]
             num_taps = stage.stop - max(first, stage.start)
-            return opaque(4 * self.sizes[m] * tokens * (num_taps * width + side_width))
+            return opaque(4 * sizes[m] * tokens * (num_taps * width + side_width))
         if side_width and name in ("side", "grad"):
-            return Spec((self.sizes[m], tokens, side_width))
-        if done == len(self.plan.stages) and tokens != self.lengths[m]:
-            tokens = self.crossing.target_length  # the head reads only the decoder's states
-        return Spec((self.sizes[m], tokens, width + side_width * (name == "act" and layers <= first)))
+            return Spec((sizes[m], tokens, side_width))
+        if done == len(plan.stages) and tokens != lengths[m]:
+            tokens = crossing.target_length  # the head reads only the decoder's states
+        return Spec((sizes[m], tokens, width + side_width * (name == "act" and layers <= first)))
 
-    def resident_bytes(self, rank: int) -> int:
-        """Return weights, gradients, optimizer state and the copies of embedding and head in bytes."""
-        index = self.plan.stage_of(rank)
-        if index is None:
-            return 0
-        stage = self.plan.stages[index]
-        return resident_bytes(self.profile, self.profile.layers[rank][stage.start : stage.stop]) + self.beside_bytes
+    return TableCosts(
+        seconds_by_kind={
+            **dict.fromkeys((EMBED, HEAD), end_s),
+            **dict.fromkeys((HEAD_STEP, TAKE), head_step_s),
+            STEP: step_s,
+            LOAD: load_s,
+            PREFIX: frozen_s,
+            FORWARD: forward_s,
+            BACKWARD: backward_s,
+        },
+        bytes_by_name={
+            **dict.fromkeys(("emb", "act", "mid", "grad", "side"), states),
+            "ctx": context,
+            "head": Spec((head_values,)),
+            "mean": Spec((head_values + 3 * sum(layer.trainable_bytes // 4 for layer in profile.layers[0]),)),
+            "told": Spec((2,)),
+            "free": Spec((1,), "uint8"),  # it crosses to the next initiator
+        },
+        # Weights, gradients, optimizer state and the copies of embedding and head.
+        resident_by_rank={
+            rank: resident_bytes(profile, profile.layers[rank][stage.start : stage.stop]) + beside_bytes
+            for stage in plan.stages
+            for rank in stage.ranks
+        },
+        cluster=cluster,
+    )
 
 
 def layers_of(plan: Plan, op: Op, first_unfrozen: int) -> range:

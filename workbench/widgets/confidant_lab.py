@@ -36,7 +36,7 @@ from workbench.profiler.descriptions import FP32_BYTES
 from workbench.reproduce.confidant.heads import EPSILONS, epsilon_name, random_profile
 from workbench.reproduce.confidant.testbed import description, mini_batches
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
-from workbench.schedules.plan_costs import trainable_bytes
+from workbench.schedules.costs import trainable_bytes
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, lab_controls, slider
 from workbench.widgets.planning import as_described
 from workbench.widgets.tables import Table

@@ -23,10 +23,10 @@ from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import answered
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Handler
+from workbench.schedules.costs import Crossing, plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
-from workbench.schedules.plan_costs import Crossing, DividedCosts, PlanCosts
 from workbench.schedules.tensor import divide_layers
 
 TARGET_LENGTH = 1
@@ -125,7 +125,7 @@ class Programs:
         key = shape.sizes, begun, ahead
         if key not in self._schedules:
             self._schedules[key] = insert_transfers(self._schedule(*key))
-        costs = PlanCosts(
+        costs = plan_costs(
             self._profile,
             self._cluster,
             self._plan,
@@ -134,8 +134,9 @@ class Programs:
             shared_bytes=[FP32_BYTES * parameter.numel for parameter in self._shared],
             crossing=self._crossing,
             stashes_weights=self._is_asynchronous,
+            divisions=self._divisions,
         )
-        return Program.on(self._cluster, self._schedules[key], DividedCosts(costs, self._divisions) if self._divisions else costs)
+        return Program.on(self._cluster, self._schedules[key], costs)
 
     def _schedule(self, sizes: tuple[int, ...], begun: int | None, ahead: int) -> Schedule:
         world_size = self._cluster.world_size

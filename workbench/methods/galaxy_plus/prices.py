@@ -23,7 +23,7 @@ from workbench.core.timeline import Timeline
 from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
 from workbench.planners.galaxy_plus import plans as candidates
 from workbench.planners.galaxy_plus.search import Search
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, decode_schedule, inference_schedule
+from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_costs, inference_schedule
 from workbench.simulator import simulate
 
 KEPT_PROGRAMS = 128
@@ -64,7 +64,7 @@ class Programs:
         else:
             layout = InferenceLayout.build(plan, self.stacks, lengths)
             schedule = inference_schedule(layout, self.cluster.world_size)
-        costs = InferenceCosts(self._profile, self.cluster, layout, message_s=self._message_s)
+        costs = inference_costs(self._profile, self.cluster, layout, message_s=self._message_s)
         return Prepared(layout, Program.on(self.cluster, schedule, costs))
 
 

@@ -8,13 +8,13 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec
+from workbench.core.costs import Spec, TableCosts
 from workbench.core.packing import pack_length, packs_of
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import EpochRecord, StepRecord
-from workbench.core.schedule import SEND, STEP, Op, Schedule, Value
+from workbench.core.schedule import STEP, Op, Schedule, Value
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
@@ -24,7 +24,7 @@ from workbench.planners.adaptive import Setting
 from workbench.planners.queries import chosen_passings
 from workbench.planners.query_costs import Passing
 from workbench.schedules import insert_transfers, query_groups, query_step
-from workbench.schedules.plan_costs import Crossing
+from workbench.schedules.costs import Crossing
 from workbench.schedules.queries import Group
 from workbench.simulator import simulate
 from workbench.tasks.prompts import step_indices
@@ -106,44 +106,26 @@ class QueryStep:
         """Return the step's program.  crossing: the hidden states sent from stage to stage."""
         layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in self.plan.stages for rank in stage.ranks}
         sized = replace(crossing, target_length=shape.target_length)
-        return Program.on(cluster, self.schedule, QueryCosts(cluster=cluster, step=self, shape=shape, crossing=sized, layers=layers))
 
+        def forward_s(rank: int, op: Op) -> float:
+            queries = len(self.queries(op.part))
+            count, parts = self.passings[rank].passes(queries)
+            rows = parts * shape.setting.batch_size
+            return count * layers_seconds(layers[rank], "F", rows, shape.length) + layers_seconds(layers[rank], STEP, queries, 1)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryCosts:
-    """Costs of one step: a core.costs.Costs.  layers: of each rank that has some."""
+        def hidden(value: Value) -> Spec:
+            tokens = sized.tokens(self.plan.stages[value.stage].stop, shape.tokens)
+            return Spec((2 * len(self.queries(value.part)) * shape.rows, tokens, sized.hidden_size), sized.dtype)
 
-    cluster: Cluster
-    step: QueryStep
-    shape: Shape
-    crossing: Crossing
-    layers: Mapping[int, tuple[LayerProfile, ...]]
-
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of an operation (see Costs)."""
-        if op.kind == SEND:
-            return self.cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes)
-        layers, shape = self.layers[rank], self.shape
-        if op.kind == STEP:
-            return layers_seconds(layers, STEP, shape.setting.queries, 1)
-        queries = len(self.step.queries(op.part))
-        count, parts = self.step.passings[rank].passes(queries)
-        rows = parts * shape.setting.batch_size
-        return count * layers_seconds(layers, "F", rows, shape.length) + layers_seconds(layers, STEP, queries, 1)
-
-    def spec(self, value: Value) -> Spec:
-        """Return a value's shape and dtype (see Costs): a flag that requests a pause is sent with the losses."""
-        if value.name not in ("loss", "act"):
-            return TOKEN
-        parts = 2 * len(self.step.queries(value.part))
-        if value.name == "loss":
-            return Spec((parts + 1,))
-        tokens = self.crossing.tokens(self.step.plan.stages[value.stage].stop, self.shape.tokens)
-        return Spec((parts * self.shape.rows, tokens, self.crossing.hidden_size), self.crossing.dtype)
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return the bytes that a device keeps: frozen weights, trained values and one query's noise."""
-        return sum(layer.frozen_bytes + 2 * layer.trainable_bytes for layer in self.layers.get(rank, ()))
+        costs = TableCosts(
+            seconds_by_kind={"F": forward_s, STEP: lambda rank, op: layers_seconds(layers[rank], STEP, shape.setting.queries, 1)},
+            # A flag that requests a pause is sent with the losses.
+            bytes_by_name={"act": hidden, "loss": lambda value: Spec((2 * len(self.queries(value.part)) + 1,))},
+            # Frozen weights, trained values and one query's noise.
+            resident_by_rank={rank: sum(one.frozen_bytes + 2 * one.trainable_bytes for one in own) for rank, own in layers.items()},
+            cluster=cluster,
+        )
+        return Program.on(cluster, self.schedule, costs)
 
 
 class Predictor:

@@ -19,7 +19,7 @@ from workbench.models.loading import require_known as require_known_model
 from workbench.models.zeroth_order import TrainableConfig, ZerothOrderConfig
 from workbench.planners.adaptive import Precision, Setting
 from workbench.planners.query_costs import StepSize
-from workbench.schedules.plan_costs import Crossing
+from workbench.schedules.costs import Crossing
 from workbench.tasks.prompts import (
     OWN_PROMPT,
     PROMPT_TASKS,

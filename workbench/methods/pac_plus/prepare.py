@@ -23,7 +23,7 @@ from workbench.models.parallel_adapter import ParallelAdapterConfig
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout
-from workbench.schedules.plan_costs import Crossing
+from workbench.schedules.costs import Crossing
 from workbench.tasks.task import as_text_to_text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -10,11 +10,11 @@ from pathlib import Path
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import TOKEN, Spec, opaque, ring_allreduce_s
+from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.plan import Plan, Stage, homes_of
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.program import Program
-from workbench.core.schedule import ALLREDUCE, RECV, SEND, Op, Schedule, Value
+from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
 from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
@@ -24,10 +24,10 @@ from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAda
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
+from workbench.schedules.costs import plan_costs, resident_bytes, trainable_bytes
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
 from workbench.schedules.pipeline import ORDERS, cached_step, hybrid_1f1b
-from workbench.schedules.plan_costs import PlanCosts, resident_bytes, trainable_bytes
 from workbench.tasks.batching import assign_shards, cached_epoch_batches
 
 
@@ -103,7 +103,7 @@ class Programs:
         if key not in self._schedules:
             whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order))
             self._schedules[key] = backbone_part(whole) if backbone_only else whole
-        costs = PlanCosts(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
+        costs = plan_costs(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
         return Program.on(self._cluster, self._schedules[key], costs)
 
     def cached(self, shape: StepShape) -> Program:
@@ -113,40 +113,33 @@ class Programs:
         key = ("cached", shape.sizes)
         if key not in self._schedules:
             self._schedules[key] = cached_step(stage, [shape.sizes[rank] for rank in stage.ranks], world_size=len(shape.sizes))
-        return Program.on(self._cluster, self._schedules[key], CachedCosts(profile=self._profile, cluster=self._cluster, shape=shape))
+        return Program.on(self._cluster, self._schedules[key], cached_costs(self._profile, self._cluster, shape))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedCosts:
-    """Costs of a step from the cache: a core.costs.Costs.  shape: of every rank's share."""
+def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableCosts:
+    """Return the costs of a step from the cache.  shape: of every rank's share.  The backbone is released; no value crosses on its own."""
 
-    profile: Profile
-    cluster: Cluster
-    shape: StepShape
+    def pass_s(rank: int, op: Op) -> float:
+        return layers_seconds(profile.layers[rank], op.kind, shape.sizes[rank], shape.lengths[rank])
 
-    def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of an operation (see Costs)."""
-        layers = self.profile.layers[rank]
-        if op.kind == ALLREDUCE:
-            return ring_allreduce_s(self.cluster, op.ranks, trainable_bytes(layers))
-        if op.kind == "STEP":
-            return layers_seconds(layers, "STEP", 1, 1)
-        return layers_seconds(layers, op.kind, self.shape.sizes[rank], self.shape.lengths[rank])
+    def kept(value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
+        rank = value.part
+        return opaque(sum(nbytes(layer, shape.sizes[rank], shape.lengths[rank]) for layer in profile.layers[rank]))
 
-    def spec(self, value: Value) -> Spec:
-        """Return a value's bytes (see Costs); no value crosses devices on its own."""
-        if value.name == "gsum":
-            return opaque(trainable_bytes(self.profile.layers[value.part]))
-        if value.name not in ("tap", "ctx"):
-            return TOKEN
-        kept = LayerProfile.tap_bytes if value.name == "tap" else LayerProfile.context_bytes
-        samples, length = self.shape.sizes[value.part], self.shape.lengths[value.part]
-        return opaque(sum(kept(layer, samples, length) for layer in self.profile.layers[value.part]))
-
-    def resident_bytes(self, rank: int) -> int:
-        """Return the bytes of the adapter, its gradients and its optimizer state; the backbone is released."""
-        layers = self.profile.layers[rank]
-        return resident_bytes(self.profile, layers) - sum(layer.frozen_bytes for layer in layers)
+    return TableCosts(
+        seconds_by_kind=dict.fromkeys(("LOAD", "SF", "SB"), pass_s)
+        | {STEP: lambda rank, op: layers_seconds(profile.layers[rank], STEP, 1, 1)},
+        bytes_by_name={
+            "gsum": lambda value: opaque(trainable_bytes(profile.layers[value.part])),
+            "tap": lambda value: kept(value, LayerProfile.tap_bytes),
+            "ctx": lambda value: kept(value, LayerProfile.context_bytes),
+        },
+        resident_by_rank={
+            rank: resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)
+            for rank, layers in enumerate(profile.layers)
+        },
+        cluster=cluster,
+    )
 
 
 def backbone_part(schedule: Schedule) -> Schedule:

@@ -25,8 +25,8 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.runtime.state import Run, carry_out
+from workbench.schedules.costs import Crossing
 from workbench.schedules.moves import moves
-from workbench.schedules.plan_costs import Crossing
 
 Modules = dict[str, nn.Module]
 """Modules by the names that their parameters have in the whole model."""

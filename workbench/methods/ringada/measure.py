@@ -26,7 +26,7 @@ from workbench.models.techniques import TechniqueConfig
 from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
 from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
-from workbench.schedules.plan_costs import Crossing
+from workbench.schedules.costs import Crossing
 from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.costs import Costs
 from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op
 from workbench.methods.common.session import LOADING, RankResult, RankSession
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
@@ -21,7 +22,7 @@ from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.runtime.memory import read_memory
 from workbench.schedules import ringada as ring
-from workbench.schedules.ringada import RingCosts
+from workbench.schedules.ringada import RingLayout
 from workbench.tasks.tokenize import Batch, collate
 
 
@@ -40,7 +41,8 @@ class RingHandlers:
     number: int
     first_step: int
     by_loss: bool
-    costs: RingCosts
+    layout: RingLayout
+    costs: Costs
     batches: Sequence[Batch]
     compute: RingCompute
     optimizer: RingOptimizer
@@ -73,25 +75,25 @@ class RingHandlers:
     def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         batch = self.batches[op.microbatch]
         assert self.prefix is not None
-        first, last = self.costs.first_unfrozen(op.microbatch), self.costs.plan.num_layers
+        first, last = self.layout.first_unfrozen(op.microbatch), self.layout.plan.num_layers
         read = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
         if not self.compute.side_width:
             return (read(first),)
         if op.stage == NONE:
             return (self.compute.parted(read(last))[0],)
-        layers = self.costs.layers(op)
+        layers = self.layout.layers(op)
         taps, sides = zip(
             *(self.compute.parted(read(layer)) for layer in ([last + 1] if layers.start == 0 else []) + [*layers]), strict=True
         )
         return ((sides[0], list(taps)),)
 
     def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        batch, first, stage = self.batches[op.microbatch], self.costs.first_unfrozen(op.microbatch), self.costs.plan.stages[op.stage]
+        batch, first, stage = self.batches[op.microbatch], self.layout.first_unfrozen(op.microbatch), self.layout.plan.stages[op.stage]
         if self.prefix is None:
             return self.compute.ahead(reads[0], batch.attention_mask, range(stage.start, stage.stop), first)
         if self.compute.side_width:
             return self._ahead(reads[0], batch, range(stage.start, stage.stop), first)
-        for layer in self.costs.layers(op):
+        for layer in self.layout.layers(op):
             self.prefix.keep(layer, batch.indices, reads[0])
             reads = self.compute.ahead(reads[0], batch.attention_mask, range(layer, layer + 1), first)
         return reads
@@ -107,7 +109,7 @@ class RingHandlers:
         for layer in layers:
             hidden, below = self.compute.parted(state)
             if layer == 0:
-                keep(self.costs.plan.num_layers + 1, hidden=self.compute.widened(hidden))
+                keep(self.layout.plan.num_layers + 1, hidden=self.compute.widened(hidden))
             found = self.compute.ahead(state, batch.attention_mask, range(layer, layer + 1), first)
             if len(found) == 2:
                 state, (own, more) = found
@@ -118,8 +120,8 @@ class RingHandlers:
         return (state, (beside, taps)) if first < layers.stop else (state,)
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        layers, batch = self.costs.layers(op), self.batches[op.microbatch]
-        is_lowest = layers.start == self.costs.first_unfrozen(op.microbatch)
+        layers, batch = self.layout.layers(op), self.batches[op.microbatch]
+        is_lowest = layers.start == self.layout.first_unfrozen(op.microbatch)
         if self.prefix is not None and not self.compute.side_width and is_lowest and op.microbatch not in self.cached:
             self.prefix.keep(layers.start, batch.indices, reads[0])
         context = self.compute.forward(reads, batch.attention_mask, layers, is_lowest=is_lowest)
@@ -127,12 +129,12 @@ class RingHandlers:
         return context.output.detach(), context
 
     def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        at, batch, iterations = self.costs.iteration_of[op.microbatch], self.batches[op.microbatch], self.costs.iterations
+        at, batch, iterations = self.layout.iteration_of[op.microbatch], self.batches[op.microbatch], self.layout.iterations
         if (head := named(op, reads, "head")) and iterations[at - 1].initiator != self.rank:
             self.optimizer.take_head(head[0], self.first_step + at)
         if self.prefix is not None and self.compute.side_width and op.microbatch not in self.cached:
-            self.prefix.keep(self.costs.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0]))
-        total = sum(size for size, one in zip(self.costs.sizes, self.costs.iteration_of, strict=True) if one == at)
+            self.prefix.keep(self.layout.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0]))
+        total = sum(size for size, one in zip(self.layout.sizes, self.layout.iteration_of, strict=True) if one == at)
         targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=total)
         loss, gradient = self.compute.score([*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets)
         own = loss / len(iterations)  # a round's loss is the mean of its mini-batches'
@@ -144,9 +146,9 @@ class RingHandlers:
         return (None,) if gradient is None else (gradient, None)
 
     def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        layers = self.costs.layers(op)
+        layers = self.layout.layers(op)
         if self.optimizer.history is not None:
-            self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.costs.iterations)
+            self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.layout.iterations)
         self.optimizer.update(layers, self.first_step + op.microbatch)
         return (None,)
 
@@ -154,7 +156,7 @@ class RingHandlers:
         return self.optimizer.update_head(self.first_step + op.microbatch), torch.zeros(1, dtype=torch.uint8)
 
     def _take(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.optimizer.take_head(reads[0], self.first_step + len(self.costs.iterations))
+        self.optimizer.take_head(reads[0], self.first_step + len(self.layout.iterations))
         return (None,)
 
     def _mean(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -238,6 +240,7 @@ class RingPhase(StagePhase[RingRankJob]):
             number=planned.number,
             first_step=planned.number * rank_job.steps_per_round,
             by_loss=rank_job.policy.unfreezing == "plateau",
+            layout=rank_job.layout(shape),
             costs=rank_job.costs(shape),
             batches=[collate(rank_job.split, samples) for samples in planned.samples],
             compute=self.compute,

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Self
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import TableCosts
 from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
@@ -25,8 +26,8 @@ from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.loading import ModelFacts
 from workbench.models.techniques import TechniqueConfig
 from workbench.planners.ringada import change_s, ring_homes
-from workbench.schedules.plan_costs import Crossing
-from workbench.schedules.ringada import Iteration, RingCosts, federated_round, ring_round
+from workbench.schedules.costs import Crossing
+from workbench.schedules.ringada import Iteration, RingLayout, federated_round, ring_costs, ring_round
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -269,15 +270,16 @@ class RingRankJob(RankJob):
             self._schedules[key] = made
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
 
-    def costs(self, shape: RoundShape) -> RingCosts:
+    def layout(self, shape: RoundShape) -> RingLayout:
+        """Return a round under the plan that holds when it begins."""
+        return RingLayout(self.plan.at(shape.since), shape.iterations, shape.sizes, shape.lengths)
+
+    def costs(self, shape: RoundShape) -> TableCosts:
         """Return the costs of a round's operations."""
-        return RingCosts(
+        return ring_costs(
             self.profile,
             self.cluster,
-            self.plan.at(shape.since),
-            shape.iterations,
-            sizes=shape.sizes,
-            lengths=shape.lengths,
+            self.layout(shape),
             crossing=self.crossing,
             head_values=3 * _head_parameters(self.config),
             beside_bytes=beside_bytes(self.facts, self.config),

@@ -13,7 +13,7 @@ from workbench.core.timeline import Timeline
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.reproduce.result import read_constants
 from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
-from workbench.schedules import PlanCosts, asynchronous_1f1b, insert_transfers, one_f_one_b
+from workbench.schedules import asynchronous_1f1b, insert_transfers, one_f_one_b, plan_costs
 from workbench.simulator import simulate
 
 PAPER = "confidant"
@@ -40,7 +40,7 @@ def description(model: str) -> ModelDescription:
 def mini_batches(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int, title: str = "") -> Timeline:
     """Return some mini-batches through an empty asynchronous pipeline."""
     sizes = (plan.micro_batch_size,) * count
-    costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=(tokens,) * count, stashes_weights=True)
+    costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(tokens,) * count, stashes_weights=True)
     schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
     return simulate(Program.on(cluster, schedule, costs), title=title, memory=False)
 
@@ -64,7 +64,7 @@ def relative_paces(num_stages: int) -> dict[bool, float]:
 
     whole, cut = plan(1), plan(num_stages)
     sizes = (cut.micro_batch_size,) * num_stages
-    costs = PlanCosts(profile, cluster, cut, sizes=sizes, lengths=(1,) * num_stages)
+    costs = plan_costs(profile, cluster, cut, sizes=sizes, lengths=(1,) * num_stages)
     drained_s = simulate(Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs), memory=False).makespan_s
     begun, done = (mini_batches_s(profile, cluster, whole, tokens=1, count=count) for count in (num_stages, 2 * num_stages))
     return {True: drained_s * num_stages / (done - begun), False: 1.0}

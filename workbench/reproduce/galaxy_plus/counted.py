@@ -12,7 +12,7 @@ from workbench.profiler.inference import stack_sizes, working_bytes
 from workbench.reproduce.galaxy_plus.testbed import GIB, MODELS, PAPER, Constants, cluster, load_constants, profile
 from workbench.reproduce.items import Item, Rows, worst
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
-from workbench.schedules.inference import InferenceCosts, InferenceLayout, inference_schedule
+from workbench.schedules.inference import InferenceLayout, inference_costs, inference_schedule
 
 MEMORY, PI, A100 = "memory footprint", "latency per token on RPi-M", "latency per token on A100"
 A100_FLOPS_PER_S = 19.5e12  # [datasheet] fp32
@@ -129,7 +129,7 @@ def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tupl
         length=TOKENS,
     )
     layout = InferenceLayout.build(plan, costs.stacks, TOKENS)
-    prices = InferenceCosts(costs, on, layout)
+    prices = inference_costs(costs, on, layout)
     sent = flops = 0.0
     for op in inference_schedule(layout).ops[count - 1]:
         if op.kind == SEND:

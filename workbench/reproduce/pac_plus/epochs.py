@@ -17,9 +17,9 @@ from workbench.reproduce.pac_plus import testbed
 from workbench.reproduce.pac_plus.techniques import flops
 from workbench.reproduce.pac_plus.testbed import DEVICES, MODELS, PAPER, Constants, Phases, load_constants, nanos, problem, step
 from workbench.reproduce.result import OOM, Number, Result, Settings, printed
+from workbench.schedules.costs import virtual_worker_costs
 from workbench.schedules.hetpipe import hetpipe as schedule_hetpipe
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.plan_costs import VirtualWorkerCosts
 from workbench.simulator import simulate
 
 OURS, HOMOGENEOUS, ASTEROID, HETPIPE = "pac_plus", "pac_plus_homo", "asteroid", "hetpipe"
@@ -67,7 +67,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
         seconds, words = asked.sample_s(plan), _words(plan)
     else:
         workers = plan_hetpipe(asked)
-        costs = VirtualWorkerCosts(asked.profile, cluster, workers, sequence_length=asked.sequence_length)
+        costs = virtual_worker_costs(asked.profile, cluster, workers, sequence_length=asked.sequence_length)
         timeline = simulate(Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs), memory=False)
         seconds = timeline.makespan_s / (WAVES * workers.wave_samples)
         each = (f"ranks {[rank for stage in plan.stages for rank in stage.ranks]} layers {plan.partition()}" for plan in workers.pipelines)

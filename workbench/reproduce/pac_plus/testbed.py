@@ -26,9 +26,9 @@ from workbench.planners.pac_plus import plan_cached
 from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.reproduce.result import read_constants
+from workbench.schedules.costs import plan_costs
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
-from workbench.schedules.plan_costs import PlanCosts
 from workbench.simulator import simulate
 
 PAPER = "pac_plus"
@@ -158,7 +158,7 @@ class SimulatedProblem(Problem):
             schedule = full_pipeline(made, sizes, order, world_size=world_size)
         else:
             schedule = hybrid_1f1b(made, sizes, world_size=world_size, order=order)
-        costs = PlanCosts(self.profile, self.cluster, made, sizes=sizes, lengths=(self.sequence_length,) * len(sizes))
+        costs = plan_costs(self.profile, self.cluster, made, sizes=sizes, lengths=(self.sequence_length,) * len(sizes))
         return simulate(Program.on(self.cluster, insert_transfers(schedule), costs), title=title, memory=False)
 
     def step_s(self, made: Plan) -> float:
@@ -174,7 +174,7 @@ class SimulatedProblem(Problem):
         stage = plan_cached(self)
         made = Plan(method="pac_plus", stages=(stage,), micro_batch_size=self.batch_size, num_micro_batches=1)
         schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=self.cluster.world_size)
-        costs = PlanCosts(self.profile, self.cluster, made, sizes=(self.batch_size,), lengths=(self.sequence_length,))
+        costs = plan_costs(self.profile, self.cluster, made, sizes=(self.batch_size,), lengths=(self.sequence_length,))
         return simulate(Program.on(self.cluster, schedule, costs), memory=False), stage
 
 

@@ -20,8 +20,8 @@ from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.reproduce.items import Item, Rows
 from workbench.reproduce.result import Number, Result, Settings, printed, read_constants
-from workbench.schedules.plan_costs import Crossing
-from workbench.schedules.ringada import Iteration, RingCosts, ring_round
+from workbench.schedules.costs import Crossing
+from workbench.schedules.ringada import Iteration, RingLayout, ring_costs, ring_round
 from workbench.simulator import simulate
 
 PAPER = "ringada"
@@ -116,9 +116,8 @@ def simulated(profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequen
     """Return a round of mini-batches of SAMPLES samples."""
     sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
     crossing = Crossing(hidden_size=1, side_width=int(has_side))
-    costs = RingCosts(
-        profile, cluster, plan, iterations, sizes=sizes, lengths=(1,) * len(sizes), crossing=crossing, head_values=1, beside_bytes=0
-    )
+    layout = RingLayout(plan, iterations, sizes, (1,) * len(sizes))
+    costs = ring_costs(profile, cluster, layout, crossing=crossing, head_values=1, beside_bytes=0)
     schedule = ring_round(plan, iterations, costs.seconds, in_flight=8, has_side=has_side)
     return simulate(Program.on(cluster, schedule, costs), memory=False)
 

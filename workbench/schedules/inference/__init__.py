@@ -13,5 +13,5 @@ Operations (stage: block number; part: first tile; microbatch: step of the ring)
 """
 
 from workbench.schedules.inference.baselines import decode_schedule, inference_schedule
-from workbench.schedules.inference.costs import InferenceCosts
+from workbench.schedules.inference.costs import inference_costs
 from workbench.schedules.inference.layout import InferenceLayout

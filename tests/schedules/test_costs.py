@@ -9,11 +9,12 @@ import pytest
 from schedule_plans import plan_of, workers_of
 
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.costs import TableCosts
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
-from workbench.schedules import PlanCosts, VirtualWorkerCosts, hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b
+from workbench.schedules import hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b, plan_costs, virtual_worker_costs
 from workbench.schedules.pipeline import backpropagation
 from workbench.simulator import simulate
 
@@ -52,9 +53,9 @@ def made(plan: Plan, world_size: int, *, side: bool) -> tuple[Profile, Cluster]:
     return Profile(model="toy", method="test", source="analytic", layers=(layers,) * world_size), Cluster(name="c", devices=devices)
 
 
-def costs_of(plan: Plan, world_size: int, sizes: Sequence[int], *, side: bool = True) -> PlanCosts:
+def costs_of(plan: Plan, world_size: int, sizes: Sequence[int], *, side: bool = True) -> TableCosts:
     profile, cluster = made(plan, world_size, side=side)
-    return PlanCosts(profile, cluster, plan, sizes=sizes, lengths=(LENGTH,) * len(sizes))
+    return plan_costs(profile, cluster, plan, sizes=sizes, lengths=(LENGTH,) * len(sizes))
 
 
 def test_operations_of_a_group() -> None:
@@ -66,7 +67,7 @@ def test_operations_of_a_group() -> None:
     assert costs.seconds(2, Op("SB", 1, 2)) == pytest.approx(3 * 2 * 1.2)
     assert costs.seconds(2, Op("STEP", 1)) == pytest.approx(3 * 0.5)
     # A ring of two: two steps of half the 21 bytes, rounded up, over links whose latencies add.
-    assert costs.seconds(0, Op("ALLREDUCE", 0, ranks=(0, 1))) == pytest.approx(2 * (0.5 + 11 / 1000))
+    assert costs.seconds(0, Op("ALLREDUCE", 0, writes=(Value("gsum", 0, -1, 0),), ranks=(0, 1))) == pytest.approx(2 * (0.5 + 11 / 1000))
     assert costs.spec(Value("gsum", 0, -1, 1)).nbytes == 10 + 11
     assert [costs.resident_bytes(rank) for rank in range(3)] == [2000 + 4 * 21, 2000 + 4 * 21, 3000 + 4 * 39]
 
@@ -74,7 +75,7 @@ def test_operations_of_a_group() -> None:
 def test_a_rank_that_the_plan_leaves_idle_costs_nothing() -> None:
     costs = costs_of(plan_of((1,), (1,)), 3, (1,))
     assert costs.resident_bytes(2) == 0
-    assert costs.layers(2) == ()
+    assert costs.resident_bytes(0) == 1000 + 4 * 10
 
 
 def test_messages_are_what_the_layer_in_front_of_the_boundary_hands_on() -> None:
@@ -99,7 +100,7 @@ def test_one_device_takes_the_sum_of_its_operations(side) -> None:
     profile, cluster = made(plan, 1, side=side)
     schedule = insert_transfers((hybrid_1f1b if side else one_f_one_b)(plan, (2, 2, 2)))
     timeline = simulate(
-        Program(schedule=schedule, costs=PlanCosts(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3), devices=("d0",))
+        Program(schedule=schedule, costs=plan_costs(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3), devices=("d0",))
     )
     assert timeline.makespan_s == pytest.approx(3 * 3 * (1.2 + 2.4) + 3 * 0.5)
     tap = 2 * 3 * (LENGTH * 4 + 2) if side else 0
@@ -112,7 +113,7 @@ def test_gradients_of_shared_parameters_cross_from_stage_to_stage() -> None:
     schedule = insert_transfers(backpropagation(plan, (2, 2), shared=((0, 1),)))
     without = insert_transfers(backpropagation(plan, (2, 2)))
     sizes, lengths = (2, 2), (LENGTH, LENGTH)
-    costs = PlanCosts(profile, cluster, plan, sizes=sizes, lengths=lengths, shared_bytes=(700,))
+    costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=lengths, shared_bytes=(700,))
     spans = [simulate(Program(schedule=one, costs=costs, devices=("d0", "d1"))) for one in (schedule, without)]
     assert sum(spans[0].bytes_sent(rank) - spans[1].bytes_sent(rank) for rank in range(2)) == 2 * 700
     # Stage 1's STEP of two layers ends the step now, after stage 0's last gradient has come, instead of stage 0's of one.
@@ -122,7 +123,7 @@ def test_gradients_of_shared_parameters_cross_from_stage_to_stage() -> None:
 def test_virtual_workers_keep_versions_and_move_shards() -> None:
     workers = workers_of((3, 1), (2, 2), in_flight=2)
     profile, cluster = made(workers.pipelines[0], 5, side=False)
-    costs = VirtualWorkerCosts(profile, cluster, workers, sequence_length=LENGTH)
+    costs = virtual_worker_costs(profile, cluster, workers, sequence_length=LENGTH)
     # Stages: 0 (layers 0-2), 1 (3), 2 (0-1), 3 (2-3).  Shards: 0-1, 2, 3.
     assert costs.spec(Value("weight", 0, -1, 1)).nbytes == 10 + 11 + 12
     assert [costs.spec(Value("push", shard, 0, 0)).nbytes for shard in range(3)] == [21, 12, 13]
@@ -141,6 +142,27 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     assert sent == 3 * 2 * (21 + 12 + 13)
 
 
+@pytest.mark.parametrize(
+    ("op", "seconds"),
+    [
+        (Op("SEND", reads=(Value("big"),), ranks=(0, 2)), 0.5 + 3.0 + 0.125),
+        (Op("ALLREDUCE", writes=(Value("big"),), ranks=(0, 1, 2)), 4 * (0.5 + 1.0 + 0.125)),
+        (Op("ALLGATHER", writes=(Value("big"),), ranks=(0, 1, 2)), 2 * (0.5 + 1.0 + 0.125)),
+        (Op("BROADCAST", writes=(Value("big"),), ranks=(0, 1, 2)), 2 * (0.5 + 3.0 + 0.125)),
+        (Op("RECV", writes=(Value("big"),), ranks=(0, 2)), 0.0),
+        (Op("F"), 7.0),
+    ],
+)
+def test_what_the_table_leaves_out_takes_the_time_of_the_links(op: Op, seconds: float) -> None:
+    """3,000 bytes at 1,000 a second; each message has a latency of 0.5 s and an overhead of 0.125 s."""
+    _, cluster = made(plan_of((1,)), 3, side=False)
+    costs = TableCosts(seconds_by_kind={"F": 7.0}, bytes_by_name={"big": 3000}, cluster=cluster, message_s=0.125)
+    assert costs.seconds(0, op) == pytest.approx(seconds)
+    alone = replace(costs, cluster=None)
+    assert alone.seconds(0, op) == (7.0 if op.kind == "F" else 0.0)
+    assert replace(costs, seconds_by_kind={op.kind: 9.0}).seconds(0, op) == 9.0
+
+
 def test_faster_links_shorten_the_step() -> None:
     plan = plan_of((2,), (2,), layers=(2, 2))
     profile, cluster = made(plan, 2, side=True)
@@ -148,7 +170,7 @@ def test_faster_links_shorten_the_step() -> None:
     schedule = insert_transfers(hybrid_1f1b(plan, (2, 2)))
     spans = [
         simulate(
-            Program(schedule=schedule, costs=PlanCosts(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2), devices=("d0", "d1"))
+            Program(schedule=schedule, costs=plan_costs(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2), devices=("d0", "d1"))
         ).makespan_s
         for one in (cluster, quick)
     ]

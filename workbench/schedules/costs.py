@@ -1,0 +1,179 @@
+"""Costs of the schedules built from a plan: seconds and bytes by profile and cluster (PAC+, section V-A, 'Profiling')."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from workbench.core.cluster import Cluster
+from workbench.core.costs import Spec, TableCosts, opaque
+from workbench.core.division import PARTS, Direction, Division
+from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile, Profile
+from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
+from workbench.core.virtual_workers import VirtualWorkers
+from workbench.schedules.pieces import StepLayout, boundary_of
+from workbench.schedules.tensor import BEGIN, END
+
+SIDE_KINDS = ("SF", "SB")
+DIVIDED = frozenset({BEGIN, *PARTS, "JOIN", "MLP", END})
+CROSSING_INSIDE = frozenset({"hidden", "heads", "mid", "cols", "ghidden", "gheads", "gpart", "gmid", "gcols"})
+"""Values between the operations of a divided layer that are as large as the layer's output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """The message per token at a stage boundary: a hidden state in `dtype`, and a side network's in float32 (width 0: none).
+
+    num_encoder_layers, target_length: of an encoder-decoder, which sends the encoder's output together with the decoder's states.
+    """
+
+    hidden_size: int
+    dtype: str = "float32"
+    side_width: int = 0
+    num_encoder_layers: int | None = None
+    target_length: int = 0
+
+    def tokens(self, layers: int, length: int) -> int:
+        """Return the number of tokens of a hidden state after `layers` layers."""
+        in_decoder = self.num_encoder_layers is not None and layers > self.num_encoder_layers
+        return length + self.target_length * in_decoder
+
+
+COMPUTED = ("F", "B", "SF", "SB")
+"""The passes whose seconds a profile has by layer."""
+
+
+def plan_costs(
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    *,
+    sizes: Sequence[int],
+    lengths: Sequence[int],
+    shared_bytes: Sequence[int] = (),
+    crossing: Crossing | None = None,
+    stashes_weights: bool = False,
+    divisions: Mapping[int, Division] | None = None,
+) -> TableCosts:
+    """Return the costs of asynchronous_1f1b, hybrid_1f1b, gpipe, one_f_one_b and other schedules of `pipeline.assemble`.
+
+    sizes[m], lengths[m]: samples and tokens of micro-batch m (in asynchronous_1f1b a mini-batch).  shared_bytes[p]: the float32 gradient of
+    parameter p that stages share (see pipeline.backpropagation).  crossing: None if the model is only simulated; the message sizes then
+    come from the profile.
+    stashes_weights: weights are values, because a stage of asynchronous_1f1b keeps the versions that are in flight.
+    divisions: by rank, of a pipeline by divide_layers, with one rank per stage.  A stage's contexts are counted at END, as those of an
+    undivided stage are at F.
+    With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's with the rest.
+    """
+    layout = StepLayout(plan=plan, sizes=tuple(sizes), lengths=tuple(lengths))
+    layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in plan.stages for rank in stage.ranks}
+    trained = {rank: trainable_bytes(own) for rank, own in layers.items()}
+    has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
+
+    def pass_s(rank: int, op: Op) -> float:
+        first, end = layout.samples(rank, op.microbatch)
+        return sum(layer.seconds(op.kind, end - first, layout.lengths[op.microbatch]) for layer in layers[rank])
+
+    def step_s(rank: int, op: Op) -> float:
+        return sum(layer.seconds(STEP, 1, 1) for layer in layers[rank])
+
+    def divided_s(rank: int, op: Op) -> float:
+        division, kind = (divisions or {})[rank], op.kind.removesuffix("B")
+        direction: Direction = "F" if kind == op.kind else "B"
+        size = layout.sizes[op.microbatch], layout.lengths[op.microbatch]
+        if kind in PARTS:
+            return division.part_s(layers[rank][0], kind, direction, op.part, *size)
+        # All layers are equal: extra seconds of the first and the last layer belong to the embedding and the head.
+        rests = [division.rest_s(layer, direction, *size) for layer in layers[rank]]
+        if kind in (BEGIN, END):
+            return rests[0 if kind == BEGIN else -1] - min(rests)
+        return min(rests) / (2 if division.columns else 1)
+
+    def rank_of(value: Value) -> int:
+        # With stashed weights the part is a version, or none.
+        return plan.stages[value.stage].ranks[0] if stashes_weights else value.part
+
+    def kept(rank: int, value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
+        first, end = layout.samples(rank, value.microbatch)
+        return opaque(sum(nbytes(layer, end - first, layout.lengths[value.microbatch]) for layer in layers[rank]))
+
+    def crosses(value: Value) -> Spec:
+        piece, length = layout.piece(value), layout.lengths[value.microbatch]
+        samples, above = piece.end - piece.first, plan.stages[boundary_of(value)].stop
+        if crossing is not None:
+            shape = (samples, crossing.tokens(above, length))
+            if value.name == "act":
+                return Spec((*shape, crossing.hidden_size), crossing.dtype)
+            return Spec((*shape, crossing.side_width or crossing.hidden_size))
+        layer = profile.layers[piece.source][above - 1]
+        gradient = layer.gradient_bytes(samples, length)
+        if value.name == "act":
+            return opaque(layer.output_bytes(samples, length) - (gradient if has_side else 0))
+        return opaque(gradient)
+
+    def inside(value: Value) -> Spec:
+        return opaque(profile.layers[0][0].output_bytes(layout.sizes[value.microbatch], layout.lengths[value.microbatch]))
+
+    in_parts = dict.fromkeys((f"{kind}{back}" for kind in DIVIDED for back in ("", "B")), divided_s) if divisions else {}
+    stashed = trained if stashes_weights else {}
+    return TableCosts(
+        seconds_by_kind=dict.fromkeys(COMPUTED, pass_s) | {STEP: step_s} | in_parts,
+        bytes_by_name={
+            "gsum": lambda value: opaque(trained[value.part]),
+            "weight": lambda value: opaque(trained.get(rank_of(value), 0)),
+            "shared": lambda value: Spec((shared_bytes[value.part] // 4,)),
+            "tap": lambda value: kept(value.part, value, LayerProfile.tap_bytes),
+            "ctx": lambda value: kept(rank_of(value), value, LayerProfile.context_bytes),
+            **dict.fromkeys(("act", "side", "grad", "sgrad"), crosses),
+            **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
+        },
+        resident_by_rank={rank: resident_bytes(profile, own) - stashed.get(rank, 0) for rank, own in layers.items()},
+        cluster=cluster,
+    )
+
+
+def trainable_bytes(layers: Sequence[LayerProfile]) -> int:
+    """Return the bytes of the trainable parameters, and of their gradients."""
+    return sum(layer.trainable_bytes for layer in layers)
+
+
+def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
+    """Return the bytes that layers need on a device throughout: parameters, gradients, optimizer state."""
+    trainable = trainable_bytes(layers)
+    frozen = sum(layer.frozen_bytes for layer in layers)
+    return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)
+
+
+def virtual_worker_costs(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> TableCosts:
+    """Return the costs of hetpipe.  Each pipeline costs what it would alone with weight stashing; a profile has no shapes.
+
+    PULL and MERGE read the parameters once, like the optimizer, and cost the same.  PUSH sends the sum that STEP has made.
+    """
+    shards = workers.shards()
+    numbered: list[tuple[int, TableCosts]] = []  # of a stage, counted through all pipelines: its number in its own
+    of_rank: dict[int, TableCosts] = {}
+    for plan in workers.pipelines:
+        sizes, lengths = (plan.micro_batch_size,), (sequence_length,)
+        alone = plan_costs(profile, cluster, plan, sizes=sizes, lengths=lengths, stashes_weights=True)
+        numbered += [(number, alone) for number in range(len(plan.stages))]
+        of_rank |= {stage.ranks[0]: alone for stage in plan.stages}
+
+    def shard(number: int) -> tuple[LayerProfile, ...]:
+        return profile.layers[shards[number].server][shards[number].start : shards[number].stop]
+
+    def alone_s(rank: int, op: Op) -> float:
+        return of_rank[rank].seconds(rank, op._replace(kind=STEP if op.kind == PULL else op.kind, microbatch=0))
+
+    def alone_spec(value: Value) -> Spec:
+        number, alone = numbered[value.stage]
+        return alone.spec(value._replace(stage=number, microbatch=0))
+
+    return TableCosts(
+        seconds_by_kind=dict.fromkeys((*COMPUTED, STEP, PULL), alone_s)
+        | {MERGE: lambda rank, op: sum(layer.seconds(STEP, 1, 1) for layer in shard(op.stage))},
+        bytes_by_name=dict.fromkeys(("weight", "ctx", "act", "grad"), alone_spec)
+        | dict.fromkeys(("push", "global"), lambda value: opaque(trainable_bytes(shard(value.stage)))),
+        resident_by_rank={rank: alone.resident_bytes(rank) for rank, alone in of_rank.items()},
+        cluster=cluster,
+    )
