@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.methods import declaration_of, registered
 from workbench.methods.base import Event
 from workbench.runtime.engines import default_pool
+from workbench.runtime.ssh_setup import code_files
 from workbench.widgets import JobForm
 
 LIMIT_S = 300
@@ -135,3 +137,19 @@ def test_devices_may_be_asked_for_its_functions_and_for_no_others(job: Job) -> N
     assert (job_type, payload) == ("bitfit.phases.BitFitRankJob | None", "tuple[bitfit.prepare.PreparedJob, bool]")
     assert refused == "It is not in the table of functions that may be."
     assert declaration_of("bitfit").trains
+
+
+def test_a_device_over_ssh_gets_it_with_the_workbench(job: Job, tmp_path: Path) -> None:
+    for source, name in code_files():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, tmp_path / name)
+    script = (
+        "import bitfit, workbench; from workbench.core.methods import declaration_of, registered\n"
+        "print(bitfit.__file__, workbench.__file__, *registered()); declaration_of('bitfit')"
+    )
+    settings = {"capture_output": True, "text": True, "check": True, "timeout": LIMIT_S}
+    brought = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-P", "-c", script], env=brought, **settings)  # type: ignore[call-overload]
+    method, package, *methods = done.stdout.split()
+    assert all(Path(path).is_relative_to(tmp_path) for path in (method, package))
+    assert methods == list(registered()) and methods[-1] == "bitfit"

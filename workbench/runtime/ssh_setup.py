@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -22,6 +23,7 @@ from packaging.utils import canonicalize_name
 import workbench
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.methods import registered
 from workbench.runtime.frames import Greeting
 from workbench.runtime.ssh import Connection
 
@@ -34,12 +36,30 @@ TRIAL = "import torch; torch.ones(9, 9) @ torch.ones(9, 9)"
 """What a device must be able to run before its libraries count as installed."""
 
 
-def bring_code(connection: Connection) -> str:
-    """Bring this workbench to a device that has another version of it; return its folder there.  Raises RuntimeSetupError."""
+def code_files() -> list[tuple[Path, Path]]:
+    """Return the files that a device needs besides libraries, each with its name there: this workbench, and the installed methods.
+
+    A method's entry point is part of its package's metadata, so that comes along; a package's other data do not.
+    """
     root = Path(workbench.__file__).parent
     files = [(path, Path("workbench") / path.relative_to(root)) for path in sorted(root.rglob("*.py"))]
     files += [(path, Path("workbench/_data") / path.name) for path in sorted(data_folder().glob("*.toml"))]
-    digest = hashlib.sha256()
+    for point in registered().values():
+        about = [] if point.dist is None else [file for file in point.dist.files or () if file.name in ("METADATA", "entry_points.txt")]
+        files += [(Path(str(file.locate())), Path(file)) for file in about]
+        package = point.module.partition(".")[0]
+        spec = None if package == "workbench" else find_spec(package)
+        if spec is not None and spec.origin is not None:
+            place = Path(spec.origin)
+            sources = sorted(place.parent.rglob("*.py")) if place.name == "__init__.py" else [place]
+            folder = place.parent.parent if place.name == "__init__.py" else place.parent
+            files += [(path, path.relative_to(folder)) for path in sources]
+    return sorted(set(files), key=lambda file: file[1])
+
+
+def bring_code(connection: Connection) -> str:
+    """Bring this workbench to a device that has another version of it; return its folder there.  Raises RuntimeSetupError."""
+    files, digest = code_files(), hashlib.sha256()
     for path, name in files:
         digest.update(f"{name}\0".encode() + path.read_bytes())
     folder = f"code-{digest.hexdigest()[:16]}"
