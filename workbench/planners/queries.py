@@ -18,7 +18,7 @@ from typing import NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
-from workbench.planners.query_costs import LOSS_BYTES, METHOD, Passing, RankCosts, StepSize, too_small, whole
+from workbench.planners.query_costs import LOSS_BYTES, METHOD, Passing, RankCosts, StepSize, stage_costs, too_small, whole
 
 ALL_SETS_UP_TO = 10
 """Up to this many devices are tried in every combination; with more, the k fastest for every k."""
@@ -208,7 +208,8 @@ def chain_passing(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize
     passing = min(size.passings(size.queries, cut=True), key=lambda passing: chain_s(profile, cluster, plan, size, passing))
     if math.isinf(chain_s(profile, cluster, plan, size, passing)):
         smallest = min(size.passings(size.queries, cut=True), key=lambda passing: passing.parts)
-        raise next(too_small(costs, smallest.queries) for costs in _stages(profile, cluster, plan, size) if not costs.fits(smallest.parts))
+        stages = stage_costs(profile, cluster, plan, size).values()
+        raise next(too_small(costs, smallest.queries) for costs in stages if not costs.fits(smallest.parts))
     return passing
 
 
@@ -216,7 +217,7 @@ def chain_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize, pass
     """Return the seconds of a step under a chain; infinity if a stage does not fit."""
     total = slowest = update = 0.0
     ranks = [stage.ranks[0] for stage in plan.stages]
-    for index, costs in enumerate(_stages(profile, cluster, plan, size)):
+    for index, costs in enumerate(stage_costs(profile, cluster, plan, size).values()):
         if not costs.fits(passing.parts):
             return math.inf
         seconds = costs.group_s(passing)
@@ -226,13 +227,6 @@ def chain_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize, pass
         update = max(update, costs.noise_s(size.queries))
     told = sum(cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1])
     return total + (passing.groups(size.queries) - 1) * slowest + told + update
-
-
-def _stages(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> list[RankCosts]:
-    return [
-        RankCosts(profile=profile, cluster=cluster, size=size, rank=stage.ranks[0], start=stage.start, stop=stage.stop)
-        for stage in plan.stages
-    ]
 
 
 def _crossing_s(profile: Profile, cluster: Cluster, size: StepSize, source: int, target: int, stop: int, passing: Passing) -> float:

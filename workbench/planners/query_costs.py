@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
+from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.planners.memory import readable
 
@@ -92,10 +93,16 @@ class RankCosts:
         """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make the step."""
         return sum(layer.seconds("STEP", queries, 1) for layer in self._layers) if queries else 0.0
 
-    def group_s(self, passing: Passing) -> float:
-        """Return the seconds of one group, its noise included."""
-        count, parts = passing.passes(passing.queries)
-        return count * self.pass_s(parts) + self.noise_s(passing.queries)
+    def group_s(self, passing: Passing, queries: int | None = None) -> float:
+        """Return the seconds of one group, its noise included.  queries: of the group, by default as many as the others have."""
+        queries = passing.queries if queries is None else queries
+        count, parts = passing.passes(queries)
+        return count * self.pass_s(parts) + self.noise_s(queries)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the bytes that the device keeps: frozen weights, trained values and one query's noise."""
+        return sum(layer.frozen_bytes + 2 * layer.trainable_bytes for layer in self._layers)
 
     def need_bytes(self, parts: int) -> int:
         """Return the bytes that these layers need to compute `parts` parts at once.
@@ -127,6 +134,15 @@ class RankCosts:
         """Return the seconds in which this device sends its losses to the others, one after the other."""
         nbytes = LOSS_BYTES * losses
         return sum(self.cluster.link(self.rank, other).transfer_s(nbytes) for other in ranks if other != self.rank)
+
+
+def stage_costs(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> dict[int, RankCosts]:
+    """Return the costs of each rank of a plan, for the layers of its stage."""
+    return {
+        rank: RankCosts(profile=profile, cluster=cluster, size=size, rank=rank, start=stage.start, stop=stage.stop)
+        for stage in plan.stages
+        for rank in stage.ranks
+    }
 
 
 def whole(profile: Profile, cluster: Cluster, size: StepSize) -> list[RankCosts]:

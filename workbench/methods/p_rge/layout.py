@@ -14,15 +14,14 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import EpochRecord, StepRecord
-from workbench.core.schedule import STEP, Op, Schedule, Value
+from workbench.core.schedule import STEP, Schedule, Value
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
-from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.planners.adaptive import Setting
 from workbench.planners.queries import chosen_passings
-from workbench.planners.query_costs import Passing
+from workbench.planners.query_costs import Passing, StepSize, stage_costs
 from workbench.schedules import insert_transfers, query_groups, query_step
 from workbench.schedules.costs import Crossing
 from workbench.schedules.queries import Group
@@ -104,25 +103,23 @@ class QueryStep:
 
     def program(self, profile: Profile, cluster: Cluster, shape: Shape, crossing: Crossing) -> Program:
         """Return the step's program.  crossing: the hidden states sent from stage to stage."""
-        layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in self.plan.stages for rank in stage.ranks}
+        setting = shape.setting
+        size = StepSize(queries=setting.queries, batch_size=setting.batch_size, sequence_length=shape.length, memory_length=shape.length)
+        ranks = stage_costs(profile, cluster, self.plan, size)
         sized = replace(crossing, target_length=shape.target_length)
-
-        def forward_s(rank: int, op: Op) -> float:
-            queries = len(self.queries(op.part))
-            count, parts = self.passings[rank].passes(queries)
-            rows = parts * shape.setting.batch_size
-            return count * layers_seconds(layers[rank], "F", rows, shape.length) + layers_seconds(layers[rank], STEP, queries, 1)
 
         def hidden(value: Value) -> Spec:
             tokens = sized.tokens(self.plan.stages[value.stage].stop, shape.tokens)
             return Spec((2 * len(self.queries(value.part)) * shape.rows, tokens, sized.hidden_size), sized.dtype)
 
         costs = TableCosts(
-            seconds_by_kind={"F": forward_s, STEP: lambda rank, op: layers_seconds(layers[rank], STEP, shape.setting.queries, 1)},
+            seconds_by_kind={
+                "F": lambda rank, op: ranks[rank].group_s(self.passings[rank], len(self.queries(op.part))),
+                STEP: lambda rank, op: ranks[rank].noise_s(setting.queries),
+            },
             # A flag that requests a pause is sent with the losses.
             bytes_by_name={"act": hidden, "loss": lambda value: Spec((2 * len(self.queries(value.part)) + 1,))},
-            # Frozen weights, trained values and one query's noise.
-            resident_by_rank={rank: sum(one.frozen_bytes + 2 * one.trainable_bytes for one in own) for rank, own in layers.items()},
+            resident_by_rank={rank: costs.resident_bytes for rank, costs in ranks.items()},
             cluster=cluster,
         )
         return Program.on(cluster, self.schedule, costs)
