@@ -52,6 +52,18 @@ def test_a_method_gets_only_the_options_that_it_knows() -> None:
     assert form.job == replace(JOB, options={"reduction": 4, "dropout": 0.0, "backbone_dtype": "nf4"})
 
 
+def test_the_papers_settings_are_one_choice_and_are_named() -> None:
+    form = JobForm(Job(options={"cache_dtype": "int8"}))
+    assert form.message.value == ""
+    form.controls["as_published"].value = True
+    assert form.job == Job(options={"cache_dtype": "int8"}, as_published=True)
+    assert "batch_size = 16" in form.message.value and "order = given" in form.message.value
+    assert "cache_dtype" not in form.message.value, "it was chosen, so it stays"
+    form.controls["as_published"].value = False
+    assert form.message.value == "" and not form.job.as_published
+    assert "as_published" not in form_of("fine_tuning"), "no paper is about it"
+
+
 @pytest.mark.parametrize("method", registered())
 def test_every_option_of_a_form_is_one_of_its_method(method: str) -> None:
     declared = declaration_of(method)

@@ -80,6 +80,12 @@ JOB_FIELDS = {
     "seed": FormField(label="Seed", tooltip="Of order, initial weights and dropout"),
 }
 """The form of a method that declares no other, before its own options.  Method and task list what there is."""
+SETTINGS_FIELD = FormField(
+    label="Settings",
+    tooltip="Where the paper's settings differ: those of the workbench, or the paper's; what you change yourself stays",
+    values={"the workbench's": False, "the paper's": True},
+)
+"""The field `as_published`, last in the form of a method whose paper has other settings than the workbench."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

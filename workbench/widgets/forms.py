@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -19,9 +19,10 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.effects import effects_of
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.job import Job
-from workbench.core.methods import FormField, declaration_of, registered
+from workbench.core.methods import SETTINGS_FIELD, FormField, declaration_of, registered
 from workbench.core.ranges import Count, require_range
 from workbench.core.serial import shown
+from workbench.methods.base import as_published, published_settings
 from workbench.plots import cluster as draw_cluster
 from workbench.tasks import TASKS
 from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described, number
@@ -233,6 +234,8 @@ def form_of(method: str) -> dict[str, FormField]:
     declared = declaration_of(method)
     kinds, defaults = get_type_hints(declared.options), declared.defaults
     form = dict(declared.form)
+    if any(published_settings(declared.options)):
+        form["as_published"] = SETTINGS_FIELD
     for name, entry in form.items():
         values: Iterable[Any] = ()
         if name in ("method", "task"):
@@ -357,9 +360,20 @@ class JobForm(Panel):
             control.disabled = not self._has_effect(name)
         try:
             job = self.job
+            self._say_published(job)
         except ConfigError as error:
             self.message.show_exception(error)
             return
-        self.message.clear()
         for callback in self._callbacks:
             callback(job)
+
+    def _say_published(self, job: Job) -> None:
+        """Name the settings of the paper that replace what the form shows, or show none."""
+        published = as_published(job)
+        changed = {one.name: getattr(published, one.name) for one in fields(Job) if one.name != "options"}
+        changed = {name: value for name, value in changed.items() if value != getattr(job, name)}
+        changed |= {name: value for name, value in published.options.items() if name not in job.options}
+        if changed:
+            self.message.say(f"The paper's settings: {', '.join(f'{name} = {value}' for name, value in changed.items())}.")
+        else:
+            self.message.clear()
