@@ -87,7 +87,7 @@ def test_third_party_imports_are_declared() -> None:
     optional = [line for extra, lines in project["optional-dependencies"].items() if extra not in ("all", "test") for line in lines]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"] + optional}
     declared.add("executorch")  # installed apart, without what it asks for (see pyproject.toml and the Makefile)
-    distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido", "zmq": "pyzmq"}  # kaleido's own browser driver
+    distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido"}  # kaleido's own browser driver
     transitive = {"packaging", "tokenizers", "IPython", "traitlets", "huggingface_hub", "pandas", "pyarrow"}  # come with others
     undeclared = {}
     for module in MODULES:

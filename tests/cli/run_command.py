@@ -66,7 +66,7 @@ class Command:
         family = [child for child in psutil.process_iter() if self._owns(child)]
         ports = []
         for child in family:
-            name = next((word for word in child.cmdline() if word.startswith(("workbench.", "ipyparallel."))), "")
+            name = next((word for word in child.cmdline() if word.startswith("workbench.")), "")
             ports += [(name, other.laddr.port) for other in child.net_connections("tcp") if other.status == psutil.CONN_LISTEN]
         return family, ports
 

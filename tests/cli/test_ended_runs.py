@@ -109,8 +109,8 @@ def test_control_c_says_how_to_go_on(life: Life) -> None:
 
 
 def test_no_port_of_ours_can_be_busy(life: Life) -> None:
-    """Every port that devices listen on was chosen by the kernel; the controller listens on none, so none can be taken."""
-    assert life.family >= 4  # controller, two engines, janitor
+    """Every port that devices listen on was chosen by the kernel, so none can be taken."""
+    assert life.family >= 4  # command, two engines, janitor
     assert {name for name, _ in life.ports} <= {"workbench.runtime.engine"}
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert all(low <= port <= high for _, port in life.ports)

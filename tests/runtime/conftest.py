@@ -12,13 +12,6 @@ from workbench.runtime.engines import EngineCluster
 from workbench.runtime.network import probe
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_ipython_folder_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def make_cluster() -> Callable[[int], Cluster]:
     def make(num_devices: int, *, mbit_per_s: float = 1000.0, memory_bytes: int = 400_000_000) -> Cluster:

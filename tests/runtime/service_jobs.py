@@ -13,11 +13,11 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
 
 
-def echo(context: RankContext, address: str) -> str:
+def echo(context: RankContext, payload: None) -> str:
     """Publish every command with this process's number; 'sum NAME RANKS' adds ranks up in a group of some devices."""
     commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
     assert context.channel is not None
-    stop_listening = context.channel.listen(address, commands.put)
+    context.channel.listen(commands.put)
     context.publish(("ready", os.getpid()))
     while (command := commands.get()) != "stop":
         if isinstance(command, tuple):
@@ -28,7 +28,6 @@ def echo(context: RankContext, address: str) -> str:
                 context.publish(("sum", tensor.item()))
         else:
             context.publish((command, os.getpid()))
-    stop_listening()
     return "stopped"
 
 

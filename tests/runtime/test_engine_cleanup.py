@@ -111,7 +111,7 @@ def test_parent_and_janitor_killed_together(engine_jobs_folder: Path) -> None:
         parent.kill()
         parent.wait()
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in about["engines"]), "an end of the engines, which watch their owner")
-        assert traces(about)  # the controller does not
+        assert traces(about)  # nobody has removed the folder
         sweep_stale_folders()
         assert traces(about) == []
 
@@ -174,7 +174,10 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
         "except KeyboardInterrupt:\n    print('interrupted')",
         "import os\nfrom workbench.core.run_folder import ProcessId\nlost = ProcessId.of(engines.engine_pids[1])\n"
         "os.kill(lost.pid, 9)\nassert lost.wait(200)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
-        "engines.client[:].activate()\n%px import os; mine = os.getpid()\nprint(engines.client[:]['mine'] == list(engines.engine_pids))",
+        "%load_ext workbench.widgets.devices_magic",
+        "%%devices\nimport os\nmine = os.getpid()",
+        "%%devices\nprint(context.device.name)\nmine == os.getpid()",
+        "%%devices\n1 / context.rank",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = NotebookClient(notebook, timeout=int(LIMIT_S), resources={"metadata": {"path": str(tmp_path)}})
@@ -192,7 +195,8 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     assert printed[3] == "[2, 4]\n"
     assert printed[4] == "interrupted\n"
     assert printed[5] == "[[3.0], [3.0]]\n"
-    assert "True\n" in printed[6]
+    assert printed[8].split() == ["device-0:", "device-0", "True", "device-1:", "device-1", "True"]
+    assert printed[9].splitlines() == ["device-0: ZeroDivisionError in line 1: division by zero.", "device-1: 1.0"]
     assert leaves_no_traces(json.loads(printed[0]))
 
 

@@ -21,11 +21,13 @@ from workbench.core.errors import DivergedError, RuntimeSetupError
 from workbench.core.methods import Parts
 from workbench.runtime import commands as c
 from workbench.runtime import ssh
+from workbench.runtime.engine_service import EngineService
 from workbench.runtime.frames import HEADER, LENGTH, MOST_FRAME_BYTES, Asked, FilePart, Message
 from workbench.runtime.jobs import Outcome
 from workbench.runtime.messages import AnswerMessage, CallTable, encode, encode_told
+from workbench.runtime.own_calls import Own
 from workbench.runtime.ssh import Connection
-from workbench.runtime.ssh_devices import SshEngines, SshService
+from workbench.runtime.ssh_devices import SshEngines
 from workbench.runtime.ssh_login import Failure
 
 JOB = "workbench.core.job:Job"
@@ -190,7 +192,7 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
 ) -> None:
     draw, lost = random.Random(stage), 0
     engines = SshEngines(real_cluster(), tmp_path / "run", CallTable({CALL: Parts(JOB, JOB)}), command_of=lambda device: ["ssh"])
-    engines.most_bytes = 10_000
+    engines.inbox.most_bytes = 10_000
     alpha, beta = engines.seats
     call = engines.table.named(CALL)
     scripted.append(ScriptedAgent())
@@ -200,7 +202,7 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     for _ in range(1000):
         agent = ScriptedAgent()
         scripted.append(agent)
-        service = SshService(engines)
+        service = EngineService(engines)
         service.running = {0, 1}
         alpha.connection = Connection("alpha", ["ssh"], alpha._take)
         alpha.call, alpha.number = call, 1
@@ -222,14 +224,14 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
             assert died.isprintable(), died
         lost += alpha.why != "The connection ended with status 255."
         alpha.close()
-    beta._hear(Message("event", 1, told(c.Pong())))
+    beta._take_message(Message("event", 1, told(c.Pong())))
     assert [one.content for one in service.news(LIMIT_S)] == [c.Pong()]
     assert beta.connection.lost is None and settled(beta.connection.post("ping")) is None
     beta.close()
     assert lost > 300  # some changes leave a message that is right
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(path.parent.name in ("steps", "checkpoints", "journals") for path in kept)
-    assert sum(path.stat().st_size for path in kept) < 1000 * engines.most_bytes
+    assert sum(path.stat().st_size for path in kept) < 1000 * engines.inbox.most_bytes
     assert not [path for path in kept if path.suffix == ".part"]
 
 
@@ -248,6 +250,7 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
         (engine_frame(Message("event", 1, told({"phase": "x", "step": "\x1b[2J"})).framed()), "Expected `int`, got `str` - at `$.step`"),
         (engine_frame(Message("event", 1, told(c.StepDone(-1, 0.5))).framed()), "Expected `int` >= 0"),
         (engine_frame(Message("store", 1, encode(Asked("fetch", ("x",)))).framed()) * 2, "weights are asked for while others"),
+        (engine_frame(Message("event", 1, told(Own(b"pickled"))).framed()), "an event of device 'alpha'"),
     ],
 )
 def test_what_loses_a_device_is_one_sentence(
@@ -256,7 +259,7 @@ def test_what_loses_a_device_is_one_sentence(
     waits = threading.Event()
     monkeypatch.setattr(SshEngines, "bring_weights", lambda self, link, places: waits.wait(LIMIT_S))
     engines = SshEngines(real_cluster(), tmp_path, CallTable({CALL: Parts(JOB, JOB)}))
-    engines.most_bytes = 10_000
+    engines.inbox.most_bytes = 10_000
     [seat, _] = engines.seats
     seat.call, seat.number = engines.table.named(CALL), 1
     agent = ScriptedAgent()
@@ -265,24 +268,24 @@ def test_what_loses_a_device_is_one_sentence(
         seat.connection = Connection("alpha", ["ssh"], seat._take)
         seat.connection.open()
         agent.send(sent)
-        [(rank, kind, said)] = engines.told(LIMIT_S)
+        [(rank, kind, said)] = engines.inbox.take(LIMIT_S)
         waits.set()
     assert (rank, kind) == (0, "died") and why in said and said.count("\n") == 0
 
 
 def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(tmp_path: Path) -> None:
     engines = SshEngines(real_cluster(), tmp_path, CallTable({CALL: Parts(JOB, JOB)}))
-    engines.most_bytes = 1000
+    engines.inbox.most_bytes = 1000
     [seat, _] = engines.seats
     seat.call, seat.number = engines.table.named(CALL), 1
     event = Message("event", 1, told({"text": "x" * 900}))
     for _ in range(4):
-        seat._hear(event)
-        engines.told(0)
-    seat._hear(event)
-    seat._hear(event)
+        seat._take_message(event)
+        engines.inbox.take(0)
+    seat._take_message(event)
+    seat._take_message(event)
     with pytest.raises(RuntimeSetupError, match="that nobody has read yet"):
-        seat._hear(event)
+        seat._take_message(event)
 
 
 def test_a_mute_device_is_given_up_by_whoever_waits(scripted: list[ScriptedAgent]) -> None:

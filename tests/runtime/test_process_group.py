@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from file_channel import FileChannel
 from forked import run_script
 
 from tests.waiting import LIMIT_S
 from workbench.core.cluster import Cluster
-from workbench.core.errors import GroupNotFormedError, RuntimeSetupError, WriteError
+from workbench.core.errors import GroupNotFormedError, RuntimeSetupError
 from workbench.core.run_folder import child_environment
 from workbench.runtime.context import RankContext, torchrun_rank
 from workbench.runtime.process_group import close_group, group, open_group
@@ -41,13 +42,14 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import GroupNotFormedError
-from workbench.runtime.context import RankContext, torchrun_rank
+from file_channel import FileChannel
+from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group, open_group
 rank, folder = int(sys.argv[1]), sys.argv[2]
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
 cluster = Cluster(name="pis", devices=(device,))
 context = RankContext(
-    rank=rank, world_size=2, device=device, cluster=cluster, fidelity="paced", rendezvous=folder, interface="lo"
+    rank=rank, world_size=2, device=device, cluster=cluster, fidelity="paced", interface="lo", channel=FileChannel(folder, 2)
 )
 if rank == 0:
     store = dist.FileStore(f"{folder}/other", 2)
@@ -71,28 +73,24 @@ from torch.distributed import distributed_c10d
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import DeviceLostError
 from workbench.runtime import process_group
-from workbench.runtime import context as contexts
-from workbench.runtime.context import RankContext, torchrun_rank
-
-class Channel(contexts.Channel):
-    peers = []
-
-    def silent_peers(self):
-        return self.peers
+from file_channel import FileChannel
+from workbench.runtime.context import RankContext
 
 rank, folder, silent = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "silent"
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
+channel = FileChannel(folder, 2)
 context = RankContext(
-    rank=rank, world_size=2, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="paced", rendezvous=folder,
-    interface="lo", channel=Channel() if silent and rank == 0 else None,
+    rank=rank, world_size=2, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="paced", interface="lo",
+    channel=channel,
 )
 with process_group.group(context, 30.0):
     meeting = process_group.Meeting(context, ["left", "right"])
     tensor = torch.ones(1)
     meeting.sum(tensor)
     print(tensor.item(), flush=True)
-    Channel.peers = [1]
-    if not silent:
+    if silent:
+        channel.peers.append(1)
+    else:
         distributed_c10d._set_pg_timeout(timedelta(seconds=0.2), meeting._group)
     if rank == 1:
         signal.pause()  # comes to no second meeting
@@ -120,7 +118,13 @@ def test_a_meeting_names_whoever_it_waits_for(tmp_path: Path, why: str, found: s
 
 def alone(cluster: Cluster, folder: Path, world_size: int = 1) -> RankContext:
     return RankContext(
-        rank=0, world_size=world_size, device=cluster.devices[0], cluster=cluster, fidelity="paced", rendezvous=str(folder), interface="lo"
+        rank=0,
+        world_size=world_size,
+        device=cluster.devices[0],
+        cluster=cluster,
+        fidelity="paced",
+        interface="lo",
+        channel=FileChannel(folder, world_size),
     )
 
 
@@ -133,15 +137,6 @@ def test_a_group_of_one_opens_twice(make_cluster: Callable[..., Cluster], tmp_pa
             assert tensor.item() == 1.0
         assert not dist.is_initialized()
     close_group()
-
-
-def test_a_full_temporary_folder_is_named(make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise RuntimeError("write: No space left on device")
-
-    monkeypatch.setattr(dist, "FileStore", full)
-    with pytest.raises(WriteError, match=rf"The disk of '{tmp_path.parent}' is full\. Free some space, or set TMPDIR"):
-        open_group(alone(make_cluster(1), tmp_path), 5.0)
 
 
 def test_peers_that_do_not_come(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from tests.waiting import LIMIT_S
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime import ssh_seat
 from workbench.runtime.pipe_engine import Asked, ChannelStore
+from workbench.runtime.seats import KeyStore
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_agent import CERTIFICATE, LOWEST
-from workbench.runtime.ssh_seat import KeyStore, Relays, gloo_port, make_certificate
+from workbench.runtime.ssh_seat import Relays, gloo_port, make_certificate
 
 
 @pytest.fixture

@@ -30,13 +30,15 @@ from workbench.core.errors import MemoryBudgetError, MessageError, RuntimeSetupE
 from workbench.core.methods import Parts
 from workbench.runtime import commands as c
 from workbench.runtime import kept_files, ssh, ssh_agent
+from workbench.runtime.engine_service import EngineService
 from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
 from workbench.runtime.messages import AnswerMessage, CallTable, decode_told, encode, encode_told
 from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
+from workbench.runtime.seats import KeyStore
 from workbench.runtime.ssh import Connection
-from workbench.runtime.ssh_devices import SshEngines, SshService
+from workbench.runtime.ssh_devices import SshEngines
 from workbench.runtime.ssh_login import BEGAN, Login, failure_of
-from workbench.runtime.ssh_seat import KeyStore, Relays, Seat
+from workbench.runtime.ssh_seat import Relays, SshSeat
 from workbench.runtime.ssh_setup import environment_python
 
 
@@ -119,7 +121,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     job = "workbench.core.job:Job"
     table = CallTable({"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts(job, job)})
     engines = SshEngines(real_cluster(), tmp_path / "run", table)
-    service, [seat, _] = SshService(engines), engines.seats
+    service, [seat, _] = EngineService(engines), engines.seats
     seat.connection, seat.call = agent.connection, table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank")
     service.running.add(0)
     arrives = threading.Event()
@@ -129,7 +131,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
         yield ssh._frame(ssh.DATA, b"abc")
 
     last = c.Pong(charge=0.5)
-    seat._hear(Message("event", seat.number, encode_told(last)))
+    seat._take_message(Message("event", seat.number, encode_told(last)))
     sent = agent.connection.post("begin_file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest())
     assert [one.content for one in service.news(0)] == [last]
     assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
@@ -306,25 +308,25 @@ LOG, CHECKPOINT = "steps/epoch-0-from-0-rank-1.jsonl", "checkpoints/epoch-0-laye
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Iterator[Seat]:
+def seat(tmp_path: Path) -> Iterator[SshSeat]:
     """The laptop's side of a device whose files go to tmp_path / 'run' and may have 1000 bytes."""
     engines = SshEngines(real_cluster(), tmp_path / "run", CallTable({}), command_of=over_pipes(tmp_path))
-    engines.most_bytes = 1000
-    made = Seat(0, engines.cluster.devices[0], engines)
+    engines.inbox.most_bytes = 1000
+    made = SshSeat(0, engines.cluster.devices[0], engines)
     yield made
     made.close()
 
 
-def keep(seat: Seat, *parts: FilePart) -> None:
+def keep(seat: SshSeat, *parts: FilePart) -> None:
     for part in parts:
-        seat._hear(Message("file", 0, encode(part)))
+        seat._take_message(Message("file", 0, encode(part)))
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_devices_files_come_into_the_runs_folder(seat: Seat, tmp_path: Path) -> None:
+def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path) -> None:
     keep(seat, FilePart(CHECKPOINT, 0, b"ab", False), FilePart(CHECKPOINT, 2, b"c", True))
     keep(seat, FilePart(LOG, 0, b"old and longer\n", True), FilePart(LOG, 0, b"new\n", True), FilePart(LOG, 4, b"newer\n", True))
     keep(seat, FilePart("journals/x.json", 0, b"begun", False))
@@ -348,7 +350,7 @@ def test_a_devices_files_come_into_the_runs_folder(seat: Seat, tmp_path: Path) -
         [FilePart(f"checkpoints/{number}", 0, b"", False) for number in range(5)],
     ],
 )
-def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], seat: Seat, tmp_path: Path) -> None:
+def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], seat: SshSeat, tmp_path: Path) -> None:
     with pytest.raises(MessageError, match="a part of a file"):
         keep(seat, *parts)
     seat.close()
@@ -356,7 +358,7 @@ def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], se
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_device_keeps_so_many_files_and_no_more(seat: Seat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_device_keeps_so_many_files_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kept_files, "MOST_FILES", 3)
     keep(seat, *(FilePart(f"checkpoints/{number}", 0, b"x", True) for number in range(3)))
     (tmp_path / "run/checkpoints/0").unlink()  # no longer needed: it counts no more
@@ -365,19 +367,19 @@ def test_a_device_keeps_so_many_files_and_no_more(seat: Seat, monkeypatch: pytes
         keep(seat, FilePart("checkpoints/4", 0, b"x", True))
 
 
-def test_a_devices_files_take_so_many_bytes_and_no_more(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_devices_files_take_so_many_bytes_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_files, "MOST_TIMES", 2)
     with pytest.raises(MessageError, match="above 2,000 bytes"):
         keep(seat, *(FilePart(f"checkpoints/{number}", 0, bytes(900), True) for number in range(1, 4)))
 
 
-def test_a_full_disk_of_the_laptop_ends_the_run(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_the_laptop_ends_the_run(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(part: FilePart) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(seat._files, "take", refuse)
     keep(seat, FilePart(LOG, 0, b"x", True))
-    [(rank, kind, outcome)] = seat._engines.told(0)
+    [(rank, kind, outcome)] = seat.inbox.take(0)
     assert (rank, kind) == (0, "ended") and "No space left" in outcome.text
 
 
@@ -432,7 +434,7 @@ def test_other_versions_than_the_laptops_are_refused(agent: Agent, tmp_path: Pat
     with pytest.raises(RuntimeSetupError, match="other versions than the project's lock"):
         environment_python(agent.connection)
     [seat, _] = SshEngines(real_cluster(), tmp_path / "run", CallTable({})).seats
-    seat._hear(Message("ready", 0, b"0.0.1"))
+    seat._take_message(Message("ready", 0, b"0.0.1"))
     assert seat.ready.is_set() and "its workbench is 0.0.1, this one" in seat.why
 
 

@@ -18,7 +18,7 @@ TORCH_FOR_ARMV8_0 = "2.9.1"
 """The lock's version for aarch64 Linux."""
 _CRASHING_ON_ARMV8_0 = ("2.0.0", "2.4.0", "2.6.0", "2.10.0")
 """Releases of torch known to end with an illegal instruction on processors without atomics, such as a Raspberry Pi 4's."""
-PACKAGES = ("torch", "transformers", "datasets", "evaluate", "ipyparallel", "plotly", "papermill", "jupyterlab")
+PACKAGES = ("torch", "transformers", "datasets", "evaluate", "plotly", "papermill", "jupyterlab")
 
 
 class Check(NamedTuple):

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import psutil
@@ -141,12 +140,13 @@ def _number(path: Path, base: int = 10) -> int | None:
         return None
 
 
-def serve_device(context: RankContext, address: str, worker: Worker) -> None:
-    """Run the commands of the coordinator at `address` until it sends Stop.
+def serve_device(context: RankContext, worker: Worker) -> None:
+    """Run the commands of the coordinator until it sends Stop.
 
     If another device is lost, this is reported.  An error of this device is raised.
     """
-    with worker, _Server(context, address, worker) as server:
+    with worker:
+        server = _Server(context, worker)
         for command in server.commands():
             if isinstance(command, c.Train):
                 context.publish(c.Ended(command.generation, *server.train(command)))
@@ -160,7 +160,7 @@ class _Server:
     A separate thread prepares jobs.
     """
 
-    def __init__(self, context: RankContext, address: str, worker: Worker) -> None:
+    def __init__(self, context: RankContext, worker: Worker) -> None:
         self._context, self._worker = context, worker
         self._controls = Controls()
         self._footprint_bytes = read_memory().anonymous_bytes
@@ -168,14 +168,8 @@ class _Server:
         self._is_at_work = False
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         assert context.channel is not None
-        self._stop_listening = context.channel.listen(address, self._take)
+        context.channel.listen(self._take)
         context.publish(c.Ready())
-
-    def __enter__(self) -> _Server:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop_listening()
 
     def commands(self) -> Iterator[Any]:
         """Yield the commands for the main thread until Stop arrives."""

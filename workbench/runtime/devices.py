@@ -56,12 +56,7 @@ class Devices(Processes, Protocol):
 
 
 class Service(Processes, Protocol):
-    """Runs a separate job on each engine, so that one engine may die and return while the others continue.
-
-    Implemented by engine_service.EngineService and ssh_devices.SshService.  address: where a job connects to receive commands.
-    """
-
-    address: str
+    """Runs a separate job on each engine, so that one engine may die and return while the others continue."""
 
     @property
     def running(self) -> Collection[int]:
@@ -73,10 +68,16 @@ class Service(Processes, Protocol):
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job.  Returns False if the rank has no job."""
 
+    def request_stop(self) -> None:
+        """Make should_stop() true on every rank that has a job."""
+
+    def is_frozen(self, rank: int) -> bool:
+        """Return whether a rank's engine is known to be suspended."""
+
 
 @runtime_checkable
 class Lender(Protocol):
-    """Engines that tolerate the loss of a device: implemented by engines.EngineCluster and ssh_devices.SshEngines."""
+    """Engines that tolerate the loss of a device: emulated ones and real ones over SSH (see engine_service.Engines)."""
 
     cluster: Cluster
 

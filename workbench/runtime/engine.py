@@ -1,4 +1,4 @@
-"""The process of an emulated device, which becomes an ipyparallel engine, and the template from which it is forked (python -m ... OWNER).
+"""The process of an emulated device, which becomes an engine (see pipe_engine), and the template from which it is forked.
 
 Importing torch and transformers takes seconds of processor time, the same for every engine.  A fork takes milliseconds, and the
 imported libraries are in memory only once.  The template starts no thread, so that its children can enter namespaces and start threads.
@@ -13,9 +13,9 @@ import importlib
 import os
 import select
 import signal
+import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,13 +39,11 @@ class EngineSettings:
 
     owner_pid: int
     owner_started: float
-    profile: str
-    connection_file: str
     endpoints: tuple[Endpoint, ...] = ()
 
 
 def become_engine(folder: Path, rank: int) -> None:
-    """Run the engine of a run folder until it is stopped.
+    """Run the engine of a run folder until its owner ends it.  Its stdin and stdout are one end of a socket pair.
 
     The order matters: enter namespaces before starting threads, import torch afterwards.
     """
@@ -62,7 +60,10 @@ def become_engine(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     gc.freeze()  # the libraries' hundreds of thousands of objects live as long as the process: collections skip them
-    _serve(rank, settings)
+    from workbench.runtime.messages import calls_of_emulated
+    from workbench.runtime.pipe_engine import serve
+
+    serve(calls_of_emulated())
 
 
 def _die_with(owner: ProcessId) -> None:
@@ -71,36 +72,12 @@ def _die_with(owner: ProcessId) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _serve(rank: int, settings: EngineSettings) -> None:
-    from ipyparallel.engine.app import IPEngine
-
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    connection = Path(settings.connection_file)
-    while not connection.exists() and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    here, app = os.getcwd(), IPEngine.instance()
-    app.initialize(
-        [
-            f"--work-dir={settings.profile}",
-            f"--file={connection}",
-            f"--profile-dir={settings.profile}",
-            f"--IPEngine.id={rank}",
-            f"--IPEngine.timeout={START_TIMEOUT_S}",
-            "--IPEngine.enable_nanny=False",  # the owner and the janitor watch the processes
-            "--IPEngine.max_heartbeat_misses=0",
-        ]
-    )
-    # ipyparallel imports from the current folder, whatever options the interpreter was started with.
-    sys.path[:] = [path for path in sys.path if path]
-    os.chdir(here)
-    app.start()
-
-
-LIBRARIES = ("torch.distributed", "ipyparallel.engine.app", "workbench.runtime.jobs")
+LIBRARIES = ("torch.distributed", "workbench.methods.calls", "workbench.runtime.pipe_engine")
 """Modules that every engine imports."""
 IMPORT_ONLY = -1
 """Used instead of a rank: import the modules and answer 0."""
 _LOOK_S = 0.2
+_MOST_REQUEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,36 +92,39 @@ class EngineRequest:
     environment: dict[str, str]
     modules: tuple[str, ...] = ()
 
-    def line(self) -> bytes:
-        """Return the request as one line of bytes."""
-        return to_json(self, indent=-1).encode() + b"\n"
+    def data(self) -> bytes:
+        """Return the request as a message."""
+        return to_json(self, indent=-1).encode()
 
 
 def serve_template(owner: int) -> None:
-    """Fork an engine for each request on stdin and answer with its process number, until stdin ends or the owner (our parent) dies."""
+    """Fork an engine for each request on stdin, a socket, and answer with its process number, until it ends or our parent dies.
+
+    A request comes with the descriptor of the engine's end of a socket pair.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle("workbench engine template")
     with _watching(owner):
         _import(LIBRARIES)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children
-    buffered = b""
+    requests = socket.socket(fileno=0)
     while os.getppid() == owner:
-        if not select.select([0], [], [], _LOOK_S)[0]:
+        if not select.select([requests], [], [], _LOOK_S)[0]:
             continue
-        received = os.read(0, 1 << 20)
+        received, ends, *_ = socket.recv_fds(requests, _MOST_REQUEST_BYTES, 1)
         if not received:
             return
-        *lines, buffered = (buffered + received).split(b"\n")
-        for line in lines:
-            wanted = from_json(line.decode(), EngineRequest, source="a request for an engine")
-            with _watching(owner):
-                _import(wanted.modules)
-            child = 0
-            if wanted.rank != IMPORT_ONLY:
-                child = os.fork()
-                if child == 0:
-                    _run_engine(wanted)
-            os.write(1, b"%d\n" % child)
+        wanted = from_json(received.decode(), EngineRequest, source="a request for an engine")
+        with _watching(owner):
+            _import(wanted.modules)
+        child = 0
+        if wanted.rank != IMPORT_ONLY:
+            child = os.fork()
+            if child == 0:
+                _run_engine(wanted, ends[0])
+        for end in ends:
+            os.close(end)
+        requests.send(b"%d" % child)
 
 
 @contextlib.contextmanager
@@ -175,7 +155,7 @@ def _import(modules: tuple[str, ...]) -> None:
         gc.collect()
 
 
-def _run_engine(wanted: EngineRequest) -> None:
+def _run_engine(wanted: EngineRequest, end: int) -> None:
     """Become the engine, as if a new interpreter had been started.  Never returns."""
     status = 1
     try:
@@ -183,11 +163,10 @@ def _run_engine(wanted: EngineRequest) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         setproctitle(f"{sys.executable} -m workbench.runtime.engine --folder {wanted.folder} --rank {wanted.rank}")
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(wanted.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        log = os.open(wanted.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for source, target in ((end, 0), (end, 1), (log, 2)):
             os.dup2(source, target)
-        os.closerange(3, max(nothing, output) + 1)
+        os.closerange(3, max(end, log) + 1)
         os.chdir(wanted.working_folder)
         os.environ.clear()
         os.environ.update(wanted.environment)

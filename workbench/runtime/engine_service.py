@@ -1,229 +1,280 @@
-"""Run a separate long-lived job on each engine, so that one engine may die and return while the others continue.
+"""Run jobs on the engines of a cluster, emulated or real: one job on all devices, or a separate long-lived one on each.
 
-`EngineCluster.run` is one job on all devices, which fails with the first device; here the caller decides how to handle a death.
+How an engine is started, reached and ended is the seats' part (see seats.Seat).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
-import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
-import zmq
-
-from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.runtime.context import RankContext, listener_name
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, GroupNotFormedError, RuntimeSetupError
+from workbench.runtime import commands as c
+from workbench.runtime.context import RankContext
 from workbench.runtime.devices import News
-from workbench.runtime.engine import START_TIMEOUT_S
-from workbench.runtime.engine_session import EngineSession
-from workbench.runtime.jobs import DONE, Outcome, identify, run_job
-from workbench.runtime.memory import MemoryReading, read_memory
+from workbench.runtime.jobs import WholeJob
+from workbench.runtime.memory import MemoryReading
+from workbench.runtime.messages import Call, CallMessage, encode, encode_told
+from workbench.runtime.own_calls import Own, outcome_of, run_own
+from workbench.runtime.seats import Inbox, Seat
 
-if TYPE_CHECKING:
-    import ipyparallel
+R = TypeVar("R")
+P = TypeVar("P")
 
-_POLL_S = 0.05
-_LAST_EVENTS_S = 0.5
-"""A job's last events travel over another channel than its answer: the answer is reported this much later, at most."""
+_CLOSE_S = 10.0
+"""How long jobs that were asked to end are waited for."""
 
 
-def restart_engine(session: EngineSession, rank: int, cancelled: threading.Event) -> None:
-    """Restart a rank's engine with the same namespace and number, ending any remains of the old one.  This takes seconds.
+class _NothingDone(Exception):
+    """A job ended before doing anything.  The cause says why."""
 
-    May be called from any thread, for several ranks at a time.  cancelled: set it to give up; the session cleans up.
-    Raises RuntimeSetupError.  Other engines are not affected.
+
+class Engines(ABC):
+    """The engines of a cluster, one for each device.  `run` and `service` may be used any number of times, one at a time.
+
+    patience_s: how long the jobs of a run that failed are waited for before their engines are ended.
     """
-    asked = f"The engine of device '{session.cluster.devices[rank].name}' was to be started again."
-    deadline_s = time.monotonic() + START_TIMEOUT_S
 
-    def wait(found: str) -> None:
-        if time.monotonic() > deadline_s:
-            raise RuntimeSetupError(asked, f"{found} in time.", "Close other programs and try again.")
-        if cancelled.wait(_POLL_S):
-            raise RuntimeSetupError(asked, "It was given up.", "Start the engines again.")
+    patience_s = _CLOSE_S
 
-    session.engines[rank].kill()
-    session.engines[rank].wait(5.0)
-    client = session.client
-    assert client is not None and session.starter is not None
-    # The hub does not monitor engines (see engine_session): we notify it, and it frees the engine's number.
-    client._io_loop.add_callback(client.session.send, client._query_stream, "unregistration_request", content={"id": rank})
-    while rank in client.ids:
-        wait("The controller did not let go of its number")
-    engine = session.starter.start(rank, max(0.0, deadline_s - time.monotonic()))
-    session.engines = (*session.engines[:rank], engine, *session.engines[rank + 1 :])
-    while rank not in client.ids:
-        if not engine.alive:
-            raise RuntimeSetupError(asked, "It ended at once.", f"See {session.starter.log(rank)}.")
-        wait("It did not register")
-    reply = client[rank].apply_async(identify)
-    while not reply.ready():
-        wait("It did not answer")
-    if reply.get() != engine.pid:
-        raise RuntimeSetupError(asked, f"Process {reply.get()} answered, not {engine.pid}.", "Start the engines again.")
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.inbox = Inbox(cluster.world_size)
+        self.number = 0  # of jobs
+        self._busy = threading.Lock()
+        self._service: EngineService | None = None
+
+    @property
+    @abstractmethod
+    def seats(self) -> Sequence[Seat]:
+        """Return the devices by rank.  Empty if no engine runs."""
+
+    @abstractmethod
+    def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
+        """Return a function as these engines may be asked to call it, and its payload.  Raises WorkbenchError for any other."""
+
+    @abstractmethod
+    def context(self, rank: int) -> RankContext:
+        """Return the context of a rank's next job."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Have an idle engine on every device.  Raises RuntimeSetupError."""
+
+    @abstractmethod
+    def _finish(self, busy: Sequence[int]) -> None:
+        """Do what is due after a service.  busy: the ranks whose engines did not end their jobs."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """Have new engines for the next job."""
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Return the device names by rank."""
+        return tuple(device.name for device in self.cluster.devices)
+
+    def request_stop(self) -> None:
+        """Make should_stop() true on every rank of the running job.  May be called from any thread."""
+        service = self._service
+        if service is not None:
+            service.request_stop()
+
+    def run(
+        self,
+        function: Callable[[RankContext, P], R],
+        payloads: Sequence[P],
+        *,
+        on_event: Callable[[int, Any], None] | None = None,
+    ) -> list[R]:
+        """Run function(context, payloads[rank]) on every device at once; return the results by rank.
+
+        on_event(rank, event): called in this process with the events that ranks publish.
+        Raises the device's own WorkbenchError, DeviceLostError when a device or its engine is lost, RuntimeSetupError, or another error
+        of the function with a note that names the device.
+        If the job's process group does not form before any rank has published an event, the job runs once more on new engines.
+        """
+        if len(payloads) != self.cluster.world_size:
+            raise ConfigError(
+                f"A job with {len(payloads)} payloads was asked for.", f"The cluster has {self.cluster.size_words}.", "Give one each."
+            )
+        try:
+            return self._run(function, payloads, on_event)
+        except _NothingDone:
+            # Seen on busy machines: gloo's connections hang in one process, and then in every later group of that process.
+            self._give_up()
+        try:
+            return self._run(function, payloads, on_event)
+        except _NothingDone as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
+
+    def _run(self, function: Callable[[RankContext, P], R], payloads: Sequence[P], on_event: Callable[[int, Any], None] | None) -> list[R]:
+        """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
+        with self.service() as service:
+            job = WholeJob(service, self.device_names, function, on_event=on_event)
+            try:
+                return job.results(payloads)
+            except GroupNotFormedError as error:
+                if job.last_events:
+                    raise
+                raise _NothingDone from error
+
+    @contextlib.contextmanager
+    def service(self) -> Iterator[EngineService]:
+        """Lend the engines to a service: a separate job on each engine, which may die and be restarted while the others continue.
+
+        Afterwards the engines can be used as before.  Engines that do not end their jobs are restarted then.
+        Raises RuntimeSetupError while another job runs.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeSetupError(
+                "A job was asked for.", "These engines are running another.", "Wait for it, or stop it with request_stop()."
+            )
+        try:
+            self._prepare()
+            self.inbox.renew()
+            service = self._service = EngineService(self)
+            patience_s = self.patience_s
+            try:
+                yield service
+                patience_s = _CLOSE_S
+            finally:
+                self._service = None
+                try:
+                    service.close(patience_s)
+                finally:
+                    self._finish(sorted(service.running))
+        finally:
+            self._busy.release()
 
 
 class EngineService:
-    """Runs jobs on single engines, with a command socket to each.  Created by EngineCluster; used from one thread."""
+    """Runs jobs on single engines, as devices.Service asks.  Used from one thread."""
 
-    def __init__(self, session: EngineSession, contexts: Callable[[int], RankContext]) -> None:
-        """contexts: creates the context of a rank's next job."""
-        self._session, self._make_context = session, contexts
-        self._replies: dict[int, ipyparallel.AsyncResult] = {}
-        self._contexts: dict[int, RankContext] = {}
-        self._unsent: dict[int, list[bytes]] = {}
-        self._heard_s: dict[int, float] = {}  # until when to wait for a job's last events; 0: they have come
-        self._restarts: dict[int, tuple[threading.Thread, list[BaseException]]] = {}
-        self._cancelled = threading.Event()
-        self._zmq = zmq.Context()
-        self._commands = self._zmq.socket(zmq.ROUTER)
-        self._commands.linger = 0
-        self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.address = f"ipc://{session.folder}/commands"
-        self._commands.bind(self.address)
+    def __init__(self, engines: Engines) -> None:
+        self._engines, self._inbox = engines, engines.inbox
+        self.running: set[int] = set()
+        self._restarts: set[int] = set()
+        self._closing = threading.Event()
 
     def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
         """Start function(context, payload) on one engine, which must be idle.  Raises ConfigError for a payload that is no data."""
-        context, client = self._make_context(rank), self._session.client
-        assert client is not None
-        try:
-            request = pickle.dumps((context, payload))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            asked = f"A payload for device '{context.device.name}' was given."
-            raise ConfigError(asked, f"It cannot be pickled: {error}.", "Send data, not live objects.") from error
-        self._contexts[rank] = context
-        self._replies[rank] = client[rank].apply_async(run_job, request, _portable(function), self._session.events_address)
-
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Return the ranks whose job has neither ended nor died, as far as `news` has reported."""
-        return tuple(self._replies)
+        seat = self._engines.seats[rank]
+        call, content = self._engines.call(function, payload)
+        paths: list[Any] = []
+        encoded = encode(content, paths)
+        self._engines.number += 1
+        context = self._engines.context(rank)
+        seat.call, seat.number = call, context.generation
+        self.running.add(rank)
+        if seat.why:  # lost since it was looked at
+            self._inbox.put(rank, "died", seat.why)
+        seat.bring(paths)
+        seat.send("call", encode(CallMessage(function=call.name, context=context, payload=encoded)), seat.number)
 
     def command(self, rank: int, content: Any) -> bool:
-        """Send a command to a rank's job, or queue it until the job listens.  Returns False if the rank has no job."""
-        if rank not in self._contexts:
+        """Send a command to a rank's job, after the files that it names.  Returns False if the rank has no job.
+
+        A ping would wait behind files; while some are on their way, the connection watches over the device.
+        """
+        seat = self._engines.seats[rank]
+        if rank not in self.running or seat.call is None or not seat.is_connected:
             return False
-        self._unsent.setdefault(rank, []).append(pickle.dumps(content))
-        self._send(rank)
+        if isinstance(content, c.Ping) and seat.is_sending:
+            self._inbox.put(rank, "event", seat.pong)
+            return True
+        paths: list[Any] = []
+        data = encode_told(Own.of(content) if seat.call.function is run_own else content, paths)
+        if isinstance(content, c.Train):
+            seat.bring(paths)
+        seat.send("command", data, seat.number)
         return True
 
-    def _send(self, rank: int) -> None:
-        waiting, listener = self._unsent[rank], listener_name(rank, self._contexts[rank].generation)
-        while waiting:
-            try:
-                self._commands.send_multipart([listener, waiting[0]], zmq.DONTWAIT)
-            except zmq.ZMQError:
-                return
-            waiting.pop(0)
-        del self._unsent[rank]
-
     def news(self, timeout_s: float) -> list[News]:
-        """Return the events since the last call.  Waits up to timeout_s for the first one."""
-        for rank in list(self._unsent):
-            self._send(rank)
-        # After a job's last event its answer follows at once.
-        found = self._events(min(timeout_s, 0.002) if 0.0 in self._heard_s.values() else timeout_s)
-        for rank, reply in list(self._replies.items()):
-            alive = self._session.engines[rank].alive  # checked first: an engine may answer and then end
-            if reply.ready():
-                now_s = time.monotonic()
-                if alive and now_s < self._heard_s.setdefault(rank, now_s + _LAST_EVENTS_S):
-                    continue
-                self._forget(rank)
-                found.append(News(rank, "ended", _outcome(rank, reply)))
-                self._session.client.purge_local_results([reply])  # type: ignore[union-attr]
-            elif not alive:
-                found += self._events(0.001)
-                self._forget(rank)
-                found.append(News(rank, "died"))
-        for rank, (thread, errors) in list(self._restarts.items()):
-            if not thread.is_alive():
-                thread.join()
-                del self._restarts[rank]
-                found.append(News(rank, "restarted", errors[0] if errors else None))
-        return found
-
-    def _events(self, timeout_s: float) -> list[News]:
-        found = []
-        for rank, generation, kind, event in self._session.receive(timeout_s):
-            if rank not in self._contexts or generation != self._contexts[rank].generation:
-                continue  # from an abandoned job
-            if kind == DONE:
-                self._heard_s[rank] = 0.0
+        """Return what happened since the last call.  Waits up to timeout_s for something to come."""
+        for seat in self._engines.seats:
+            seat.look()
+        news = []
+        for rank, kind, content in self._inbox.take(timeout_s):
+            if kind == "restarted":
+                self._restarts.discard(rank)
+                news.append(News(rank, "restarted", content))
+            elif rank not in self.running:
+                continue
+            elif kind == "event":
+                news.append(News(rank, "event", content.value() if isinstance(content, Own) else content))
+            elif kind == "died":
+                self.running.discard(rank)
+                news.append(News(rank, "died", content))
             else:
-                found.append(News(rank, "event", event))
-        return found
-
-    def restart(self, rank: int) -> None:
-        """Restart a rank's engine in the background, ending any remains of it.  `news` reports when it is up."""
-        if rank in self._restarts:
-            return
-        self._forget(rank)
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                restart_engine(self._session, rank, self._cancelled)
-            except BaseException as error:  # reported by `news`
-                errors.append(error)
-
-        thread = threading.Thread(target=work, name=f"restart {rank}", daemon=True)
-        self._restarts[rank] = (thread, errors)
-        thread.start()
-
-    def _forget(self, rank: int) -> None:
-        for known in (self._replies, self._contexts, self._unsent, self._heard_s):
-            known.pop(rank, None)
+                self.running.discard(rank)
+                news.append(News(rank, "ended", outcome_of(content)))
+        return news
 
     def kill(self, rank: int) -> None:
-        """Kill a rank's engine at once (SIGKILL)."""
-        self._session.engines[rank].kill()
+        """End a rank's engine at once."""
+        self._engines.seats[rank].kill()
 
     def freeze(self, rank: int) -> None:
         """Suspend a rank's engine without ending it.  It stops answering."""
-        engine = self._session.engines[rank]
-        if engine.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(engine.pid, signal.SIGSTOP)
+        self._engines.seats[rank].freeze()
+
+    def is_frozen(self, rank: int) -> bool:
+        """Return whether a rank's engine is known to be suspended."""
+        return self._engines.seats[rank].is_frozen
+
+    def restart(self, rank: int) -> None:
+        """Restart a rank's engine in the background, ending any remains of it.  `news` reports when it is up.
+
+        A real device that cannot be reached is tried again for a while.
+        """
+        if rank in self._restarts:
+            return
+        self._restarts.add(rank)
+        self.running.discard(rank)
+        seat = self._engines.seats[rank]
+
+        def work() -> None:
+            deadline_s = time.monotonic() + seat.return_s
+            while True:
+                error: BaseException | None = None
+                try:
+                    seat.open()
+                    seat.wait()
+                except BaseException as failure:  # reported by `news`
+                    error = failure
+                if error is None or time.monotonic() > deadline_s or self._closing.wait(1.0):
+                    break
+            self._inbox.put(rank, "restarted", error)
+
+        threading.Thread(target=work, name=f"restart {rank}", daemon=True).start()
 
     def cpu_s(self, rank: int) -> float:
-        """Return the processor seconds used by a rank's engine.  0 if it is dead."""
-        return self._session.engines[rank].cpu_s
+        """Return the processor seconds used by a rank's engine.  0 if unknown."""
+        return self._engines.seats[rank].cpu_s
 
     def memory(self) -> tuple[MemoryReading | None, ...]:
-        """Return the engines' memory by rank.  None for dead engines."""
-        return tuple(read_memory(engine.pid) if engine.alive else None for engine in self._session.engines)
+        """Return the engines' memory by rank.  None for lost devices."""
+        return tuple(seat.memory for seat in self._engines.seats)
 
-    def close(self, timeout_s: float = 10.0) -> bool:
-        """Wait for the jobs, which were asked to end, and for restarts.  Returns whether all engines are alive and idle again."""
+    def request_stop(self) -> None:
+        """Make should_stop() true on every rank that has a job.  May be called from any thread."""
+        for rank in tuple(self.running):
+            seat = self._engines.seats[rank]
+            seat.send("stop", number=seat.number)
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Ask the jobs to end, give up restarts, and wait for both.  `running` has the ranks whose jobs have not ended then."""
         deadline_s = time.monotonic() + timeout_s
-        while (self._replies or self._restarts) and time.monotonic() < deadline_s:
+        self._closing.set()
+        for rank in tuple(self._restarts):
+            self._engines.seats[rank].close()
+        self.request_stop()
+        while (self.running or self._restarts) and time.monotonic() < deadline_s:
             self.news(0.02)
-        self._commands.close()
-        self._zmq.term()
-        self._cancelled.set()
-        for thread, _ in self._restarts.values():
-            thread.join()
-        return not self._replies and self._session.healthy
-
-
-def _portable(function: Callable[..., Any]) -> Any:
-    """Return a function pickled by reference, or unchanged if a notebook defines it: ipyparallel then sends its code."""
-    if getattr(function, "__module__", "__main__") == "__main__":
-        return function
-    try:
-        return pickle.dumps(function)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return function
-
-
-def _outcome(rank: int, reply: ipyparallel.AsyncResult) -> Outcome:
-    try:
-        return pickle.loads(reply.get())
-    except Exception as error:
-        return Outcome(rank=rank, error=RuntimeSetupError("A job's answer was awaited.", f"{error}.", "Run again."), text=str(error))

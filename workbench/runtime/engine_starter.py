@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ _ENGINE_MODULE = "workbench.runtime.engine"
 _SHARED = ("transformers.modeling_utils", "peft")
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too."""
 _CAN_FORK = sys.platform == "linux"
-_OF_A_RUN = ("IPYTHONDIR", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
+_OF_A_RUN = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
 """Variables that change nothing in what libraries import.  A changed value of any other variable requires a new template.
 
 torch itself sets TORCHINDUCTOR_CACHE_DIR when this process imports its compiler.
@@ -47,10 +48,11 @@ def engine_environment() -> dict[str, str]:
     }
 
 
-def warm_up() -> None:
-    """Import the engines' libraries, including model libraries, in a separate process in the background."""
+def warm_up(*, with_models: bool = True) -> None:
+    """Import the engines' libraries in a separate process in the background.  with_models: those for models, too."""
     if _CAN_FORK:
-        _template().prepare(replace(_request(engine_environment()), modules=_SHARED[:1]))
+        request = _request(engine_environment())
+        _template().prepare(replace(request, modules=_SHARED[:1]) if with_models else request)
 
 
 def settle(timeout_s: float = 60.0) -> None:
@@ -65,39 +67,28 @@ def end_template() -> None:
 
 
 class EngineStarter:
-    """Starts a run folder's engines, both new ones and replacements for dead ones.  May be used from any thread.
+    """Starts a run folder's engines, both new ones and replacements for dead ones.  May be used from any thread."""
 
-    environment: environment variables of the engines.
-    """
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self._folder, self._environment = folder, environment
-        self._logs = folder / "profile" / "log"
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._environment = folder, engine_environment()
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def prepare(self) -> None:
-        """Start the template's imports in the background, unless they have started already."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        if _CAN_FORK:
-            _template().prepare(_request(self._environment))
+    def start(self, rank: int, end: socket.socket, timeout_s: float) -> ProcessId:
+        """Start a rank's engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s.
 
-    def start(self, rank: int, timeout_s: float) -> ProcessId:
-        """Start a rank's engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s."""
+        end: of a socket pair, becomes its stdin and stdout.
+        """
         if _CAN_FORK:
-            request = _request(self._environment, folder=str(self._folder), rank=rank, log=str(self.log(rank)))
-            engine = ProcessId.of(_template().fork(request, timeout_s))
+            request = _request(self._environment, folder=str(self._folder), rank=rank, log=str(log_of(self._folder, rank)))
+            engine = ProcessId.of(_template().fork(request, end, timeout_s))
         else:
             self._started = [process for process in self._started if process.poll() is None]
-            with open(self.log(rank), "ab") as output:
-                process = _open(self._environment, output, "--folder", str(self._folder), "--rank", str(rank))
+            with open(log_of(self._folder, rank), "ab") as log:
+                process = _open(self._environment, end, log, "--folder", str(self._folder), "--rank", str(rank))
             self._started.append(process)
             engine = ProcessId.of(process.pid)
         note_process(self._folder, engine)
         return engine
-
-    def log(self, rank: int) -> Path:
-        """Return the path of a rank's log file."""
-        return self._logs / f"engine-{rank}.log"
 
     def close(self) -> None:
         """End the engines that are children of this process.  The session ends forked engines."""
@@ -107,12 +98,18 @@ class EngineStarter:
         self._started.clear()
 
 
+def log_of(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's log in a run folder."""
+    return folder / f"engine-{rank}.log"
+
+
 class _Template:
     """The engine template of this process.  It ends with the process, and is restarted if it died or the environment changed."""
 
     def __init__(self) -> None:
         self._owner_pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._environment: dict[str, str] = {}
         self._answers_due = 0
         self._errors: IO[bytes] | None = None
@@ -121,7 +118,8 @@ class _Template:
     def prepare(self, request: EngineRequest) -> None:
         """Start the template if needed and let it import the modules of a request.  Returns at once."""
         with self._one_at_a_time:
-            self._send(self._open(request.environment), request)
+            self._open(request.environment)
+            self._send(request)
             self._answers_due += 1
 
     def end(self) -> None:
@@ -137,23 +135,23 @@ class _Template:
                 self._answer(self._process, deadline_s)
                 self._answers_due -= 1
 
-    def fork(self, request: EngineRequest, timeout_s: float) -> int:
-        """Return the process number of a new engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s."""
+    def fork(self, request: EngineRequest, end: socket.socket, timeout_s: float) -> int:
+        """Return the process number of a new engine (see EngineStarter.start)."""
         deadline_s = time.monotonic() + timeout_s
         with self._one_at_a_time:
             was_there = self._process is not None
             try:
-                return self._fork(request, deadline_s)
+                return self._fork(request, end, deadline_s)
             except EnginesLate:
                 raise
             except RuntimeSetupError:
                 if not was_there:
                     raise
-                return self._fork(request, deadline_s)  # the template had been killed
+                return self._fork(request, end, deadline_s)  # the template had been killed
 
-    def _fork(self, request: EngineRequest, deadline_s: float) -> int:
+    def _fork(self, request: EngineRequest, end: socket.socket, deadline_s: float) -> int:
         process = self._open(request.environment)
-        self._send(process, request)
+        self._send(request, end)
         self._answers_due += 1
         try:
             while True:
@@ -165,25 +163,24 @@ class _Template:
             self._close()  # otherwise a late answer would be mistaken for another engine's
             raise
 
-    def _send(self, process: subprocess.Popen[bytes], request: EngineRequest) -> None:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the missing answer shows the failure
-            process.stdin.write(request.line())
-            process.stdin.flush()
+    def _send(self, request: EngineRequest, end: socket.socket | None = None) -> None:
+        assert self._socket is not None
+        with contextlib.suppress(OSError):  # the missing answer shows the failure
+            socket.send_fds(self._socket, [request.data()], [] if end is None else [end.fileno()])
 
     def _answer(self, process: subprocess.Popen[bytes], deadline_s: float) -> int:
         """Return the next answer.  Raises RuntimeSetupError, or EnginesLate after the deadline."""
-        assert process.stdout is not None and self._errors is not None
+        assert self._errors is not None and self._socket is not None
         asked, answer = "An engine was to be started.", b""
-        while not answer.endswith(b"\n"):
-            if not select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-                raise EnginesLate(asked, "The process that starts engines was not ready in time.", "Close other programs and try again.")
-            received = os.read(process.stdout.fileno(), 1)
-            if not received:
-                self._errors.seek(0)
-                said = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
-                raise RuntimeSetupError(asked, f"The process that starts engines ended: {said}.", "Run workbench doctor.")
-            answer += received
+        if not select.select([self._socket], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            raise EnginesLate(asked, "The process that starts engines was not ready in time.", "Close other programs and try again.")
+        with contextlib.suppress(OSError):
+            answer = self._socket.recv(100)
+        if not answer:
+            process.wait()
+            self._errors.seek(0)
+            said = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
+            raise RuntimeSetupError(asked, f"The process that starts engines ended: {said}.", "Run workbench doctor.")
         return int(answer)
 
     def _open(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -194,7 +191,9 @@ class _Template:
             self._environment, self._errors = lasting, tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
             atexit.unregister(self._close)
             atexit.register(self._close)
-            self._process = _open(environment, self._errors, str(self._owner_pid), pipe=True)
+            self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # each message whole, with its descriptor
+            with theirs:
+                self._process = _open(environment, theirs, self._errors, str(self._owner_pid))
         return self._process
 
     def _close(self) -> None:
@@ -204,10 +203,9 @@ class _Template:
         if process is not None:
             process.kill()
             process.wait()
-        for stream in (process.stdin, process.stdout, self._errors) if process is not None else ():
+        for stream in (self._socket, self._errors) if process is not None else ():
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+                stream.close()
 
 
 def _template() -> _Template:
@@ -220,12 +218,12 @@ def _template_of(pid: int) -> _Template:
     return _Template()
 
 
-def _open(environment: dict[str, str], output: IO[bytes], *arguments: str, pipe: bool = False) -> subprocess.Popen[bytes]:
+def _open(environment: dict[str, str], end: socket.socket, log: IO[bytes], *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", _ENGINE_MODULE, *arguments],
-        stdin=subprocess.PIPE if pipe else subprocess.DEVNULL,
-        stdout=subprocess.PIPE if pipe else output,
-        stderr=output,
+        stdin=end.fileno(),
+        stdout=end.fileno(),
+        stderr=log,
         env=environment,
         start_new_session=True,
     )

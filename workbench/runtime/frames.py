@@ -127,7 +127,6 @@ ANSWERS: Mapping[str, Any] = {
     "begin_file": Literal[True],
     "start": Pid,
     "signal_engine": None,
-    "ask_to_stop": None,
     "expose": Address,
     "reach": Port,
     "holds": bool,
@@ -180,7 +179,7 @@ def foreign(what: str, why: str) -> MessageError:
 # To and from the engine, as msgpack.
 
 
-Kind = Literal["hello", "call", "command", "reply", "ready", "event", "answer", "store", "file"]
+Kind = Literal["hello", "call", "command", "stop", "reply", "ready", "event", "answer", "store", "file"]
 
 
 class Message(NamedTuple):
@@ -198,7 +197,7 @@ class Message(NamedTuple):
 
 FROM_ENGINE: Mapping[str, int | None] = {"ready": 100, "store": 8 * MB, "file": FILE_CHUNK + 1000, "event": None, "answer": None}
 """The kinds of messages that an engine sends, each with the most bytes of its data; None: as many as a message may have."""
-TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": None, "reply": 8 * MB}
+TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": None, "stop": 0, "reply": 8 * MB}
 
 
 class Messages:
@@ -208,7 +207,7 @@ class Messages:
         self._kinds, self.most_bytes = kinds, most_bytes
         self._buffer = bytearray()
 
-    def of(self, data: bytes) -> Iterator[Message]:
+    def of(self, data: bytes | memoryview) -> Iterator[Message]:
         """Take more bytes; yield the messages that are whole now.  Raises MessageError."""
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:

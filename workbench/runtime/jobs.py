@@ -1,24 +1,16 @@
-"""Run a job function on an engine and return its result or error; run one on all engines, and report the root cause of its failure."""
+"""Run one job on all engines, and report the root cause of its failure."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import DeviceLostError, WorkbenchError
-from workbench.runtime.context import EventChannel, RankContext
-from workbench.runtime.memory import lift_all_budgets
 
 if TYPE_CHECKING:
     from workbench.runtime.devices import Service
-
-DONE = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,54 +21,6 @@ class Outcome:
     result: Any = None
     error: BaseException | None = None
     text: str = ""
-
-
-def identify() -> int:
-    """Return the engine's process number."""
-    return os.getpid()
-
-
-def run_job(request: bytes, function: Callable[[RankContext, Any], Any] | bytes, events: str) -> bytes:
-    """Call the job's function with its context and payload; return a pickled Outcome.
-
-    request: pickled (RankContext, payload).  function: pickled by reference, or the function itself if a notebook defines it.
-    events: address of the parent's event channel.  Global settings and groups that the function left behind are reset.
-    """
-    rank = -1
-    channel: EventChannel | None = None
-    try:
-        context, payload = pickle.loads(request)
-        rank = context.rank
-        channel = EventChannel(events, rank, context.generation)
-        call = pickle.loads(function) if isinstance(function, bytes) else function
-        outcome = Outcome(rank=rank, result=call(replace(context, channel=channel), payload))
-        answer = pickle.dumps(outcome)
-    except BaseException as error:  # the engine must survive whatever the function does, including sys.exit
-        answer = pickled_error(rank, error)
-    finally:
-        lift_all_budgets()
-        # A group can only be open if the function used torch.distributed.
-        if "torch.distributed" in sys.modules:
-            from workbench.runtime.process_group import close_group
-
-            close_group()
-        if channel is not None:
-            channel.send(DONE, None)
-            channel.close()
-    return answer
-
-
-def pickled_error(rank: int, error: BaseException) -> bytes:
-    """Return a pickled Outcome with the error, or with a substitute if the error cannot be pickled."""
-    text = "".join(traceback.format_exception(error))
-    try:
-        # Contexts and causes may contain objects that cannot be pickled; the text preserves them for the reader.
-        answer = pickle.dumps(Outcome(rank=rank, error=error, text=text))
-        pickle.loads(answer)
-        return answer
-    except Exception:
-        stand_in = RuntimeError(f"{type(error).__name__}: {error}")
-        return pickle.dumps(Outcome(rank=rank, error=stand_in, text=text))
 
 
 _PEERS_FAULT = 3
@@ -134,23 +78,16 @@ FROZEN_S = 20.0
 
 
 class WholeJob:
-    """One job on all engines, emulated or real: its answers, failures and pending ranks; cannot be reused.  names: of the devices.
-
-    request_stop: makes should_stop() true on the job's ranks.  is_frozen(rank): whether its engine lives but is suspended, if known.
-    """
+    """One job on all engines, emulated or real: its answers, failures and pending ranks; cannot be reused.  names: of the devices."""
 
     def __init__(
         self,
         service: Service,
         names: Sequence[str],
         function: Callable[..., Any],
-        *,
         on_event: Callable[[int, Any], None] | None,
-        request_stop: Callable[[], None],
-        is_frozen: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self.service, self.names, self.function, self.is_frozen = service, names, function, is_frozen
-        self.on_event, self.request_stop = on_event, request_stop
+        self.service, self.names, self.function, self.on_event = service, names, function, on_event
         self.name = getattr(function, "__name__", "the job")
         self.results_of: dict[int, Any] = {}
         self.failures: dict[int, BaseException] = {}
@@ -175,7 +112,7 @@ class WholeJob:
             self._watch_frozen(now_s)
             if self.failures and grace_s is None:
                 grace_s = now_s + GRACE_S
-                self.request_stop()
+                self.service.request_stop()
             if grace_s is not None and now_s > grace_s:
                 break
         if self.failures:
@@ -203,7 +140,7 @@ class WholeJob:
             return
         self._looked_s = now_s
         for rank in self.pending:
-            if not self.is_frozen(rank):
+            if not self.service.is_frozen(rank):
                 self._frozen_since_s.pop(rank, None)
             elif now_s - self._frozen_since_s.setdefault(rank, now_s) > FROZEN_S:
                 self.died.add(rank)
@@ -213,7 +150,7 @@ class WholeJob:
     def _blame_the_silent(self) -> None:
         """Name the device that does not answer when all other devices only report an unresponsive peer."""
         if self.pending and not self.died and only_peers_blamed(self.failures):
-            frozen = [rank for rank in self.pending if self.is_frozen(rank)]
+            frozen = [rank for rank in self.pending if self.service.is_frozen(rank)]
             raise self._lost((frozen or self.pending)[0], "It fell silent: its peers waited for it until the group's timeout.")
 
     def _lost(self, rank: int, found: str) -> DeviceLostError:

@@ -228,7 +228,8 @@ def probe() -> NetworkSupport:
 def require_open_files(num_devices: int) -> None:
     """Raise RuntimeSetupError if a process may not open the files and sockets that it needs to emulate so many devices.
 
-    The soft limit is raised as far as the hard one allows.  Measured with four devices: 82 in an engine, 78 in the controller.
+    The soft limit is raised as far as the hard one allows.  Measured in an engine: 12, and one for each device of each
+    group that it is a member of.
     """
     needed = 48 + 12 * num_devices
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

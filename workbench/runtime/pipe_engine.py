@@ -1,6 +1,7 @@
-"""A real device's engine: it answers calls that come through stdin, and says through stdout what becomes of them.
+"""A device's engine, emulated or real: it answers calls that come through stdin, and sends events and results through stdout.
 
-What it writes into the run's folder goes to the laptop beside its events, so that nothing is shared but this connection.
+An emulated device shares the laptop's file system.  What a real one writes into the run's folder goes to the laptop along with its
+events, so that nothing is shared but this connection.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MOST_MESSAGE_BYTES = 1 << 32
 
 
 class ChannelStore(dist.Store):
-    """A torch.distributed.Store on the laptop, reached through the engine's own pipes: no port, nothing pickled.
+    """A torch.distributed.Store of the process that leads, reached through the engine's own pipes: no port, nothing pickled.
 
     gloo uses set, wait and get; the roll before it uses check.
     """
@@ -134,36 +135,39 @@ class _Upward:
 
 
 class PipeChannel(Channel):
-    """A job's way to the laptop.  call: what is done; moved: the run's folder there and here."""
+    """A job's way to the laptop.  call: what is done.  moved: the run's folder there and here; None: it is the same."""
 
-    def __init__(self, engine: _Engine, number: int, call: Call, moved: Moved) -> None:
+    def __init__(self, engine: _Engine, number: int, call: Call, moved: Moved | None) -> None:
         self._engine, self._number, self._call, self._moved = engine, number, call, moved
         self._lock, self._arriving = threading.Lock(), threading.Lock()
-        self.upward = _Upward(Path(moved[1]), engine.send)
+        self.upward = None if moved is None else _Upward(Path(moved[1]), engine.send)
         self._take: Callable[[Any], None] | None = None
         self._early: list[bytes] = []
 
-    def send(self, kind: str, event: Any) -> None:
-        """Send an event, after what it tells of has been sent as files."""
+    def send(self, event: Any) -> None:
+        """Send an event, after the files that belong to it."""
         with self._lock:
-            if isinstance(event, c.StepDone):
+            if self.upward is not None and isinstance(event, c.StepDone):
                 self.upward.logs()
-            elif isinstance(event, c.Ended):
+            elif self.upward is not None and isinstance(event, c.Ended):
                 self.upward.everything()
             self._engine.send("event", encode_told(event), self._number)
 
     def store(self) -> ChannelStore:
-        """Return the store on the laptop."""
+        """Return the store of the process that leads."""
         return self._engine.store
 
-    def listen(self, address: str, take: Callable[[Any], None]) -> Callable[[], None]:
+    def should_stop(self) -> bool:
+        """Return whether this job was asked to end early."""
+        return self._engine.stopped >= self._number
+
+    def listen(self, take: Callable[[Any], None]) -> None:
         """Hand every command to `take`, in the thread that reads."""
         with self._arriving:
             self._take = take
             for data in self._early:
                 self._hand_on(data)
             self._early.clear()
-        return lambda: None
 
     def command(self, data: bytes) -> None:
         """Take a command."""
@@ -176,22 +180,23 @@ class PipeChannel(Channel):
     def _hand_on(self, data: bytes) -> None:
         assert self._take is not None
         command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
-        if isinstance(command, c.Train):
+        if self.upward is not None and isinstance(command, c.Train):
             self.upward.forget()
         self._take(command)
 
 
 class _Engine:
-    """The two pipes.  out: descriptor to which messages go."""
+    """The two pipes.  inward, outward: their descriptors.  stopped: number of the last job that was asked to end early."""
 
-    def __init__(self, table: CallTable, out: int) -> None:
-        self._table, self._out = table, out
+    def __init__(self, table: CallTable, inward: int, outward: int) -> None:
+        self._table, self._in, self._out = table, inward, outward
         self._writing = threading.Lock()
         self._calls: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._replies: dict[int, queue.SimpleQueue[bytes]] = {}
         self._asked, self._fetching = 0, threading.Lock()
         self._channel: PipeChannel | None = None
-        self._laptop_folder = Path()
+        self._laptop_folder: Path | None = None
+        self.stopped = -1
         self.store = ChannelStore(self.ask)  # torch keeps the C++ half of it alone, which is of no use without this one
 
     def send(self, kind: Kind, data: bytes, number: int = 0) -> None:
@@ -225,11 +230,12 @@ class _Engine:
             raise MissingDataError(f"Weights of a model ('{places[0]}') were to be sent to this device.", found.decode(), "Run again.")
 
     def read(self) -> None:
-        """Take messages until stdin ends; then end this process with all that it has started."""
+        """Take messages until the pipe ends; then end this process with all that it has started."""
         messages = Messages(TO_ENGINE, _MOST_MESSAGE_BYTES)
+        buffer = memoryview(bytearray(FILE_CHUNK))  # once: a job may have used up its memory budget when a message comes
         try:
-            while data := os.read(0, FILE_CHUNK):
-                for message in messages.of(data):
+            while size := os.readv(self._in, [buffer]):
+                for message in messages.of(buffer[:size]):
                     self._take(message)
         except Exception:  # whatever it is: without its laptop an engine is of no use
             traceback.print_exc()
@@ -239,10 +245,13 @@ class _Engine:
         match message.kind:
             case "hello":
                 self._laptop_folder = Path(message.data.decode())
+                LACKING.fetch = self.fetch
             case "call":
                 self._calls.put(message)
             case "command" if self._channel is not None:
                 self._channel.command(message.data)
+            case "stop":
+                self.stopped = message.number
             case "reply" if message.number in self._replies:
                 self._replies[message.number].put(message.data)
 
@@ -251,7 +260,7 @@ class _Engine:
         while True:
             message = self._calls.get()
             answer = self._answer(message)
-            if self._channel is not None:
+            if self._channel is not None and self._channel.upward is not None:
                 self._channel.upward.everything()
             self.send("answer", encode(answer), message.number)
             self._channel = None
@@ -260,16 +269,16 @@ class _Engine:
         try:
             asked = decode(message.data, CallMessage, "A call")
             call = self._table.named(asked.function)
-            folder = Path.cwd() / WORK
-            folder.mkdir(exist_ok=True)
-            moved = (self._laptop_folder, folder)
+            moved = None if self._laptop_folder is None else (self._laptop_folder, Path.cwd() / WORK)
             payload = decode(asked.payload, call.payload, f"What {call.name} is given", moved)
             channel = self._channel = PipeChannel(self, message.number, call, moved)
             assert asked.context is not None
-            interface = asked.context.interface or _own_interface()
-            if asked.context.cluster.data == "wireguard":
-                require_wireguard(interface)
-            context = replace(asked.context, interface=interface, rendezvous=str(Path.cwd()), channel=channel)
+            context = replace(asked.context, channel=channel)
+            if moved is not None:
+                moved[1].mkdir(exist_ok=True)
+                context = replace(context, interface=context.interface or _own_interface())
+                if context.cluster.data == "wireguard":
+                    require_wireguard(context.interface)
             return AnswerMessage(result=encode(call.function(context, payload)))
         except BaseException as error:  # told to the laptop, which chooses the cause among all devices'
             return AnswerMessage.of_error(error)
@@ -298,14 +307,16 @@ def require_wireguard(interface: str) -> None:
 
 
 def serve(table: CallTable) -> None:
-    """Be an engine until stdin ends.  Whatever else writes to stdout goes to the log."""
-    out = os.dup(1)
+    """Be an engine until stdin ends.  Whatever else writes to stdout goes to the log, and whatever else reads stdin finds nothing."""
+    inward, outward = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
     os.environ["WORKBENCH_THREADS"] = str(torch.get_num_threads())  # a device is measured as it runs
-    engine = _Engine(table, out)
-    LACKING.fetch = engine.fetch
+    engine = _Engine(table, inward, outward)
     threading.Thread(target=engine.read, name="laptop", daemon=True).start()
     engine.send("ready", __version__.encode())
     for name in os.environ.get("WORKBENCH_IMPORTS", "").split():  # while the laptop prepares what will need them

@@ -1,4 +1,4 @@
-"""Open and close gloo groups (rendezvous in the run's folder or through torchrun), and compare the ranks' programs."""
+"""Open and close gloo groups (rendezvous through the leading process or torchrun), and compare the ranks' programs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from workbench.core.errors import DeviceLostError, GroupNotFormedError, WriteError
+from workbench.core.errors import DeviceLostError, GroupNotFormedError
 from workbench.core.program import Program, require_same
 from workbench.runtime.context import RankContext
 from workbench.runtime.transport import broadcast
-from workbench.runtime.work_folder import is_full_disk
 
 
 def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:
@@ -57,7 +55,7 @@ def open_group(
 
     timeout_s: how long a peer may be silent, in the devices' seconds.  name: must be new for each group that a run opens.
     is_wanted: polled while waiting for other ranks; waiting ends when it returns False.
-    Raises GroupNotFormedError, a RuntimeSetupError, which names the missing ranks, and WriteError if the rendezvous' disk is full.
+    Raises GroupNotFormedError, a RuntimeSetupError, which names the missing ranks.
     """
     close_group()
     timeout_s *= context.dilation
@@ -70,11 +68,6 @@ def open_group(
         if shared is not None:
             store, rank, world_size = dist.PrefixStore(name, shared), context.rank, context.world_size
             shared.set_timeout(timeout)
-        elif context.rendezvous:
-            folder = Path(context.rendezvous) / name
-            folder.mkdir(parents=True, exist_ok=True)
-            store, rank, world_size = dist.FileStore(str(folder / "store"), context.world_size), context.rank, context.world_size
-            store.set_timeout(timeout)
         else:
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             # Each group has separate keys: a former group's keys contain addresses at which nobody listens any more.
@@ -92,9 +85,6 @@ def open_group(
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         close_group()
-        if context.rendezvous and is_full_disk(error):
-            found = f"The disk of '{Path(context.rendezvous).parent}' is full."
-            raise WriteError(asked, found, "Free some space, or set TMPDIR to a folder on another disk.") from error
         raise GroupNotFormedError(
             asked,
             f"It did not form within {timeout_s:g} s: {str(error).splitlines()[0]}.",

@@ -51,7 +51,6 @@ OPERATIONS: dict[str, Any] = {
     "begin_file": {"path": _WORD, "size": _SIZE, "sha256": _SHA256, "offset": _SIZE},
     "start": {"python": _WORD, "module": r"[\w.]{1,200}", "environment": {}},
     "signal_engine": {"name": "kill|stop|continue"},
-    "ask_to_stop": {"wanted": bool},
     "expose": {"port": _PORT},
     "reach": {"host": r"[0-9a-fA-F.:]{2,45}(%\w{1,15})?", "port": _PORT},
     "holds": {"folder": _KIT_FOLDER},
@@ -435,15 +434,6 @@ class Agent:
         """Kill, stop or continue the engine."""
         if self.engine is not None and self.engine.poll() is None:
             os.killpg(self.engine.pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}[name])
-
-    def ask_to_stop(self, wanted: bool) -> None:
-        """Leave the mark by which a job knows that it is to end early, or remove it."""
-        mark = os.path.join(self.run, "stop")
-        if wanted:
-            with open(mark, "w"):
-                pass
-        elif os.path.exists(mark):
-            os.unlink(mark)
 
     # Tensors between devices.  gloo neither encrypts nor knows whom it speaks to: it stays on the loopback, and relays speak TLS 1.3.
 

@@ -1,4 +1,4 @@
-"""A real device in a run over SSH (connection, engine, current job), and what all devices of a run share: key-value store and relays.
+"""A real device in a run over SSH: its connection, its engine and that engine's current job; and the relays between devices.
 
 Relays pass tensors on between devices over TLS 1.3: gloo listens on the loopback, and the addresses that it publishes are rewritten.
 Each device's agent relays (see ssh_agent).  Of the store's values only gloo's addresses are changed.  The address of a peer with a higher
@@ -16,21 +16,20 @@ import socket
 import struct
 import subprocess
 import threading
-from collections import Counter
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench import __version__
 from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
 from workbench.core.serial import shown
-from workbench.runtime.commands import Pong
-from workbench.runtime.frames import FROM_ENGINE, KEPT, WORK, Asked, FilePart, Message, Messages, decode_packed, foreign
+from workbench.runtime.frames import KEPT, WORK, Asked, FilePart, foreign
 from workbench.runtime.jobs import Outcome
 from workbench.runtime.kept_files import KeptFiles
-from workbench.runtime.messages import AnswerMessage, Call, decode, decode_told
+from workbench.runtime.memory import MemoryReading
+from workbench.runtime.seats import Seat
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_agent import LOWEST
 from workbench.runtime.ssh_login import Failure
@@ -39,6 +38,8 @@ from workbench.runtime.ssh_setup import bring_code, environment_python
 if TYPE_CHECKING:
     from workbench.runtime.ssh_devices import SshEngines
 
+_KILL_S = 2.0
+"""After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
 _START_TIMEOUT_S = 90.0
 """A device imports torch from its card: 10 to 40 s."""
 _ENGINE = "workbench.methods.calls"
@@ -48,55 +49,6 @@ _STORAGE_BYTES = 136
 """Sizes in gloo's address: a sockaddr_storage and a number."""
 _LOOPBACK = socket.inet_aton("127.0.0.1")
 _NEVER = ("127.0.0.2", 9)
-
-
-class KeyStore:
-    """The rendezvous store of one run, in memory: devices form their process group through it."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._owners: dict[str, int] = {}
-        self._num_keys: Counter[int] = Counter()
-        self._waiting: list[tuple[int, Asked, Callable[[bytes], None]]] = []
-        self._lock = threading.Lock()
-
-    def ask(self, rank: int, asked: Asked, reply: Callable[[bytes], None]) -> None:
-        """Reply at once, or when the keys are there.  Raises MessageError for a question that no device asks."""
-        what = "a question to the store"
-        if asked.operation in ("set", "get") and len(asked.keys) != 1:
-            raise foreign(what, f"{asked.operation} with {len(asked.keys)} keys")
-        with self._lock:
-            if asked.operation == "set":
-                [key] = asked.keys
-                self._num_keys[rank] += key not in self._owners
-                if self._owners.setdefault(key, rank) != rank:
-                    raise foreign(what, f"it sets '{key}' of another device")
-                if self._num_keys[rank] > _MOST_KEYS:
-                    raise foreign(what, f"more than {_MOST_KEYS:,} keys")
-                self._values[key] = asked.value
-            is_there = all(key in self._values for key in asked.keys)
-            if asked.operation in ("wait", "get") and not is_there:
-                if sum(other == rank for other, *_ in self._waiting) >= _MOST_WAITING:
-                    raise foreign(what, f"more than {_MOST_WAITING:,} at once")
-                self._waiting.append((rank, asked, reply))
-                return
-            due = [(rank, asked, reply)]
-            if asked.operation == "set":
-                due += [one for one in self._waiting if all(key in self._values for key in one[1].keys)]
-                self._waiting = [one for one in self._waiting if one not in due]
-            found = b"1" if is_there else b""
-            answers = [(say, self._values[one.keys[0]] if one.operation == "get" else found) for _, one, say in due]
-        for say, answer in answers:
-            say(answer)
-
-    def drop(self, rank: int) -> None:
-        """Forget the questions of a device that is lost."""
-        with self._lock:
-            self._waiting = [one for one in self._waiting if one[0] != rank]
-
-
-_MOST_KEYS, _MOST_WAITING = 100_000, 1000
-"""Of one device in one run."""
 
 
 def make_certificate() -> bytes:
@@ -181,25 +133,18 @@ class Relays:
             say(with_address(value, LOWEST, reached.result()))
 
 
-class Seat:
-    """One device: its connection, its engine and its current job.
+class SshSeat(Seat):
+    """A real device: its connection, its engine and its current job."""
 
-    What it sends is decoded in the thread that reads, so that an error there ends the connection and loses this device alone.
-    unread_bytes: of its messages that nobody has taken from SshEngines.told yet.
-    """
+    return_s = 60.0
+    """Whoever put its cable back sees the device take part, and whoever took it away does not wait for long."""
 
     def __init__(self, rank: int, device: Device, engines: SshEngines) -> None:
-        self.rank, self.device, self._engines = rank, device, engines
+        super().__init__(rank, device, engines.inbox)
+        self._engines = engines
         self.connection: Connection | None = None
-        self.ready = threading.Event()
-        self.call: Call | None = None
-        self.number = 0
-        self.why = ""
         self.killed_s: float | None = None
-        self.pong = Pong()
-        self.unread_bytes = 0
-        self._messages = Messages(FROM_ENGINE, engines.most_bytes)
-        self._files = KeptFiles(engines.folder, engines.most_bytes)
+        self._files = KeptFiles(engines.folder, engines.inbox.most_bytes)
         self._is_fetching = False
 
     @property
@@ -212,7 +157,7 @@ class Seat:
         return self.connection
 
     def open(self) -> None:
-        """Connect, unless it is connected, and start the engine anew, which is not waited for.  Raises RuntimeSetupError."""
+        """Connect, unless it is connected, and start the engine, which is not waited for.  Raises RuntimeSetupError."""
         if self.connection is None or self.connection.lost is not None:
             command = self._engines.command_of(self.device)
             self.connection = Connection(self.device.name, command, self._take)
@@ -225,17 +170,60 @@ class Seat:
         self.connection.ask("start", python=python, module=_ENGINE, environment=environment)
         self.send("hello", str(self._engines.folder).encode())
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the engine.  Raises RuntimeSetupError."""
         asked = f"The engine of device '{self.device.name}' was to be started."
-        if not self.ready.wait(_START_TIMEOUT_S) or self.why:
+        if not self.ready.wait(_START_TIMEOUT_S if timeout_s is None else timeout_s) or self.why:
             raise RuntimeSetupError(
                 asked, f"It did not come up: {self.why or 'it is too slow'}", "Run `workbench kit setup`, or see its log."
             )
 
-    def send(self, kind: Literal["hello", "call", "command"], data: bytes, number: int = 0) -> None:
-        """Send a message to the engine."""
-        self.link.to_engine(Message(kind, number, data).framed())
+    def close(self) -> None:
+        """End everything there."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        self._files.close()
+
+    def kill(self) -> None:
+        """End the engine at once; a device that does not report its end is given up (see look)."""
+        if self.connection is not None:
+            self.killed_s = self.killed_s or time.monotonic()
+            self.connection.post("signal_engine", name="kill")
+
+    def freeze(self) -> None:
+        """Suspend the engine without ending it."""
+        self.link.post("signal_engine", name="stop")
+
+    def look(self) -> None:
+        """Close the connection of a device that has not reported the end of its killed engine in time."""
+        if self.killed_s is not None and time.monotonic() - self.killed_s > _KILL_S and self.connection is not None:
+            threading.Thread(target=self.close, daemon=True).start()
+            self.killed_s, self.why = None, "it cannot be reached."
+            self.inbox.put(self.rank, "died", self.why)
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether there is a connection."""
+        return self.connection is not None
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether files are on their way."""
+        return self.connection is not None and self.connection.is_sending
+
+    @property
+    def cpu_s(self) -> float:
+        """Return the processor seconds that the engine has used, as the device last said."""
+        return 0.0 if self.connection is None else self.connection.cpu_s
+
+    @property
+    def memory(self) -> MemoryReading | None:
+        """Return the resident memory of the engine, as the device last said."""
+        if self.connection is None:
+            return None
+        health = self.connection.health
+        return MemoryReading(rss_bytes=0 if health is None else health.rss_bytes, peak_rss_bytes=0, data_bytes=0)
 
     def bring(self, paths: Sequence[Path]) -> None:
         """Send the run's files that a job names, in place of older ones.  They arrive before any message that follows."""
@@ -259,79 +247,39 @@ class Seat:
         if error is not None:
             self.give_up(error)
 
-    def _fetched(self, places: Sequence[str], reply: Callable[[bytes], None]) -> None:
-        said = b""
-        try:
-            self._engines.bring_weights(self.link, places)
-        except (WorkbenchError, OSError) as error:
-            said = str(error).encode()
-        self._is_fetching = False
-        reply(said)
-
-    def close(self) -> None:
-        """End everything there."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
-        self._files.close()
+    def _write(self, data: bytes) -> None:
+        if self.connection is not None:
+            self.connection.to_engine(data)
 
     # In the thread that reads.
 
     def _take(self, kind: str, content: Any) -> None:
         match kind:
             case "started":
-                self._messages, self.why, self.killed_s = Messages(FROM_ENGINE, self._engines.most_bytes), "", None
-                self.ready.clear()
+                self._renew()
+                self.killed_s = None
             case "engine":
-                self._messages.most_bytes = self._files.most_bytes = self._engines.most_bytes
-                for message in self._messages.of(content):
-                    self._hear(message)
+                self._hear(content)
             case "ended":
                 last = shown((content.log.strip().splitlines() or ["it said nothing"])[-1], 200)
                 why = f"its engine ended with status {content.code} ({last})."
                 if content.code == -9 and self.killed_s is None:  # SIGKILL, and not from us
                     why = "its engine was killed there, as a system does that has no memory left."
-                self._gone(why)
+                self._lost(why)
             case "lost":
-                self._gone(content.found)
+                self._lost(content.found)
 
-    def _gone(self, why: str) -> None:
-        self.why, self.killed_s = why, None
+    def _lost(self, why: str) -> None:
+        self.killed_s = None
         self._files.close()
-        self._engines.store.drop(self.rank)
-        self.ready.set()
-        self._engines.tell(self.rank, "died", why)
+        self._gone(why, why)
 
-    def _hear(self, message: Message) -> None:
-        name = self.device.name
-        match message.kind:
-            case "ready":
-                version = shown(message.data.decode(errors="replace"))
-                if version != __version__:
-                    self.why = f"its workbench is {version}, this one {__version__}."
-                self.ready.set()
-            case "store":
-                asked = decode_packed(message.data, Asked, "a question to the store")
-                self._ask(asked, functools.partial(self._reply, message.number))
-            case "file":
-                part = decode_packed(message.data, FilePart, "a part of a file")
-                try:
-                    self._files.take(part)
-                except (WriteError, OSError) as error:  # of this machine, where the run's folder is
-                    self._engines.tell(self.rank, "ended", Outcome(rank=self.rank, error=error, text=str(error)))
-            case "event" | "answer" if message.number == self.number and self.call is not None:
-                self.unread_bytes += len(message.data)
-                if self.unread_bytes > 2 * self._engines.most_bytes:
-                    raise foreign("an event", f"{self.unread_bytes:,} bytes that nobody has read yet")
-                content: Any
-                if message.kind == "event":
-                    content = decode_told(message.data, self.call, f"An event of device '{name}'")
-                    self.pong = content if isinstance(content, Pong) else self.pong
-                    self._engines.tell(self.rank, "event", content, len(message.data))
-                else:
-                    answer = decode(message.data, AnswerMessage, f"The answer of device '{name}'")
-                    content = answer.outcome(self.rank, self.call, name)
-                    self._engines.tell(self.rank, "ended", content, len(message.data))
+    def _keep(self, part: FilePart) -> None:
+        self._files.most_bytes = self.inbox.most_bytes
+        try:
+            self._files.take(part)
+        except (WriteError, OSError) as error:  # of this machine, where the run's folder is
+            self.inbox.put(self.rank, "ended", Outcome(rank=self.rank, error=error, text=str(error)))
 
     def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
         """Ask the store for this device, or send it weights."""
@@ -347,8 +295,13 @@ class Seat:
                 relays.told(self.rank, connection, asked.keys[0], asked.value)
             elif asked.operation == "get":
                 reply = functools.partial(relays.reply, self.rank, connection, asked.keys[0], reply)
-        self._engines.store.ask(self.rank, asked, reply)
+        self.inbox.store.ask(self.rank, asked, reply)
 
-    def _reply(self, number: int, data: bytes) -> None:
-        if self.connection is not None:
-            self.connection.to_engine(Message("reply", number, data).framed())
+    def _fetched(self, places: Sequence[str], reply: Callable[[bytes], None]) -> None:
+        said = b""
+        try:
+            self._engines.bring_weights(self.link, places)
+        except (WorkbenchError, OSError) as error:
+            said = str(error).encode()
+        self._is_fetching = False
+        reply(said)

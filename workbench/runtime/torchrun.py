@@ -27,20 +27,9 @@ from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupErro
 from workbench.runtime.context import RankContext, torchrun_rank
 from workbench.runtime.jobs import Outcome, error_of, only_peers_blamed, root_cause
 from workbench.runtime.memory import lift_all_budgets
-from workbench.runtime.messages import (
-    SILENT_S,
-    AnswerMessage,
-    Call,
-    CallMessage,
-    CallTable,
-    Listener,
-    Pulse,
-    StoreChannel,
-    StoreMail,
-    decode,
-    encode,
-)
+from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, decode, encode
 from workbench.runtime.process_group import close_group, group
+from workbench.runtime.store_mail import SILENT_S, Listener, Pulse, StoreChannel, StoreMail
 
 _POLL_S = 0.05
 _GRACE_S = 5.0

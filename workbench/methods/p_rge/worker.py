@@ -253,9 +253,9 @@ def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
     return together(context, rank_job, work)
 
 
-def serve_rank(context: RankContext, address: str) -> None:
-    """Do the jobs that the coordinator at `address` commands."""
-    serve_device(context, address, QueryWorker(context.dilation))
+def serve_rank(context: RankContext, payload: None) -> None:
+    """Do the jobs that the coordinator commands."""
+    serve_device(context, QueryWorker(context.dilation))
 
 
 class QueryWorker(DeviceWorker[RankJob]):

@@ -204,7 +204,7 @@ class TrainingMethod(LayerMethod[P]):
     rank_job: Callable[[P, Profile, Cluster, Plan], RankJob]
     phases_on: PhasesOn[Any]
     run_rank: Callable[..., RankResult]
-    serve_rank: Callable[[RankContext, str], None]
+    serve_rank: Callable[[RankContext, None], None]
     trained: Callable[[P, LayerStack, Any], Trained]
     begin: Callable[[P, LayerStack, Any, bool, Notify], object]
 
@@ -215,8 +215,8 @@ class TrainingMethod(LayerMethod[P]):
         def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
             return train(context, rank_job, cls.phases_on)
 
-        def serve_rank(context: RankContext, address: str) -> None:
-            serve_device(context, address, TrainingWorker(cls.phases_on, context.dilation))
+        def serve_rank(context: RankContext, payload: None) -> None:
+            serve_device(context, TrainingWorker(cls.phases_on, context.dilation))
 
         if "rank_job" in vars(cls):
             cls.called_by_devices(run_rank, rank_job=get_type_hints(cls.rank_job)["return"])

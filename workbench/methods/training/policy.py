@@ -91,10 +91,10 @@ class ToldPolicy(Policy):
 
 
 @contextmanager
-def served(engines: Lender, serve_rank: Callable[[RankContext, str], None]) -> Iterator[Devices]:
-    """Yield devices that take commands.  serve_rank: their job, called with the address of the commands."""
+def served(engines: Lender, serve_rank: Callable[[RankContext, None], None]) -> Iterator[Devices]:
+    """Yield devices that take commands.  serve_rank: their job."""
     with engines.service() as service:
-        yield EngineDevices(service, serve_rank, lambda rank: service.address, engines.now_s)
+        yield EngineDevices(service, serve_rank, lambda rank: None, engines.now_s)
 
 
 class StepPolicy(ToldPolicy):

@@ -156,7 +156,7 @@ def serve(
     working = profile.working_bytes_per_token * max(lengths)
     with engines.service() as service:
         session = SessionSetup(model=model, cluster=cluster, host=None if is_real else host, timeout_s=settings.request_timeout_s)
-        setup = (session, settings.report_every_s, service.address)
+        setup = (session, settings.report_every_s)
         fleet = Fleet(
             EngineDevices(service, serve_worker, lambda rank: setup, engines.now_s),
             [device.name for device in cluster.devices],

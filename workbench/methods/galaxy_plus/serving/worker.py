@@ -154,10 +154,10 @@ class ReportingPacer(Pacer):
         self._blocks = {}
 
 
-def serve_worker(context: RankContext, setup: tuple[SessionSetup, float, str]) -> None:
-    """Answer requests as the coordinator commands.  setup: of sessions; seconds between two reports; the commands' address."""
-    session, report_every_s, address = setup
-    serve_device(context, address, ServingWorker(context, session, report_every_s))
+def serve_worker(context: RankContext, setup: tuple[SessionSetup, float]) -> None:
+    """Answer requests as the coordinator commands.  setup: of sessions; seconds between two reports."""
+    session, report_every_s = setup
+    serve_device(context, ServingWorker(context, session, report_every_s))
 
 
 class ServingWorker:

@@ -1,0 +1,239 @@
+"""A device's place in a cluster, emulated or real: its engine, that engine's current job, and what all devices of a cluster share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench import __version__
+from workbench.core.cluster import Device
+from workbench.core.serial import shown
+from workbench.runtime.commands import Pong
+from workbench.runtime.frames import FROM_ENGINE, MB, Asked, FilePart, Message, Messages, decode_packed, foreign
+from workbench.runtime.memory import MemoryReading
+from workbench.runtime.messages import AnswerMessage, Call, decode, decode_told
+
+LEAST_LIMIT_BYTES = 256 * MB
+
+
+class KeyStore:
+    """The rendezvous store of one run, in memory: devices form their process group through it."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._owners: dict[str, int] = {}
+        self._num_keys: Counter[int] = Counter()
+        self._waiting: list[tuple[int, Asked, Callable[[bytes], None]]] = []
+        self._lock = threading.Lock()
+
+    def ask(self, rank: int, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Reply at once, or when the keys are there.  Raises MessageError for a question that no device asks."""
+        what = "a question to the store"
+        if asked.operation in ("set", "get") and len(asked.keys) != 1:
+            raise foreign(what, f"{asked.operation} with {len(asked.keys)} keys")
+        with self._lock:
+            if asked.operation == "set":
+                [key] = asked.keys
+                self._num_keys[rank] += key not in self._owners
+                if self._owners.setdefault(key, rank) != rank:
+                    raise foreign(what, f"it sets '{key}' of another device")
+                if self._num_keys[rank] > _MOST_KEYS:
+                    raise foreign(what, f"more than {_MOST_KEYS:,} keys")
+                self._values[key] = asked.value
+            is_there = all(key in self._values for key in asked.keys)
+            if asked.operation in ("wait", "get") and not is_there:
+                if sum(other == rank for other, *_ in self._waiting) >= _MOST_WAITING:
+                    raise foreign(what, f"more than {_MOST_WAITING:,} at once")
+                self._waiting.append((rank, asked, reply))
+                return
+            due = [(rank, asked, reply)]
+            if asked.operation == "set":
+                due += [one for one in self._waiting if all(key in self._values for key in one[1].keys)]
+                self._waiting = [one for one in self._waiting if one not in due]
+            found = b"1" if is_there else b""
+            answers = [(say, self._values[one.keys[0]] if one.operation == "get" else found) for _, one, say in due]
+        for say, answer in answers:
+            say(answer)
+
+    def drop(self, rank: int) -> None:
+        """Forget the questions of a device that is lost."""
+        with self._lock:
+            self._waiting = [one for one in self._waiting if one[0] != rank]
+
+
+_MOST_KEYS, _MOST_WAITING = 100_000, 1000
+"""Of one device in one run."""
+
+
+class Inbox:
+    """What the engines of a cluster have sent and nobody has read yet, and the store through which they form groups.
+
+    most_bytes: of a message.  Of one device, twice as much may wait to be read.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.most_bytes = LEAST_LIMIT_BYTES
+        self.store = KeyStore()
+        self._items: queue.SimpleQueue[tuple[int, str, Any, int]] = queue.SimpleQueue()
+        self._unread_bytes = [0] * world_size
+
+    def renew(self) -> None:
+        """Forget everything: another job begins."""
+        self.take(0)
+        self.store = KeyStore()
+
+    def put(self, rank: int, kind: str, content: Any, nbytes: int = 0) -> None:
+        """Note what happened on a device; from any thread.  nbytes: of the message.  Raises MessageError if too much waits to be read."""
+        self._unread_bytes[rank] += nbytes
+        if self._unread_bytes[rank] > 2 * self.most_bytes:
+            raise foreign("an event", f"{self._unread_bytes[rank]:,} bytes that nobody has read yet")
+        self._items.put((rank, kind, content, nbytes))
+
+    def take(self, timeout_s: float) -> list[tuple[int, str, Any]]:
+        """Return the rank, kind and content of all that happened since the last call.  Waits up to timeout_s for the first."""
+        items: list[tuple[int, str, Any]] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waits = bool(timeout_s) and not items
+                rank, kind, content, nbytes = self._items.get(waits, timeout_s if waits else None)
+                self._unread_bytes[rank] -= nbytes
+                items.append((rank, kind, content))
+        return items
+
+
+class Seat(ABC):
+    """One device: its engine and the engine's current job.  The subclasses say how an engine is started, reached and ended.
+
+    What the engine sends is decoded in the thread that reads, so that an error there loses this device alone.
+    call, number: of the job.  ready: set when the engine is up, or known to be lost.  why: the reason of the loss, '' for none.
+    pong: the last reply to a ping.
+    """
+
+    return_s = 0.0
+    """How long it is tried again to start the engine of a lost device."""
+
+    def __init__(self, rank: int, device: Device, inbox: Inbox) -> None:
+        self.rank, self.device, self.inbox = rank, device, inbox
+        self.ready = threading.Event()
+        self.why = ""
+        self.call: Call | None = None
+        self.number = 0
+        self.pong = Pong()
+        self._messages = Messages(FROM_ENGINE, inbox.most_bytes)
+
+    @abstractmethod
+    def open(self) -> None:
+        """Start the engine, ending any remains of it, without waiting for it.  Raises RuntimeSetupError."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the engine.  Raises RuntimeSetupError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the engine and all that belongs to it."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the engine at once."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Suspend the engine without ending it."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Notice a loss of which the device itself says nothing."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether the engine is known to be suspended."""
+        return False
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether messages reach the device."""
+        return True
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether files are on their way to the device, behind which every message waits."""
+        return False
+
+    @property
+    @abstractmethod
+    def cpu_s(self) -> float:
+        """Return the processor seconds that the engine has used.  0 if unknown."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> MemoryReading | None:
+        """Return the engine's memory.  None if the device is lost."""
+
+    @abstractmethod
+    def bring(self, paths: Sequence[Path]) -> None:
+        """Send the run's files that a job names, unless the device sees the same ones."""
+
+    @abstractmethod
+    def _write(self, data: bytes) -> None:
+        """Send bytes to the engine."""
+
+    @abstractmethod
+    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Answer the engine's question to the store."""
+
+    @abstractmethod
+    def _keep(self, part: FilePart) -> None:
+        """Take a part of a file that the engine has written."""
+
+    def send(self, kind: Literal["hello", "call", "command", "stop", "reply"], data: bytes = b"", number: int = 0) -> None:
+        """Send a message to the engine."""
+        self._write(Message(kind, number, data).framed())
+
+    # In the thread that reads.
+
+    def _renew(self) -> None:
+        """Expect a new engine."""
+        self.ready.clear()
+        self.why, self._messages = "", Messages(FROM_ENGINE, self.inbox.most_bytes)
+
+    def _gone(self, why: str, told: str | None) -> None:
+        """Note that the engine is lost.  told: the reason for `news`, None if it is not known."""
+        self.why = why
+        self.inbox.store.drop(self.rank)
+        self.ready.set()
+        self.inbox.put(self.rank, "died", told)
+
+    def _hear(self, data: bytes | memoryview) -> None:
+        """Take bytes from the engine.  Raises MessageError for any that no engine sends."""
+        self._messages.most_bytes = self.inbox.most_bytes
+        for message in self._messages.of(data):
+            self._take_message(message)
+
+    def _take_message(self, message: Message) -> None:
+        name = self.device.name
+        match message.kind:
+            case "ready":
+                version = shown(message.data.decode(errors="replace"))
+                if version != __version__:
+                    self.why = f"its workbench is {version}, this one {__version__}."
+                self.ready.set()
+            case "store":
+                reply = functools.partial(self.send, "reply", number=message.number)
+                self._ask(decode_packed(message.data, Asked, "a question to the store"), reply)
+            case "file":
+                self._keep(decode_packed(message.data, FilePart, "a part of a file"))
+            case "event" if message.number == self.number and self.call is not None:
+                event = decode_told(message.data, self.call, f"An event of device '{name}'")
+                self.pong = event if isinstance(event, Pong) else self.pong
+                self.inbox.put(self.rank, "event", event, len(message.data))
+            case "answer" if message.number == self.number and self.call is not None:
+                answer = decode(message.data, AnswerMessage, f"The answer of device '{name}'")
+                self.inbox.put(self.rank, "ended", answer.outcome(self.rank, self.call, name), len(message.data))
