@@ -48,7 +48,7 @@ quickstart: setup
 # last.  Each group imports torch again, so there are few.
 # Notebooks and browser stay together: where there is a browser, notebooks run in it alone.
 TEST_GROUPS := notebooks+tests/browser+tests/runtime tests/cli+tests/experiment \
-	tests/models+tests/planners+tests/schedules+tests/reproduce rest tests/methods mypy
+	tests/models+tests/planners+tests/schedules+tests/studies/papers rest tests/methods mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -81,7 +81,7 @@ fetch: $(STAMP)
 	@$(BIN)/python -m workbench fetch --quiet
 
 # The stamp comes last: after a failure or Ctrl-C in the middle the next call installs again, and pip keeps what is already there.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml workbench_studies/pyproject.toml constraints.txt
 	@set -e; chosen=; \
 	for candidate in "$(PYTHON)" python3.13 python3.12 python3.11; do \
 		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then chosen=$$candidate; break; fi; \
@@ -105,7 +105,7 @@ $(STAMP): pyproject.toml constraints.txt
 	esac; \
 	uv() { "$(BIN)/uv" pip install --quiet --python $(BIN)/python "$$@"; }; \
 	pip() { "$(BIN)/python" -m pip install --disable-pip-version-check --quiet "$$@"; }; \
-	all() { "$$@" $(PIP_ARGS) -e ".[$(EXTRAS)]"; }; \
+	all() { "$$@" $(PIP_ARGS) -e ".[$(EXTRAS)]" -e ./workbench_studies; }; \
 	if pip --only-binary uv $(PIP_ARGS) uv 2>/dev/null; then install=uv; else install=pip; fi; \
 	if [ $$torch = default ] || [ $$install = pip ] || ! all uv --torch-backend=$$torch; then \
 		[ $$torch = default ] || echo "The index of torch's CPU builds could not be used. From the default index come" \
@@ -128,7 +128,7 @@ lock: $(STAMP)
 	@$(SETTINGS); unset UV_CONSTRAINT UV_BUILD_CONSTRAINT; set -e; \
 	compile() { $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --no-header --no-emit-index-url "$$@"; }; \
 	folder="$${UV_FIND_LINKS:-/nowhere}"; more="$$UV_INDEX"; unset UV_FIND_LINKS UV_INDEX; cp constraints.txt $(HASHES); \
-	printf '%s\n' editables "$(EXECUTORCH)" hatchling uv \
+	printf '%s\n' "$(EXECUTORCH)" uv \
 		| compile --universal --python-version 3.11.0 --all-extras $(LOCK_ARGS) --output-file $(HASHES) pyproject.toml -; \
 	for torch in $$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(HASHES)); do \
 		{ echo "$$torch+cpu" | UV_INDEX="$$more" compile --no-deps $(PIP_ARGS) - || true; \

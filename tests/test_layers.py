@@ -1,4 +1,4 @@
-"""Modules import only from lower floors or their own package, and the lower floors never import torch or transformers."""
+"""What imports what: the workbench neither its labs nor its studies, a floor only lower ones, the lowest neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ PACKAGE = ROOT / "workbench"
 FLOORS = (
     ("core",),
     ("summary",),
-    ("schedules", "simulator", "planners", "plots", "network", "notebooks"),
-    ("fetch",),
+    ("schedules", "planners", "plots", "network", "notebooks"),
+    ("simulator", "fetch"),
     ("models", "tasks", "profiler"),
     ("runtime",),
     ("methods",),
-    ("calibration",),
+    ("trainings", "calibration"),
     ("experiment", "progress", "comparison"),
     ("discovery", "survey", "sweeps"),
-    ("reproduce",),
-    ("widgets", "cli", "bench"),
+    ("widgets", "cli"),
     ("torchrun",),
     ("__main__",),
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], *FLOORS[2], "fetch", "progress", "comparison", "cli", "__main__"}
+WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], *FLOORS[2], *FLOORS[3], "progress", "comparison", "cli", "__main__"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate"}
+
+NEVER = {
+    "workbench": {"workbench_labs", "workbench_studies"},
+    "workbench_labs": {"workbench_studies"},
+    "workbench_studies": {"workbench_labs"},
+}
+"""What each package imports nothing of: a user runs without the studies, and a lab can be deleted."""
 
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
@@ -70,6 +76,12 @@ def test_module_imports_from_lower_floors_only(module: str) -> None:
     assert faults(module, imported(PACKAGE / module)) == []
 
 
+@pytest.mark.parametrize("package", NEVER)
+def test_package_imports_no_other_that_stands_beside_it(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        assert {name.split(".")[0] for name in imported(path)} & NEVER[package] == set(), path
+
+
 def test_the_rule_can_fail() -> None:
     assert faults("core/plan.py", {"workbench.plots.gantt"})
     assert faults("plots/gantt.py", {"workbench.simulator"})
@@ -90,10 +102,10 @@ def test_third_party_imports_are_declared() -> None:
     distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido"}  # kaleido's own browser driver
     transitive = {"packaging", "tokenizers", "IPython", "traitlets", "huggingface_hub", "pandas", "pyarrow"}  # come with others
     undeclared = {}
-    for module in MODULES:
-        for name in imported(PACKAGE / module):
+    for path in (path for package in NEVER for path in (ROOT / package).rglob("*.py")):
+        for name in imported(path):
             top = name.split(".")[0]
-            known = top in sys.stdlib_module_names or top in transitive or top == "workbench"
+            known = top in sys.stdlib_module_names or top in transitive or top in NEVER
             if not known and canonicalize_name(distribution.get(top, top)) not in declared:
-                undeclared[module] = top
+                undeclared[str(path)] = top
     assert undeclared == {}

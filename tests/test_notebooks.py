@@ -35,6 +35,9 @@ class TestNotebook:
         nbformat.validate(notebook)
         assert notebook.metadata.kernelspec.name == "python3"
 
+    def test_runs_without_the_studies(self, path: Path) -> None:
+        assert not [cell.source for cell in code_cells(path) if "workbench_studies" in cell.source]
+
     def test_has_one_parameters_cell_with_plain_values(self, path: Path) -> None:
         [parameters] = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
         assert parameters is code_cells(path)[0] or parameters.source == code_cells(path)[0].source

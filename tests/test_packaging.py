@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, metadata, packages_distributions, requires, version
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_environment_yml_repeats_pyproject() -> None:
     [pip] = [entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict)]
     options, packages = [line for line in pip if line.startswith("--")], [line for line in pip if not line.startswith("--")]
     assert sorted(map(str, map(Requirement, packages))) == sorted(map(str, map(Requirement, DECLARED)))
-    assert options == ["--constraint constraints.txt", "--editable ."]
+    assert options == ["--constraint constraints.txt", "--editable .", "--editable ./workbench_studies"]
     assert CONDA["name"] == PROJECT["name"]
 
 
@@ -253,3 +254,49 @@ def test_noisy_libraries_are_imported_by_those_who_quiet_them() -> None:
     noisy = re.compile(r"^\s*(import|from) (peft|bitsandbytes)\b", re.MULTILINE)
     found = {str(path.relative_to(ROOT)) for path in (ROOT / "workbench").rglob("*.py") if noisy.search(path.read_text())}
     assert found <= quiet
+
+
+CELLS = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+import workbench, workbench_labs
+assert all(module.__file__.startswith(sys.argv[2]) for module in (workbench, workbench_labs))
+shell = InteractiveShell.instance()
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        shell.run_cell("".join(cell["source"])).raise_error()
+assert not [name for name in sys.modules if name.startswith("workbench_studies")]
+"""
+
+
+@pytest.mark.slow
+def test_a_wheel_without_the_studies_runs_the_quickstart(tmp_path: Path) -> None:
+    installed, temporary = tmp_path / "installed", tmp_path / "t"
+    temporary.mkdir()
+    for words in (
+        ["hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed), f"--find-links={tmp_path}", PROJECT["name"]],
+    ):
+        subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert not (installed / "workbench_studies").exists()
+    # The checkout is on every interpreter's path, too, as it is installed in editable form.
+    (installed / "sitecustomize.py").write_text(f"import sys\nsys.path[:] = [one for one in sys.path if one != {str(ROOT)!r}]\n")
+    settings = {"PYTHONPATH": str(installed), "TMPDIR": str(temporary), "WORKBENCH_TINY": "1", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", CELLS, str(ROOT / "notebooks/00_quickstart.ipynb"), str(installed)]
+    done = subprocess.run(words, cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert list(temporary.rglob("index.html")), done.stdout[-2000:]
+
+
+def test_the_studies_wheel_has_its_commands_and_its_papers_and_nothing_of_the_workbench(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT / "workbench_studies", check=True, capture_output=True, text=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        names = opened.namelist()
+        [commands] = [opened.read(name).decode() for name in names if name.endswith("entry_points.txt")]
+    assert "[workbench.commands]" in commands and "reproduce = workbench_studies.papers.command:reproduce" in commands
+    papers = {name.split("/")[2] for name in names if name.endswith("/items.toml")}
+    assert papers == {"pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant"} and "workbench_studies/bench/bench.toml" in names
+    assert all(name.startswith(("workbench_studies/", "edge_llm_workbench_studies")) for name in names)
+    assert not [name for name in names if "/trials/" in name]

@@ -22,7 +22,7 @@ shift 5; echo "uv $*" >>"$HOME/notes"
 case " $* " in *" $FAILING "*) exit 1 ;; esac
 """
 UV_ITSELF = "pip --disable-pip-version-check --quiet --only-binary uv uv"
-ALL = "-e .[all,executorch,test]"
+ALL = "-e .[all,executorch,test] -e ./workbench_studies"
 EXECUTORCH = "--no-deps --only-binary executorch executorch; sys_platform != 'linux' or platform_machine != 'aarch64'"
 CPU, AS_IT_IS = [UV_ITSELF, f"uv --torch-backend=cpu {ALL}", f"uv {EXECUTORCH}"], [UV_ITSELF, f"uv {ALL}", f"uv {EXECUTORCH}"]
 
@@ -37,8 +37,9 @@ class Machine:
         for name, text in (("python3", PYTHON), ("uv", UV), ("uname", f"#!/bin/sh\necho {system}\n")):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
-        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-            shutil.copy(ROOT / name, folder)
+        (folder / "workbench_studies").mkdir()
+        for name in ("Makefile", "pyproject.toml", "workbench_studies/pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, folder / name)
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         self.environment = {"HOME": str(folder), "PATH": path, "FAILING": "nothing", "UV_CONFIG_FILE": str(folder / "uv.toml")}
 

@@ -7,26 +7,30 @@ import subprocess
 import sys
 import tempfile
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from made_up_report import cluster, report
 from typer.testing import CliRunner
 
 from tests.waiting import LIMIT_S
 from workbench.__main__ import main
 from workbench.cli import doctor
-from workbench.cli.app import BENCHES, GROUPS, app
+from workbench.cli.app import ADDED, GROUPS, STUDIES, add_commands, app
 from workbench.cli.job import parse_options
-from workbench.cli.output import summary
+from workbench.cli.output import Commands, summary
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.core.report import Report
 from workbench.runtime import ssh_agent
+from workbench_studies.bench.command import BENCHES
 
-COMMANDS = tuple(command.__name__ for commands in GROUPS.values() for command in commands)
+COMMANDS = (*(command.__name__ for commands in GROUPS.values() for command in commands), *STUDIES)
 
 
 def call(*words: str):
@@ -188,7 +192,7 @@ def test_interrupt_says_how_to_go_on(experiment) -> None:
 
 def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, tmp_path) -> None:
     """So a bench that is terminated removes its folders."""
-    monkeypatch.setattr("workbench.bench.recovery.run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("workbench_studies.bench.recovery.run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["workbench", "bench", "recovery", "--only", "lora,kill"])
     before = signal.getsignal(signal.SIGTERM)
@@ -255,6 +259,56 @@ def test_bench_dispatches_by_its_table(monkeypatch) -> None:
     shown = call("bench", "fake").stdout
     assert "mbit per s" in shown and "0.8765" in shown
     assert "{" not in shown, "points are a table, not a dump"
+
+
+class Added:
+    """A command that another distribution names; load: returns it, or fails."""
+
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+        self.name, self.value, self.load = name, f"another.package:{name}", load
+
+
+@pytest.fixture
+def call_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Call a command line to which other distributions have added commands."""
+
+    def call(added: Sequence[Added], *words: str) -> Any:
+        monkeypatch.setattr("workbench.cli.app.entry_points", lambda group: [one for one in added if group == "workbench.commands"])
+        other = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+        other.callback()(lambda: None)
+        add_commands(other)
+        return CliRunner().invoke(other, list(words))
+
+    return call
+
+
+def test_another_distribution_adds_a_command(call_with) -> None:
+    def greet(name: str) -> None:
+        """Say hello."""
+        typer.echo(f"Hello, {name}")
+
+    added = [Added("greet", lambda: greet)]
+    assert call_with(added, "greet", "world").stdout == "Hello, world\n"
+    help_text = call_with(added, "--help").stdout
+    assert ADDED in help_text and "Say hello." in help_text and "reproduce" not in help_text
+
+
+@pytest.mark.parametrize("words", [("reproduce", "pac_plus", "--all"), ("bench",), ("bench", "--help"), ("reproduce", "--json")])
+def test_without_the_studies_their_commands_say_what_to_install(call_with, words: tuple[str, ...]) -> None:
+    result = call_with([], *words)
+    assert result.exit_code == 2 and "pip install edge-llm-workbench-studies" in result.output
+    assert ("--json" in words) == result.stdout.startswith("{")
+
+
+def test_a_command_that_cannot_be_loaded_takes_no_other_with_it_and_ours_keep_their_names(call_with) -> None:
+    def broken() -> None:
+        raise ModuleNotFoundError("No module named 'gone'")
+
+    added = [Added("odd", broken), Added("run", broken), Added("bench", lambda: lambda: typer.echo("measured"))]
+    assert call_with(added, "bench").stdout == "measured\n"
+    result = call_with(added, "odd", "--anything")
+    assert result.exit_code == 2 and "'another.package:odd'" in result.output and "No module named 'gone'" in result.output
+    assert "No such command 'run'" in call_with(added, "run").output
 
 
 def test_options_are_json_where_they_are_json() -> None:

@@ -33,8 +33,8 @@ from workbench.methods.base import Event
 from workbench.methods.fine_tuning import measure as fine_tuning_measure
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
-from workbench.methods.galaxy_plus.serving.experiments import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
 from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.methods.galaxy_plus.serving.soak import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
 from workbench.methods.p_rge import measure as p_rge_measure
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.ringada import measure as ringada_measure

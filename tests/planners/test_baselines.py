@@ -7,8 +7,9 @@ import pytest
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.planners import PARADIGMS, Problem, asteroid, candidates, hetpipe, homogeneous, memory, plan
+from workbench.planners import PARADIGMS, Problem, asteroid, candidates, homogeneous, memory, plan
 from workbench.planners.pricing import price
+from workbench_studies.papers.pac_plus.hetpipe import hetpipe
 
 from .builders import SEQUENCE_LENGTH, device, env_b, equal, rough, simulated_s, unequal
 

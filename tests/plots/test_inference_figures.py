@@ -10,9 +10,9 @@ from made_up_serving import report
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread
-from workbench.plots import OverlapCell, latencies, layer_cut, overlap, request_latencies, serving, speedups, style
-from workbench.plots.layer_cut import Arrow, Matrix, held_bytes, layer_parts, sent_bytes
-from workbench.plots.overlapping import TradePoint, trade
+from workbench.plots import request_latencies, serving, style
+from workbench_labs.plots.layer_cut import Arrow, Matrix, held_bytes, layer_cut, layer_parts, sent_bytes
+from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
 
 NAMES = ("alpha", "beta", "gamma")
 SHAPE = StackShape(num_layers=2, num_units=6, hidden_size=24, columns=96, unit_bytes=100, column_bytes=10, layer_bytes=7, hidden_bytes=8)

@@ -16,15 +16,18 @@ import made_up_serving
 import pytest
 from hostile import NAME, renamed, shown_by, texts_of
 
+import workbench_labs.plots
 from workbench import plots
-from workbench.cli.reproduce import write
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
-from workbench.plots import export, layer_cut, zeroth_order
-from workbench.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
+from workbench.plots import export
 from workbench.plots.style import empty, not_kept
-from workbench.reproduce import Check, Comparison, Result, Table
+from workbench_labs.plots import zeroth_order
+from workbench_labs.plots.layer_cut import layer_cut
+from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
+from workbench_studies.papers import Check, Comparison, Result, Table
+from workbench_studies.papers.command import write
 
 REPORT = replace(
     renamed(made_up_report.report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "first epoch, measured", "[6]"),
@@ -69,7 +72,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
 
 
 def test_every_figure_is_in_the_table() -> None:
-    modules = [importlib.import_module(module.name) for module in pkgutil.iter_modules(plots.__path__, "workbench.plots.")]
+    packages = ((plots, "workbench.plots."), (workbench_labs.plots, "workbench_labs.plots."))
+    names = [module.name for package, prefix in packages for module in pkgutil.iter_modules(package.__path__, prefix)]
+    modules = [importlib.import_module(name) for name in names]
     public = [function for module in modules for function in vars(module).values() if inspect.isfunction(function)]
     drawing = {one.__name__ for one in public if one.__annotations__.get("return") == "go.Figure" and not one.__name__.startswith("_")}
     assert drawing == FIGURES.keys() | {"finish", "bowl"}  # all end with the former; the latter shows no name

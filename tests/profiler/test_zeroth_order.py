@@ -12,18 +12,20 @@ from workbench.models.zeroth_order import TrainableConfig, load_causal_model
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.profiler.zeroth_order import (
     Machine,
-    MemoryRule,
     adapter_params,
-    first_order_memory,
-    first_order_step_s,
-    forward_memory,
-    free_rows,
     parts_at_once,
     pass_flops,
     pass_s,
     step_s,
 )
 from workbench.tasks.prompts import PromptBatch
+from workbench_studies.papers.p_rge.counted import (
+    MemoryRule,
+    first_order_memory,
+    first_order_step_s,
+    forward_memory,
+    free_rows,
+)
 
 LLAMA = describe("Llama2-7B")
 MACHINE = Machine(flops_per_s=1e14, memory_bytes_per_s=1e12, layer_s=1e-4, sweep_s_per_param=1e-11, step_s=1e-3)

@@ -214,8 +214,8 @@ def best_hosts(folder: Path, names: tuple[str, ...]) -> Hosts:
 
 def main(number: int, mbit_per_s: int, *command: str) -> int:
     """Run a command, by default the kit's benchmark, where a kit.toml names new servers with links of that rate."""
-    from workbench.bench.kit import JOB
     from workbench.experiment import profile
+    from workbench_studies.bench.kit import JOB
 
     names = tuple(f"pi{one}" for one in range(number))
     with tempfile.TemporaryDirectory(prefix="workbench-kit-") as made:

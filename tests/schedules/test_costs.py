@@ -14,9 +14,10 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
-from workbench.schedules import hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b, plan_costs, virtual_worker_costs
+from workbench.schedules import hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b, plan_costs
 from workbench.schedules.pipeline import backpropagation
 from workbench.simulator import simulate
+from workbench_studies.papers.pac_plus.hetpipe import virtual_worker_costs
 
 LENGTH = 4
 

@@ -14,9 +14,9 @@ from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import Timeline
 from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
-from workbench.reproduce.ringada.training import SAMPLES, equal_blocks
 from workbench.schedules.ringada import Iteration, layers_of, ring_round, terminator
 from workbench.simulator import simulate
+from workbench.simulator.steps import SAMPLES, equal_blocks
 
 KINDS = ("P", "F", "B")
 

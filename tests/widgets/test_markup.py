@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ipywidgets
@@ -13,6 +16,7 @@ from hostile import NAME, renamed, shown_by, texts_of
 from made_up_report import report
 from plotly.graph_objects import FigureWidget
 
+import workbench_labs
 from workbench import widgets
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
@@ -20,10 +24,13 @@ from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event
 from workbench.planners.query_costs import StepSize
+from workbench.trainings import queries
 from workbench.widgets.controls import FigureBox, Html, Message
-from workbench.widgets.exercises.training import Verdict
 from workbench.widgets.tables import report_table
+from workbench_labs.exercises.training import Verdict
 
+MODULES = [importlib.import_module(one.name) for one in pkgutil.iter_modules(workbench_labs.__path__, "workbench_labs.")]
+labs = SimpleNamespace(**{name: one for module in MODULES for name, one in vars(module).items() if not name.startswith("_")})
 JOB = Job(model=NAME, task=NAME)
 LAPTOP = renamed(load_cluster("laptop"), "laptop", "alpha", "beta", "gamma", "delta")
 REPORT = replace(renamed(report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "[6]"), notes=(NAME,))
@@ -50,47 +57,47 @@ def _live() -> Any:
 
 
 def _planning() -> Any:
-    return widgets.paper_problem("BART-Large", renamed(load_cluster("pac-env-b"), "pac-env-b", "nano-h", "tx2-h"))
+    return labs.paper_problem("BART-Large", renamed(load_cluster("pac-env-b"), "pac-env-b", "nano-h", "tx2-h"))
 
 
 def _inference() -> Any:
     cluster = load_cluster("galaxy-env-b")
-    return widgets.described_problem("DistilBERT", renamed(cluster, cluster.name, *(one.name for one in cluster.devices)), length=60)
+    return labs.described_problem("DistilBERT", renamed(cluster, cluster.name, *(one.name for one in cluster.devices)), length=60)
 
 
-def _queries() -> widgets.QueryProblem:
+def _queries() -> Any:
     grids = {kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((1.0, 1.0), (2.0, 2.0))) for kind in ("F", "STEP")}
     layer = LayerProfile(name=NAME, times=grids, frozen_bytes=9, trainable_bytes=9, output_bytes_per_token=9, context_bytes_per_token=0)
     profile = Profile(model=NAME, method="p_rge", source="measured", layers=((layer,),) * LAPTOP.world_size)
-    return widgets.QueryProblem(profile=profile, cluster=LAPTOP, size=StepSize(queries=8, batch_size=1, sequence_length=1, memory_length=1))
+    return labs.QueryProblem(profile=profile, cluster=LAPTOP, size=StepSize(queries=8, batch_size=1, sequence_length=1, memory_length=1))
 
 
 SHOWN: dict[str, Callable[[], Any]] = {
-    "BowlLab": lambda: widgets.BowlLab(widgets.Bowl()),
+    "BowlLab": lambda: labs.BowlLab(labs.Bowl()),
     "ClusterForm": lambda: widgets.ClusterForm(LAPTOP),
-    "EngineRun": lambda: widgets.EngineRun(scores=((NAME, 0.5),)),
-    "InferenceExplorer": lambda: widgets.InferenceExplorer(_inference(), planners=("Algorithm 1",)),
+    "EngineRun": lambda: labs.EngineRun(scores=((NAME, 0.5),)),
+    "InferenceExplorer": lambda: labs.InferenceExplorer(_inference(), planners=("Algorithm 1",)),
     "JobForm": lambda: widgets.JobForm(replace(JOB, options={"reduction": 8})),
-    "LayerCutter": lambda: widgets.LayerCutter(_inference().profile.stacks[0], _inference().cluster, length=60),
+    "LayerCutter": lambda: labs.LayerCutter(_inference().profile.stacks[0], _inference().cluster, length=60),
     "LiveProgress": _live,
-    "PartitionLab": lambda: widgets.PartitionLab("BERT-Base", _planning().cluster, batch_size=16, tokens=128),
-    "PlannerExplorer": lambda: widgets.PlannerExplorer(_planning()),
-    "QueryDivider": lambda: widgets.QueryDivider(_queries()),
-    "RooflineExplorer": lambda: widgets.RooflineExplorer({NAME: next(iter(widgets.paper_machines().values()))}),
+    "PartitionLab": lambda: labs.PartitionLab("BERT-Base", _planning().cluster, batch_size=16, tokens=128),
+    "PlannerExplorer": lambda: labs.PlannerExplorer(_planning()),
+    "QueryDivider": lambda: labs.QueryDivider(_queries()),
+    "RooflineExplorer": lambda: labs.RooflineExplorer({NAME: next(iter(labs.paper_machines().values()))}),
     "RunPanel": _run_panel,
     "SchedulePlayer": lambda: widgets.SchedulePlayer({NAME: TIMELINE}),
-    "SchemeEditor": lambda: widgets.SchemeEditor(_inference(), planner="Algorithm 1"),
-    "SplitEditor": lambda: widgets.SplitEditor(_planning()),
-    "StragglerLab": lambda: widgets.StragglerLab(_inference(), num_requests=40),
+    "SchemeEditor": lambda: labs.SchemeEditor(_inference(), planner="Algorithm 1"),
+    "SplitEditor": lambda: labs.SplitEditor(_planning()),
+    "StragglerLab": lambda: labs.StragglerLab(_inference(), num_requests=40),
     "Table": lambda: report_table(REPORT),
-    "TrainingPanel": lambda: widgets.TrainingPanel(widgets.Trial(model=NAME, method="P-RGE", task=NAME), 1),
+    "Verdict": lambda: Verdict(False, NAME),
+    "TrainingPanel": lambda: labs.TrainingPanel(queries.Trial(model=NAME, method="P-RGE", task=NAME), 1),
 }
 WITHOUT_NAMES = {"HeadsLab", "LearningLab", "RingLab", "StaleLab"}
 ALSO: dict[str, Callable[[], Any]] = {
-    "a run in an engine that was not made": lambda: widgets.EngineRun(why=NAME),
+    "a run in an engine that was not made": lambda: labs.EngineRun(why=NAME),
     "a table's every part": lambda: widgets.Table((NAME,), [(NAME,)], title=NAME, note=NAME),
     "a plan's table": lambda: widgets.plan_table(REPORT.plan, REPORT.cluster),
-    "a verdict": lambda: Verdict(False, NAME),
     "a figure's title": lambda: FigureBox(widgets.lines({NAME: [(1.0, 1.0)]}, title=NAME, label=NAME, x_title=NAME, y_title=NAME)),
     "a plain string as HTML": lambda: Html(NAME),
 }
@@ -109,7 +116,8 @@ def texts(shown: Any) -> str:
 
 
 def test_everything_that_a_notebook_shows_is_in_the_table() -> None:
-    public = {name: one for name, one in vars(widgets).items() if inspect.isclass(one)}
+    of_labs = {name: one for name, one in vars(labs).items() if getattr(one, "__module__", "").startswith("workbench_labs")}
+    public = {name: one for name, one in (vars(widgets) | of_labs).items() if inspect.isclass(one)}
     shows = ("_repr_html_", "_repr_mimebundle_")
     assert {name for name, one in public.items() if any(hasattr(one, way) for way in shows)} == SHOWN.keys() | WITHOUT_NAMES
 

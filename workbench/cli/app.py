@@ -1,8 +1,9 @@
-"""The commands, in groups, and those of a few lines: a job planned, in virtual time or executed; figures, benchmarks, the doctor."""
+"""The commands, in groups, and those of a few lines: a job planned, in virtual time or executed; figures, the doctor."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,16 +34,14 @@ from workbench.cli.output import (
     print_json,
     print_text,
     say,
-    show_bench,
     show_plan,
     summary,
 )
 from workbench.cli.predict import evaluate, predict
-from workbench.cli.reproduce import reproduce
 from workbench.cli.schedule import schedule
 from workbench.cli.serve import serve
 from workbench.cli.sweep import compare, sweep
-from workbench.core.catalogue import kit_file, load_cluster
+from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Job, Mode
@@ -171,63 +170,12 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
             print_text(following)
 
 
-BENCHES = {
-    name: f"workbench.bench.{name}"
-    for name in ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "kit"]
-}
-"""Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
-CHOOSING = {
-    "galaxy_plus": "minilm, bert-base, homogeneous, heterogeneous, 125, 250, 500, 1000, latency, overlap, scaling, planner",
-    "p_rge": "steps, copies, full, quantized, memory",
-    "ringada": "equal, 1000, 125, unequal, bert-base",
-    "confidant": "processors, schedule, partition, phones, frameworks",
-    "recovery": "pac_plus, cached, fine_tuning, lora, confidant, idle, ringada, p_rge, kill, freeze, leave, slow, return",
-    "kit": "reach, files, start, epochs, faults",
-}
-"""Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
-
-
-def bench(
-    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(BENCHES)}, or all.")] = "all",
-    only: Annotated[
-        str,
-        typer.Option(
-            help="A part, by words such as minilm,500. " + " ".join(f"Of {chosen}: {words}." for chosen, words in CHOOSING.items())
-        ),
-    ] = "",
-    soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,
-    as_json: Json = False,
-) -> None:
-    """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
-    if name != "all" and name not in BENCHES:
-        raise ConfigError(f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all.")
-    words = [word.strip() for word in only.split(",") if word.strip()]
-    if words and name not in CHOOSING:
-        raise ConfigError(
-            f"Only the points '{only}' of {name} were asked for.",
-            f"Only {' and '.join(CHOOSING)} have points to choose.",
-            "Leave out --only.",
-        )
-    options: dict[str, dict[str, Any]] = {chosen: {"only": words} for chosen in CHOOSING}
-    if soak and name != "recovery":
-        raise ConfigError(f"A soak of {name} was asked for.", "Only recovery has one.", "Name it, or leave out --soak.")
-    options["recovery"]["soak"] = soak
-    names = tuple(one for one in BENCHES if one != "kit" or kit_file()) if name == "all" else (name,)
-    results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
-    if as_json:
-        print_json(results)
-    else:
-        for chosen, result in results.items():
-            show_bench(chosen, result)
-
-
 GROUPS = {
     "Start here": (doctor, fetch, devices, kit),
     "Run": (plan, simulate, run, sweep),
     "Use what was trained": (predict, evaluate),
     "Look": (draw, compare, schedule),
     "Methods' own": (serve, export, train),
-    "The workbench itself": (reproduce, bench),
 }
 FIRST_STEPS = """\
 Edge LLM Workbench: learn, try out and compare how language models are fine-tuned and served on small devices.
@@ -262,3 +210,39 @@ def first_steps(
 for group, commands in GROUPS.items():
     for command in commands:
         app.command(rich_help_panel=group, cls=JobCommand if command in (devices, plan, simulate, run, sweep) else None)(command)
+
+COMMANDS = "workbench.commands"
+"""The entry-point group in which a distribution names its commands: functions as Typer takes them."""
+STUDIES, ADDED = ("reproduce", "bench"), "The workbench itself"
+
+
+def _unusable(asked: str, found: str, todo: str) -> Callable[[typer.Context], None]:
+    """Return a command that says why it cannot be called, whatever its options."""
+
+    def command(context: typer.Context) -> None:
+        context.find_root().meta["json"] = "--json" in context.args
+        raise ConfigError(asked, found, todo)
+
+    return command
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add what other distributions name in the group COMMANDS, the studies' first.  Our own commands' names are taken."""
+    named = {one.name: one for one in entry_points(group=COMMANDS)}
+    taken = {command.__name__ for commands in GROUPS.values() for command in commands}
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    for name in sorted({*STUDIES, *named} - taken, key=lambda name: (name not in STUDIES, name != STUDIES[0], name)):
+        asked, todo = f"The command `workbench {name}` was called.", "Install it again, or remove it."
+        if name not in named:
+            found = "It belongs to the studies, which are not installed."
+            unusable = _unusable(asked, found, "Install them: pip install edge-llm-workbench-studies.")
+        else:
+            try:
+                app.command(name, rich_help_panel=ADDED)(named[name].load())
+                continue
+            except Exception as error:  # somebody else's code must not take our commands with it
+                unusable = _unusable(asked, f"It is '{named[name].value}', which fails: {type(error).__name__}: {error}.", todo)
+        app.command(name, hidden=True, add_help_option=False, context_settings=anything)(unusable)
+
+
+add_commands(app)

@@ -1,6 +1,6 @@
 """What the commands print: results on stdout (tables, or JSON with --json), everything else on stderr; errors in one line.
 
-Tables of plans, reports, clusters and benchmarks, and the live progress of a run: its whole state, or a line now and then where there is no
+Tables of plans, reports and clusters, and the live progress of a run: its whole state, or a line now and then where there is no
 terminal.
 """
 
@@ -10,7 +10,7 @@ import errno
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -92,7 +92,7 @@ def _in_our_words(error: Any, words: Sequence[str]) -> WorkbenchError:
         named = f": '{error.filename}'" if error.filename else ""
         return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", advice(error.errno))
     package = (error.name or "").partition(".")[0]
-    if package in ("", "workbench"):
+    if package in ("", "workbench", "workbench_labs", "workbench_studies"):
         raise error
     found = f"It needs the package '{package}', which is not installed."
     return ConfigError("The command was called.", found, "Install everything: pip install 'edge-llm-workbench[all]'.")
@@ -238,24 +238,6 @@ def next_steps(report: Report, path: Path | None, *, program: str = "workbench")
     elif report.mode == "execute":
         steps.append("the same command with --report FILE, for `workbench draw` and `workbench compare`")
     return "\n".join(f"{'' if number else 'Next':<12}{step}" for number, step in enumerate(steps))
-
-
-def show_bench(name: str, result: Mapping[str, Any]) -> None:
-    """Print a benchmark: its values, and its lists of points as tables with one row each."""
-    print_text(f"Benchmark {name}")
-    tables = {key: value for key, value in result.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
-    for key, value in result.items():
-        if key != "name" and key not in tables:
-            print_text(f"  {key.replace('_', ' ')}: {_figure(value)}")
-    for title, points in tables.items():
-        keys = [key for key, value in points[0].items() if not isinstance(value, dict | list | tuple)]  # the rest is for --json
-        columns = tuple(key.replace("_", " ") for key in keys)
-        rows = ([_figure(point.get(key, "")) for key in keys] for point in points)
-        print_table(title.capitalize(), columns, rows, right=range(len(columns)))
-
-
-def _figure(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 PLAIN_INTERVAL_S = 5.0

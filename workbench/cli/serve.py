@@ -197,7 +197,7 @@ def _summary(report: ServingReport) -> dict[str, Any]:
 
 
 def _soak(num_requests: int, seed: int, fidelity: Any, path: Path | None, out: Path | None, *, as_json: bool) -> None:
-    from workbench.methods.galaxy_plus.serving.experiments import soak
+    from workbench.methods.galaxy_plus.serving.soak import soak
 
     answered = 0
 

@@ -8,9 +8,10 @@ r - l is 2 sigma, because l then does not change.  We follow the pseudo-code, l 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -158,3 +159,26 @@ def quickened(profile: Profile, divisions: Mapping[int, Division], *, samples: i
 
     rows = [tuple(quick(layer, divisions[rank]) for layer in row) if rank in divisions else row for rank, row in enumerate(profile.layers)]
     return replace(profile, layers=tuple(rows))
+
+
+HEADS, PROCESSORS = (12, 16, 32), (2, 3, 4)
+EPSILONS = (0.125, 0.25, EPSILON_STEPS, 1.0, 1e9)
+"""Shares of a profile's largest step that are tried as Algorithm 1's epsilon; the last one is no limit."""
+
+
+def random_profile(draw: random.Random) -> HeadProfile:
+    """Return times of 2 to 4 processors for 12, 16 or 32 heads (Table 3).
+
+    A head takes 1 to 8 ms by processor, each step .2 to 1.8 of that; starting costs up to three heads' time.
+    """
+    heads, rows = draw.choice(HEADS), []
+    for _ in range(draw.choice(PROCESSORS)):
+        each = 1e-3 * 8 ** draw.random()
+        steps = [each * draw.uniform(0.2, 1.8) for _ in range(heads)]
+        rows.append(tuple(accumulate([steps[0] + each * draw.uniform(0, 3), *steps[1:]])))
+    return HeadProfile(seconds=tuple(rows))
+
+
+def epsilon_name(steps: float) -> str:
+    """Return an epsilon of EPSILONS in words."""
+    return "no limit" if steps == EPSILONS[-1] else f"{steps:g}"

@@ -3,9 +3,7 @@
 from workbench.plots.breakdown import breakdown, device_samples, stacked_bars, time_by_class
 from workbench.plots.export import browser_path, write_figures
 from workbench.plots.gantt import gantt
-from workbench.plots.layer_cut import layer_cut
 from workbench.plots.memory import cluster, memory, needs, placement
-from workbench.plots.overlapping import OverlapCell, latencies, overlap, speedups
 from workbench.plots.predicted import compared_bars, lines, predicted_against_measured
 from workbench.plots.serving import request_latencies, serving
 from workbench.plots.training import curves, epoch_times

@@ -1,6 +1,6 @@
 """Build a Schedule from a Plan: the schedules of the five papers and their baselines, lowering passes, checks."""
 
-from workbench.schedules.costs import plan_costs, virtual_worker_costs
+from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import check, insert_allreduce, insert_transfers
 from workbench.schedules.pipeline import backpropagation, cached_step, gpipe, hybrid_1f1b, one_f_one_b

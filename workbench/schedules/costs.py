@@ -10,8 +10,7 @@ from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
-from workbench.core.virtual_workers import VirtualWorkers
+from workbench.core.schedule import STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
 from workbench.schedules.tensor import BEGIN, END
 
@@ -143,37 +142,3 @@ def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
     trainable = trainable_bytes(layers)
     frozen = sum(layer.frozen_bytes for layer in layers)
     return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)
-
-
-def virtual_worker_costs(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> TableCosts:
-    """Return the costs of hetpipe.  Each pipeline costs what it would alone with weight stashing; a profile has no shapes.
-
-    PULL and MERGE read the parameters once, like the optimizer, and cost the same.  PUSH sends the sum that STEP has made.
-    """
-    shards = workers.shards()
-    numbered: list[tuple[int, TableCosts]] = []  # of a stage, counted through all pipelines: its number in its own
-    of_rank: dict[int, TableCosts] = {}
-    for plan in workers.pipelines:
-        sizes, lengths = (plan.micro_batch_size,), (sequence_length,)
-        alone = plan_costs(profile, cluster, plan, sizes=sizes, lengths=lengths, stashes_weights=True)
-        numbered += [(number, alone) for number in range(len(plan.stages))]
-        of_rank |= {stage.ranks[0]: alone for stage in plan.stages}
-
-    def shard(number: int) -> tuple[LayerProfile, ...]:
-        return profile.layers[shards[number].server][shards[number].start : shards[number].stop]
-
-    def alone_s(rank: int, op: Op) -> float:
-        return of_rank[rank].seconds(rank, op._replace(kind=STEP if op.kind == PULL else op.kind, microbatch=0))
-
-    def alone_spec(value: Value) -> Spec:
-        number, alone = numbered[value.stage]
-        return alone.spec(value._replace(stage=number, microbatch=0))
-
-    return TableCosts(
-        seconds_by_kind=dict.fromkeys((*COMPUTED, STEP, PULL), alone_s)
-        | {MERGE: lambda rank, op: sum(layer.seconds(STEP, 1, 1) for layer in shard(op.stage))},
-        bytes_by_name=dict.fromkeys(("weight", "ctx", "act", "grad"), alone_spec)
-        | dict.fromkeys(("push", "global"), lambda value: opaque(trainable_bytes(shard(value.stage)))),
-        resident_by_rank={rank: alone.resident_bytes(rank) for rank, alone in of_rank.items()},
-        cluster=cluster,
-    )

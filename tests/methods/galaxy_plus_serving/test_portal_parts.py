@@ -14,11 +14,11 @@ from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
 from workbench.core.serving import ReschedulingSettings
-from workbench.methods.galaxy_plus.serving.experiments import SOAK_MODEL, soak_cluster
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.rescheduler import StragglerDetector, Verdict, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
+from workbench.methods.galaxy_plus.serving.soak import SOAK_MODEL, soak_cluster
 from workbench.methods.galaxy_plus.serving.worker import Begun, Loaded, ReportingPacer, Served, ServiceJob, ServingWorker, UnderWay
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, shard_spec

@@ -13,7 +13,8 @@ from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.serving import ServedRequest, ServiceInterrupted, ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.profiles import made_up_host
-from workbench.methods.galaxy_plus.serving.experiments import (
+from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.methods.galaxy_plus.serving.soak import (
     SETTINGS,
     SOAK_FLOPS_PER_S,
     SOAK_LENGTH,
@@ -21,7 +22,6 @@ from workbench.methods.galaxy_plus.serving.experiments import (
     soak,
     soak_cluster,
 )
-from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engines import EngineCluster
 
 MOST_REQUESTS, MOST_S = 20_000, 240.0

@@ -1,0 +1,78 @@
+"""Confidant's labs: partitions by hand, versions of weights, stale descents, heads over processors, recoveries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from widget_reports import make_report
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.report import Recovery
+from workbench_labs import exercises
+from workbench_labs.confidant import (
+    HeadsLab,
+    PartitionLab,
+    StaleLab,
+    head_profile,
+    recovery_table,
+    stashed,
+    version_table,
+    version_words,
+)
+
+
+def test_a_partition_by_hand_against_equation_3() -> None:
+    lab = PartitionLab("BERT-Base", load_cluster("pac-env-b"), batch_size=16, tokens=128)
+    assert lab.partition.cuts == (0, 3, 6, 9, 12) and "Out of memory: nano-h lacks 1.4 GB" in lab.headline.value
+    buttons = {one.description: one for one in lab.children[0].children if hasattr(one, "click")}
+    buttons["Eq. 3"].click()
+    lab.wait()
+    assert lab.partition.cuts == (0, 1, 2, 8, 12) and "(+0% against Eq. 3 in this order)" in lab.headline.value
+    assert exercises.check_own_partition(lab.partition, lab.costs, order=range(4)).passed is False
+    buttons["By speed"].click()
+    lab.wait()
+    assert "nano-h lacks 672 MB" in lab.headline.value and "too little" in lab.table.value
+    assert "does not fit on 'nano-h'" in str(exercises.check_own_partition(lab.partition, lab.costs, order=range(4)))
+    buttons["Best order"].click()
+    lab.wait()
+    assert lab.partition.order != (0, 1, 2, 3) and "Out of memory" not in lab.headline.value
+    assert exercises.check_own_partition(lab.partition, lab.costs, order=range(4)).passed
+    lab.cuts[0].value = 12
+    lab.wait()
+    assert "has none" in lab.message.value and "No pipeline" in lab.headline.value and lab.table.value == ""
+
+
+def test_versions_are_where_the_paper_says() -> None:
+    timeline = stashed(4, 8)
+    assert [version_words(timeline, rank, 13.5) for rank in (0, 3)] == ["v1 (newest) for 4; v0 for 1, 2, 3", "v3 (newest) for 3"]
+    rows = version_table(timeline).rows
+    assert rows[6] == ("6", "v3", "v4", "v5", "v6", "v7")
+    assert rows[2] == ("2", "v0", "v0", "v1", "v2", "v3")
+
+
+def test_stale_gradients_run_away_at_rates_that_fresh_ones_bear() -> None:
+    lab = StaleLab(0.3)
+    assert "All come down" in lab.headline.value
+    lab.learning_rate.value = 0.7
+    lab.wait()
+    assert "Delays of 2, 3 run away" in lab.headline.value
+
+
+def test_heads_by_hand_against_algorithm_1_and_the_optimum() -> None:
+    lab = HeadsLab(head_profile(3))
+    assert "Algorithm 1 4-6-2" in lab.headline.value and "optimum 4-5-3" in lab.headline.value
+    lab.counts[0].value += 1
+    lab.wait()
+    assert "1 head too many" in lab.headline.value
+    for slider, count in zip(lab.counts, (4, 5, 3), strict=True):
+        slider.value = count
+    lab.wait()
+    assert "+0% against the optimum" in lab.headline.value and lab.message.value == ""
+
+
+def test_recoveries_of_several_runs() -> None:
+    report = make_report(first_s=8.0, cached_s=2.0)
+    recovery = Recovery(what="kill beta", step=1, noticed_s=0.1, planned_s=0.2, resumed_s=0.3, repeated=1, predicted_s=0.5)
+    rows = recovery_table({"killed": replace(report, mode="execute", recoveries=(recovery,)), "quiet": report}).rows
+    assert rows[0][1:5] == ("kill beta", "0.10", "0.20", "0.30") and rows[0][-3:] == ("0.50", "0.60", "")
+    assert rows[1][1] == "nothing changed"

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from widget_reports import CLUSTER, PLAN, make_report
+
+from workbench import experiment
+from workbench.core.catalogue import load_cluster
+from workbench.core.report import SweepPoint
+from workbench.planners.heads import HeadProfile
+from workbench_labs import exercises
+from workbench_labs.exercises import Verdict
+from workbench_labs.planning import compare, paper_problem, with_bandwidth, with_memory
+
+REPORT = make_report(first_s=8.0, cached_s=2.0)
+SIZES = {"tokens": 20, "num_layers": 6, "hidden_size": 384, "itemsize": 2}
+PASSES = {"forward_s": 0.02, "backward_s": 0.04}
+
+
+def _terminator(spans, depth):
+    lowest = spans[-1][1] - depth + 1
+    return next(place for place, (first, last) in enumerate(spans) if first <= lowest <= last)
+
+
+def _delayed(w, gradient, rate, delay, steps):
+    versions = [w]
+    for step in range(steps):
+        versions.append(versions[-1] - rate * gradient(versions[max(0, step - delay)]))
+    return versions[-1]
+
+
+def _compatibility(capacities, batteries, p, eta):
+    def mapped(values, equal):
+        least, most = min(values), max(values)
+        return [(one - least) / (most - least) if most > least else equal for one in values]
+
+    slow, full = mapped([sum(one) for one in capacities], 0.0), mapped(batteries, 1.0)
+    return [p * charge / (one + eta) for one, charge in zip(slow, full, strict=True)]
+
+
+TWO_PROCESSORS = HeadProfile(seconds=tuple(tuple(one * count for count in range(1, 13)) for one in (0.002, 0.005)))
+
+
+def with_unequal(*shares: float):
+    devices = tuple(replace(CLUSTER.devices[rank], host_share=share) for rank, share in enumerate(shares))
+    return replace(CLUSTER, devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (lambda answer: exercises.check_speedup(answer, REPORT), 4, 6),
+        (lambda answer: exercises.check_idlest(answer, REPORT), "delta", "alpha"),
+        # 8 + (n - 1) 2 <= 4 n from n = 3 on.
+        (lambda answer: exercises.check_half_time(answer, REPORT), 3, 2),
+        (lambda answer: exercises.check_half_time(answer, REPORT), 3, 4),
+        (lambda answer: exercises.check_share(answer, CLUSTER, "alpha", 3), 0.1667, 1.5),
+        (lambda answer: exercises.check_transfer(answer, CLUSTER, "alpha", "beta", 4_000_000), 0.0324, 0.004),
+        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.1, 0.2, 0.2)),
+        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.9, 0.8, 0.7)),
+        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.1, 0.2)),
+        (lambda answer: exercises.check_trainable_share(answer, 10, 990), 0.01, 1.0),
+        (lambda answer: exercises.check_cache_bytes(answer, **SIZES), 20 * 384 * 7 * 2, 20 * 384 * 6 * 2),
+        (lambda answer: exercises.check_pipeline_time(answer, num_stages=4, num_micro_batches=8, **PASSES), 0.66, 0.48),
+        (lambda answer: exercises.check_backward_share(answer, 1.0, 3.0), 0.75, 0.5),
+        (lambda answer: exercises.check_down_projection(answer, hidden_size=384, reduction=8), 18432, 384),
+        (lambda answer: exercises.check_quantization_step(answer, absmax=0.5), 0.001969, 0.5 / 127),
+        (lambda answer: exercises.check_quantized_bytes(answer, bits=4, block_size=64), 0.5625, 0.5),
+        (lambda answer: exercises.check_terminator(answer, blocks=(4, 5, 2, 3), depth=4), 3, 4),
+        (lambda answer: exercises.check_least_time(answer, depth=4), 8, 4),
+        (lambda answer: exercises.check_pipelined_time(answer, num_stages=4, layers_per_stage=3, micro_batches=4), 10.5, 6),
+        (lambda answer: exercises.check_last_unfrozen(answer, num_layers=12, every=40), 440, 480),
+        (lambda answer: exercises.check_link_bytes(answer, samples=32, tokens=24, hidden_size=384), 1_179_648, 294_912),
+        (exercises.check_terminator_code, _terminator, lambda spans, depth: len(spans) - 1),
+        (exercises.check_terminator_code, _terminator, lambda spans, depth: spans[depth]),
+        (
+            exercises.check_next_initiator_code,
+            lambda now, left, rate: max(left, key=lambda one: rate(now, one)),
+            lambda now, left, rate: left[0],
+        ),
+        (lambda answer: exercises.check_versions(answer, num_stages=5, stage=1), 3, 4),
+        (lambda answer: exercises.check_version(answer, mini_batch=9, num_stages=4, stage=1), 7, 9),
+        (lambda answer: exercises.check_pace(answer, stages_s=(0.9, 1.2, 0.7), links_s=(0.3, 0.7)), 1.4, 1.2),
+        (lambda answer: exercises.check_heads(answer, TWO_PROCESSORS), (9, 3), (8, 4)),
+        (lambda answer: exercises.check_heads(answer, TWO_PROCESSORS), [9, 3], [9, 9]),
+        (lambda answer: exercises.check_head_bound(answer, share=0.35), 1.212, 1.54),
+        (lambda answer: exercises.check_stable_rate(answer, delay=3), 0.445, 0.7),
+        (lambda answer: exercises.check_notice(answer, nbytes=110e6, bytes_per_s=20e6, step_s=1.5, still_s=0.3), 7.3, 5.5),
+        (exercises.check_delayed_code, _delayed, lambda w, gradient, rate, delay, steps: _delayed(w, gradient, rate, 0, steps)),
+        (exercises.check_compatibility_code, _compatibility, lambda capacities, batteries, p, eta: [p * one for one in batteries]),
+        (lambda answer: exercises.check_bubble(answer, num_stages=4, num_micro_batches=4), 3 / 7, 0.25),
+    ],
+)
+def test_a_check_tells_right_from_wrong_and_waits_for_an_answer(check, right, wrong) -> None:
+    assert check(right).passed is True, check(right)
+    assert check(wrong).passed is False
+    assert check(None).passed is None
+    assert len(check(wrong).message) > 20, "a hint helps"
+
+
+def test_a_number_that_a_formula_lacks_is_named() -> None:
+    with pytest.raises(TypeError, match="takes num_stages, num_micro_batches, not num_stages"):
+        exercises.check_bubble(0.5, num_stages=4)
+    with pytest.raises(AttributeError, match="check_nothing"):
+        _ = exercises.check_nothing
+    assert {"check_bubble", "check_grouping"} <= set(dir(exercises))
+
+
+def test_not_a_number_is_told() -> None:
+    verdict = exercises.check_speedup("four", REPORT)  # type: ignore[arg-type]
+    assert verdict.passed is False and "'four'" in verdict.message
+    assert exercises.check_idlest("omega", REPORT).passed is False
+
+
+def test_a_cache_that_never_halves_the_time_is_told() -> None:
+    alone = replace(REPORT, epochs=REPORT.epochs[:1])
+    assert {one(3, alone).message for one in (exercises.check_half_time, exercises.check_speedup)} == {
+        "No epoch of this run came from the cache. Train 2 epochs or more."
+    }
+    assert "never" in exercises.check_half_time(3, make_report(first_s=2.0, cached_s=1.5)).message
+
+
+@pytest.mark.parametrize(("mine_s", "passed", "said"), [(0.9, True, "beat"), (1.1, True, "within 20 %"), (1.5, False, "Get within")])
+def test_a_plan_of_ones_own_is_compared_with_the_planners(monkeypatch, mine_s: float, passed: bool, said: str) -> None:
+    def sweep(job, cluster, plans, mode, *, num_steps):
+        assert mode == "simulate"
+        seconds = {"mine": mine_s, "planner": 1.0}
+        return tuple(SweepPoint(name=name, plan=plan, predicted_s=seconds[name]) for name, plan in plans.items())
+
+    monkeypatch.setattr(experiment, "sweep", sweep)
+    verdict = exercises.check_faster_plan(PLAN, REPORT)
+    assert verdict.passed is passed and said in verdict.message
+    assert exercises.check_faster_plan(None, REPORT).passed is None
+
+
+def test_a_verdict_reads_well_with_and_without_html() -> None:
+    assert str(Verdict(False, "Try <again>.")) == "Not yet. Try <again>."
+    assert "Try &lt;again&gt;." in Verdict(False, "Try <again>.")._repr_html_()
+
+
+def test_variations_change_every_device() -> None:
+    slow = with_bandwidth(CLUSTER, 20)
+    assert {device.link.bytes_per_s for device in slow.devices} == {2.5e6} and slow.link(0, 3).bytes_per_s == 2.5e6
+    assert {device.memory_bytes for device in with_memory(CLUSTER, 5).devices} == {5}
+
+
+def test_checks_of_plans() -> None:
+    problem = paper_problem("BART-Large", load_cluster("pac-env-b"))
+    planned = problem.planned()
+    [made] = compare(problem, ("Algorithm 1",))
+    groups = [len(stage.shares) for stage in planned.stages]
+    answers = {"none": None, "list": groups, "text": planned.grouping(), "wrong": [9]}
+    passed = {name: exercises.check_grouping(answer, made).passed for name, answer in answers.items()}
+    assert passed == {"none": None, "list": True, "text": True, "wrong": False}
+    assert exercises.check_grouping("OOM", compare(problem, ("data parallel",))[0]).passed
+    need = problem.needs(planned)[0].total_bytes
+    name = problem.cluster.devices[0].name
+    assert [exercises.check_memory_floor(answer, problem, planned, name).passed for answer in (None, need, need / 2)] == [None, True, False]
+    refined = problem.planned("simulated and refined")
+    assert problem.step_s(refined) < problem.step_s(planned)
+    assert [exercises.check_faster_split(one, problem, planned).passed for one in (None, refined, planned)] == [None, True, False]
+    too_large = problem.by_hand([23, 1], [[0], [2]])
+    assert "nano-h" in str(exercises.check_faster_split(too_large, problem, planned))
+    assert not exercises.check_faster_split("a plan", problem, planned).passed  # type: ignore[arg-type]

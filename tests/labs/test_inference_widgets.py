@@ -1,0 +1,195 @@
+"""Widgets of single-shot inference: what they show is what planners, simulator and memory check say of the plan in hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan
+from workbench.tasks import load_task
+from workbench.widgets import SchedulePlayer, passages_folder
+from workbench_labs import exercises
+from workbench_labs.exercises.dividing import break_even
+from workbench_labs.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor
+from workbench_labs.inference_problem import (
+    InferenceProblem,
+    StragglerLab,
+    compare_inference,
+    described_problem,
+    overlap_cells,
+)
+from workbench_labs.planning import with_memory
+from workbench_labs.plots.layer_cut import sent_bytes
+from workbench_labs.tables import inference_plan_table, inference_table
+
+
+@pytest.fixture(scope="module")
+def problem() -> InferenceProblem:
+    """DistilBERT in the paper's heterogeneous environment: six layers."""
+    return described_problem("DistilBERT", load_cluster("galaxy-env-b"), length=284)
+
+
+@pytest.fixture(scope="module")
+def tight(problem: InferenceProblem) -> InferenceProblem:
+    """Devices of 100 MB, embedding (95 MB) left out: three layers can be in scheme 2."""
+    small = replace(problem.profile, first_bytes=0, last_bytes=0)
+    return replace(problem, profile=small).on(with_memory(problem.cluster, 100_000_000))
+
+
+@pytest.fixture(scope="module")
+def algorithm_1(problem: InferenceProblem) -> InferencePlan:
+    return problem.planned("Algorithm 1")
+
+
+def test_prices_of_few_layers_are_those_of_all(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
+    mixed = problem.with_schemes(algorithm_1, [1, 1, 1, 1, 1, 2])
+    for made in (algorithm_1, mixed):
+        assert problem.seconds(made) == pytest.approx(problem.simulated(made).makespan_s, rel=0.01)
+    with pytest.raises(ConfigError, match="6"):
+        problem.with_schemes(algorithm_1, [1, 2])
+
+
+def test_a_slower_device_scales_its_operations_and_no_others(problem: InferenceProblem) -> None:
+    slow = problem.on(problem.cluster.slowed(1, 2.0)).profile.costs
+    was = problem.profile.costs
+    assert slow[1][0].seconds("UP", 10, 100) == pytest.approx(2 * was[1][0].seconds("UP", 10, 100)) and slow[0] == was[0]
+    with pytest.raises(ConfigError, match="alpha"):
+        problem.on(load_cluster("laptop"))
+
+
+def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(problem: InferenceProblem) -> None:
+    found = compare_inference(problem, ("Galaxy+", "Algorithm 1", "Megatron-LM"))
+    assert found[0].seconds <= found[1].seconds < found[2].seconds
+    table = str(inference_table(found, problem))
+    assert f"{found[2].seconds / found[0].seconds:.2f}" in table and "[0, 6]" in table
+    small = problem.on(with_memory(problem.cluster, 150_000_000))
+    alone = compare_inference(small, ("one device",))
+    assert alone[0].plan is None and "150 MB" in str(inference_table(alone, small))
+    whole = str(inference_plan_table(found[1].plan, problem))  # type: ignore[arg-type]
+    assert "6 in scheme 2" in whole and whole.count("rpi") == 4
+
+
+def test_cutting_a_layer_follows_the_sliders(problem: InferenceProblem) -> None:
+    cutter = LayerCutter(problem.profile.stacks[0], problem.cluster, length=284, weights=[2, 2, 1, 1])
+    assert cutter.plan.units == (4, 4, 2, 2) and "scheme 1" in cutter.figure.heading.value
+    cutter.way.value = "scheme 2"
+    cutter.weights[3].value = 0
+    cutter.wait()
+    assert cutter.plan.num_positions == 3 and "on 3 devices" in cutter.figure.heading.value and "scheme 2" in cutter.figure.heading.value
+    cutter.way.value = "Megatron-LM"
+    assert set(cutter.plan.units) == {4}  # equal, whatever the sliders say
+    for slider in cutter.weights:
+        slider.value = 0
+    cutter.wait()
+    assert "No device takes part" in cutter.message.value
+
+
+def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: InferenceProblem) -> None:
+    editor = SchemeEditor(tight, schemes=[1] * 6, planner="Algorithm 1")
+    assert editor.plan.configuration == (6, 0) and "a sequence" in editor.headline.value and editor.message.value == ""
+    editor.count.value = 2
+    assert editor.schemes == (2, 2, 1, 1, 1, 1)
+    editor.layers[5].value = True
+    editor.wait()
+    assert editor.schemes == (2, 2, 1, 1, 1, 2) and editor.count.value == 3 and "[3, 3]" in editor.headline.value
+    seconds = tight.seconds(editor.plan)
+    assert f"{seconds * 1e3:.0f} ms" in editor.headline.value
+    editor.count.value = 6
+    editor.wait()
+    assert "Out of memory" in editor.headline.value and "rpi" in editor.message.value
+    for tab, said in ((1, "trades memory"), (2, "One layer"), (3, "your schemes")):
+        editor.tabs.selected_index = tab
+        editor.wait()
+        assert said in editor.tabs.children[tab].heading.value
+    editor.take_plan.click()
+    editor.wait()
+    assert editor.schemes == editor.planned.schemes and "+0.0% against the planner" in editor.headline.value
+
+
+def test_the_player_steps_through_the_ring_by_operations(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
+    layer = problem.one_layer()
+    timeline = layer.simulated(replace(algorithm_1, schemes=(1,), overlap=True), title="ring")
+    player = SchedulePlayer(timeline)
+    seen = []
+    for _ in range(12):
+        before = player.slider.value
+        player.forth.click()
+        assert player.slider.value > before
+        seen.append(player.table.value)
+    assert any("queries, keys, values of tile" in table for table in seen) and any("send embedded tile" in table for table in seen)
+    player.back.click()
+    assert player.table.value == seen[-2]
+    player.slider.value = 0
+    player.back.click()
+    assert player.slider.value == 0
+
+
+def test_overlap_lies_between_the_longer_part_and_the_sum(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
+    [slow, quick] = overlap_cells(problem, algorithm_1, (125, 1000))
+    for cell in (slow, quick):
+        parts = (cell.computation_s.median, cell.communication_s.median)
+        assert max(parts) * 0.999 <= cell.together_s.median <= sum(parts) * 1.001
+    assert slow.computation_s == quick.computation_s and slow.communication_s.median > 4 * quick.communication_s.median
+
+
+def test_the_explorer_follows_its_sliders(problem: InferenceProblem) -> None:
+    explorer = InferenceExplorer(problem, planners=("Algorithm 1", "EdgeShard"))
+    before = explorer.compared[0].seconds
+    explorer.form.sliders("rpi-l-0")["speed"].value /= 4
+    explorer.wait()
+    assert explorer.compared[0].seconds > 1.1 * before and "against the beginning" in explorer.headline.value
+    assert "EdgeShard" in explorer.table.value
+    for device in problem.cluster.devices:
+        explorer.form.sliders(device.name)["memory"].value = 20
+    explorer.wait()
+    assert "No plan fits" in explorer.headline.value and "role='alert'" in explorer.message.value
+
+
+def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: InferenceProblem) -> None:
+    lab = StragglerLab(problem, num_requests=120)
+    with_it, without = lab.reports["with re-scheduling"], lab.reports["without"]
+    assert with_it.events_of("excluded", rank=1) and not without.events_of("excluded")
+    assert with_it.end_s < without.end_s and "without re-scheduling" in lab.headline.value
+    lab.kind.value = "kill"
+    lab.wait()
+    assert lab.factor.disabled and set(lab.reports) == {"with re-scheduling"}
+    assert len(lab.report.requests) == 120 and lab.report.num_lost == 0 and lab.report.events_of("lost", rank=1)
+
+
+def test_passages_are_a_task_of_longer_texts(tmp_path) -> None:
+    task = load_task("sst2", data=passages_folder(tmp_path, count=3, sentences=8))
+    assert len(task.test) == 3 and min(len(text.split()) for text in task.test.texts) > 60
+
+
+def test_exercises_tell_right_from_wrong(problem: InferenceProblem, tight: InferenceProblem, algorithm_1: InferencePlan) -> None:
+    shape = problem.profile.stacks[0]
+    moved = sum(sent_bytes(algorithm_1, shape, length=284, scheme=1))
+    ring = {"num_devices": 4, "product_s": 0.005}
+    partly = tight.with_schemes(tight.planned("Algorithm 1"), [1] * 6)
+    slower = replace(algorithm_1, units=(1, 1, 1, 9))
+    most = max(count for count in range(7) if tight.refusal(tight.with_schemes(partly, [2] * count + [1] * (6 - count))) is None)
+    assert 0 < most < 6
+    cases = (
+        (lambda answer: exercises.check_travelling_bytes(answer, algorithm_1, shape, length=284, scheme=1), moved, moved / 2),
+        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=True, **ring), 0.020, 0.029),
+        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.008, overlapped=True, **ring), 0.029, 0.020),
+        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=False, **ring), 0.029, 0.020),
+        (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most + 1),
+        (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most - 1),
+        (lambda answer: exercises.check_faster_inference(answer, problem, slower), algorithm_1, slower),
+        (lambda answer: exercises.check_faster_inference(answer, problem, algorithm_1), problem.planned("Galaxy+"), "a plan"),
+    )
+    for check, right, wrong in cases:
+        assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False]  # type: ignore[arg-type]
+
+
+def test_break_even_is_where_waiting_costs_what_leaving_out_does(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
+    factor = break_even(problem, algorithm_1, 1)
+    waiting = replace(problem, profile=problem.profile.slowed(1, factor)).seconds(algorithm_1)
+    much = replace(problem, profile=problem.profile.slowed(1, 2 * factor)).seconds(algorithm_1)
+    assert problem.seconds(algorithm_1) < waiting < much
+    assert exercises.check_break_even(factor, problem, algorithm_1, "rpi-l-1").passed
+    assert exercises.check_break_even(2 * factor, problem, algorithm_1, "rpi-l-1").passed is False

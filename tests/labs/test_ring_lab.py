@@ -1,0 +1,54 @@
+"""The ring to play with."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.trainings.rings import Training
+from workbench_labs.ring import LearningLab, RingLab, Tried, policy_seconds, ring_table, ring_timeline
+
+
+def test_the_ring_of_figure_2() -> None:
+    rows = {row[0]: row[1:] for row in ring_table((4, 5, 2, 3), 3).rows}
+    assert rows["device 1"][0] == "initiator" and rows["device 4"][0] == "terminator"
+    assert [rows[f"device {number}"][2:4] for number in (1, 2, 3, 4)] == [("4", "0"), ("5", "0"), ("2", "0"), ("0", "3")]
+    assert rows["device 4"][4] == "activation to device 1, the initiator" and rows["device 4"][5].startswith("nothing")
+    deeper = {row[0]: row[1:] for row in ring_table((4, 5, 2, 3), 4, initiator=1).rows}
+    assert deeper["device 3"][0] == "terminator" and deeper["device 4"][5] == "gradient to device 3"
+
+
+def test_whole_mini_batches_of_a_ring_take_what_the_arithmetic_says() -> None:
+    assert ring_timeline((3, 3, 3, 3), 12).makespan_s == pytest.approx(4 * 24)
+    assert ring_timeline((3, 3, 3, 3), 12, micro_batches=4).makespan_s == pytest.approx(4 * 10.5)
+
+
+def test_the_lab_follows_its_sliders() -> None:
+    lab = RingLab()
+    assert "terminator" in lab.table.value
+    lab.depth.value = 12
+    lab.wait()
+    assert "24 layer times a mini-batch, 1.00 times as fast as one device" in lab.headline.value
+    lab.micro_batches.value = 4
+    lab.wait()
+    assert "10.5 layer times" in lab.headline.value and lab.message.value == ""
+
+
+def test_time_by_policy() -> None:
+    seconds = {1: 1.0, 2: 4.0}
+    assert policy_seconds("steps", 2, 40, seconds, 20)[-1] == (40.0, 100.0)
+    assert policy_seconds("rounds", 2, 40, seconds, 1)[-1] == (40.0, 16.0 + 96.0)
+    assert policy_seconds("all", 2, 40, seconds, 20)[-1] == (40.0, 160.0)
+
+
+def test_what_a_ring_learns_is_trained_once_for_each_setting() -> None:
+    training = Training(model="tiny-bert-2", steps=8, points=2, batch_size=4, max_length=16, limits=(32, 8, 8))
+    lab = LearningLab(training, [Tried(unfreezing="all"), Tried(every=2)])
+    everything, stepwise = (lab.learned[one] for one in (Tried(unfreezing="all"), Tried(every=2)))
+    assert everything.depths == (2,) * 8 and stepwise.depths == (1, 1, 2, 2, 2, 2, 2, 2)
+    assert stepwise.times[-1] < everything.times[-1] and stepwise.curve.losses != everything.curve.losses
+    assert [line.name for line in lab.by_time().data] == ["iid, all", "iid, steps every 2"]
+    lab.scheme.value, lab.rule.value = "FedAvg", "dirichlet:0.5"
+    lab.wait()
+    assert lab.learned[Tried(unfreezing="all", rule="dirichlet:0.5", scheme="FedAvg")].times[-1] == 8 * 6.0
+    assert "dirichlet:0.5, FedAvg: last loss" in lab.headline.value and "iid, steps every 2" in lab.table.value
+    assert lab.message.value == ""

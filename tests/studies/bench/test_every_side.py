@@ -1,0 +1,93 @@
+"""Benchmarks run once at their smallest setting: every side that they compare is there, and none fails.
+
+Those whose sides are whole runs (ringada, confidant, recovery) stand beside, simulated; the engine's and the kit's need other fixtures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tiny_job import profile_briefly
+
+from workbench.fetch import ASSETS, cache_folder
+from workbench.runtime.engines import default_pool
+from workbench.runtime.network import probe
+from workbench.tasks import load_task
+from workbench_studies.bench import executor, galaxy_plus, inference_parts, p_rge, pac_plus, runtime
+from workbench_studies.bench.command import BENCHES, CHOOSING
+from workbench_studies.bench.inference_parts import BertSize, save_model
+
+NAMES = set(BENCHES)
+needs_kernel_links = pytest.mark.skipif(probe().fidelity != "kernel", reason="links are not shaped by the kernel here")
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _briefly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measure briefly, and keep what was measured apart; models and data are those that were fetched."""
+    cache = tmp_path_factory.mktemp("cache")
+    for name in ASSETS:
+        for fetched in cache_folder().glob(f"{name}-*"):
+            (cache / fetched.name).symlink_to(fetched)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(cache))
+        profile_briefly(patch)
+        yield
+        default_pool().stop()
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_the_words_that_help_names_are_those_that_choose(name: str) -> None:
+    assert set(CHOOSING) <= NAMES
+    assert CHOOSING[name].split(", ") == list(import_module(BENCHES[name]).WORDS)
+
+
+@needs_kernel_links
+def test_executor() -> None:
+    made = executor.bench(lambda line: None, sizes=(2,), rounds=1)
+    assert {point["program"] for point in made["points"]} == set(executor.cases(2))
+    assert all(point["ratio"] > 0 for point in made["points"]) and made["own_cost_us"] > 0
+
+
+@needs_kernel_links
+def test_runtime(monkeypatch: Patch) -> None:
+    for name, value in {"MODEL": "tiny-bert", "MBIT_PER_S": (1000,), "WORD_IDS": (5, 20)}.items():
+        monkeypatch.setattr(runtime, name, value)
+    [point] = runtime.bench(lambda line: None)["points"]
+    assert point["ours_s"] > 0 and point["torch_s"] > 0 and point["loss_gap"] < 1e-4
+
+
+def test_pac_plus(monkeypatch: Patch, tmp_path: Path) -> None:
+    save_model(BertSize(32, 2, 2), tmp_path)
+    task = load_task("sentiment").limited(320, 8, 8)
+    given = {"MODEL": str(tmp_path), "asset_path": Path, "load_task": lambda name: task, "ROUNDS": 1, "STEPS": 1}
+    for name, value in given.items():
+        monkeypatch.setattr(pac_plus, name, value)
+    made = pac_plus.bench(lambda line: None)
+    sides = {"cached", "cached, by autograd", "LoRA, float32", "LoRA, bfloat16 autocast", "full, float32", "first epoch"}
+    assert {point["side"] for point in made["points"]} == sides
+    assert all(point["ratio_to_cached"] > 0 for point in made["points"])
+
+
+def test_galaxy_plus(monkeypatch: Patch) -> None:
+    for name in ("MiniLM", galaxy_plus.SCALED):
+        monkeypatch.setitem(inference_parts.SIZES, name, BertSize(32, 4, 3))
+    for name, value in {"PLANNED_MODELS": ("BERT-Large",), "PLANNED_LAYERS": 4, "PLANNER_ROUNDS": 1}.items():
+        monkeypatch.setattr(inference_parts, name, value)
+    monkeypatch.setattr(galaxy_plus, "ROUNDS", 1)
+    made = galaxy_plus.bench(lambda line: None, ["minilm", "homogeneous", "1000"])
+    [point] = made["points"]
+    baselines = galaxy_plus.BASELINES if "kernel" in made["label"] else galaxy_plus.BASELINES[:-1]
+    assert [name for name in baselines if not point[name] > 0] == []
+    assert point["overlap"] > 0 and made["weak scaling"].keys() == {1, 2, 3, 4} and made["planner"].keys() == {"BERT-Large"}
+    assert point["plan"]["gap"] < galaxy_plus.LARGEST_GAP
+
+
+def test_p_rge_over_all_parameters() -> None:
+    """The other sections stand in test_p_rge_bench.py."""
+    made = p_rge.bench(lambda line: None, only=("full",), model="tiny-llama-2", length=24, grid=((1, 1),), rounds=1)
+    assert [(point["q"], point["E"]) for point in made["points"]] == [(1, 1), (1, 4), (4, 1), (4, 4)]
+    assert all(point["ratio"] > 0 and point["first_order_ms"] > 0 for point in made["points"])

@@ -1,0 +1,47 @@
+"""The benchmark of the executor: its programs can run, and a point compares what was measured with the same program's simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.core.program import unrolled
+from workbench.schedules import check
+from workbench.simulator import simulate
+from workbench_studies.bench.executor import LATENCIES_MS, LAYERS, MICRO_BATCHES, SECONDS, STEPS, TILES, _point, cases
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_program_can_run(size: int) -> None:
+    found = cases(size)
+    assert len(found) == 8 + 2 * len(LATENCIES_MS)
+    for case in found.values():
+        check(unrolled(case.program, case.num_steps).schedule)
+    streams = {op.stream for op in found["two streams"].program.schedule.ops[0]}
+    assert streams == {"compute", "compute1"}
+    assert any(op.kind == "ALLREDUCE" for op in found["hybrid"].program.schedule.ops[-1])
+
+
+@pytest.mark.parametrize("latency_ms", LATENCIES_MS)
+def test_programs_of_small_messages_mostly_wait_for_latency(latency_ms: int) -> None:
+    found = cases(2)
+    ring, chain = (found[f"{name}, {latency_ms} ms"] for name in ("ring of many tiles", "forward-only chain"))
+    seconds = [max(span.end_s for span in simulate(case.program).spans) for case in (ring, chain)]
+    assert seconds[0] >= TILES * latency_ms / 1e3, "each device passes its tiles on one after the other"
+    assert seconds[1] == pytest.approx((MICRO_BATCHES + 1) * SECONDS["F"] + latency_ms / 1e3, abs=2e-4)
+    assert all(case.cluster.link(0, 1).latency_s == pytest.approx(latency_ms / 1e3) for case in (ring, chain))
+
+
+def test_a_pipeline_that_does_not_drain_is_faster_than_its_steps_one_by_one() -> None:
+    case = cases(4)["not draining"]
+    one, several = (max(span.end_s for span in simulate(unrolled(case.program, steps)).spans) for steps in (1, case.num_steps))
+    assert case.num_steps == STEPS and several < STEPS * one
+    assert several - one == pytest.approx((STEPS - 1) * 8 * SECONDS["F"])
+
+
+def test_a_point_is_measured_over_simulated() -> None:
+    simulated_s = LAYERS * (SECONDS["ATTN"] + SECONDS["MLP"] + SECONDS["MLPB"] + SECONDS["ATTNB"])
+    rounds = [[(10.0, 10.0 + ratio * simulated_s, 0.001, 0.1) for ratio in ratios] for ratios in ((1.0, 1.2, 1.0), (1.1, 1.1, 1.3))]
+    point = _point("two streams", 2, cases(2)["two streams"], rounds)
+    assert point["simulated_ms"] == pytest.approx(1e3 * simulated_s)
+    assert (point["ratio"], point["least"], point["p95"]) == pytest.approx((1.2, 1.1, 1.3))
+    assert point["late"] == pytest.approx(0.01)

@@ -1,0 +1,111 @@
+"""The benchmark of the ring: its sides train the same mini-batches, and a point compares what runs took."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import made_up_report
+import pytest
+
+from workbench import experiment
+from workbench.core.errors import ConfigError
+from workbench.methods.base import Event
+from workbench.runtime.memory import MemoryReading
+from workbench.trainings.rings import Curve
+from workbench_studies.bench.ringada import (
+    JOB,
+    MINI_BATCHES,
+    SIDES,
+    Side,
+    Watch,
+    bench,
+    bounds,
+    cluster_of,
+    depth_table,
+    loss_table,
+    side_table,
+    small_jobs,
+)
+
+
+def test_its_sides_train_as_many_samples_and_the_ring_wins_in_the_simulation() -> None:
+    seconds, nbytes = {}, {}
+    for name, job in SIDES.items():
+        job, cluster = replace(job, model="tiny-bert"), cluster_of("unequal,1000")
+        report = experiment.run(job, cluster, "simulate")
+        assert sum(step.samples for step in report.steps) == pytest.approx(JOB.batch_size * MINI_BATCHES, rel=0.1)
+        seconds[name] = sum(step.predicted_s or 0.0 for step in report.steps)
+        bound_s, peaks = bounds(job, cluster, report.plan)
+        nbytes[name] = max(peaks.values())[0]
+        assert len(peaks) == (6 if "unfreeze_every" in job.options else 1) and all(0 < bare <= whole for whole, bare in peaks.values())
+        assert bound_s <= seconds[name] * 1.001
+    assert seconds["RingAda"] < seconds["PipeAdapter"]
+    assert nbytes["RingAda"] < nbytes["Single"]
+
+
+def test_a_point_compares_round_by_round_and_by_trained_layers() -> None:
+    made = made_up_report.report()
+    layers, size = made.plan.num_layers, made.job.batch_size
+
+    def side(seconds: float, lowest: int | None = None) -> Side:
+        step = replace(made.steps[0], samples=2 * size, predicted_s=2.0, measured_s=seconds, lowest_trained=lowest)
+        runs = [replace(made, steps=(replace(step, measured_s=one),), valid=seconds != 9.0) for one in (seconds, 2 * seconds)]
+        return Side(reports=runs, watched=[[7_000_000], []], busiest_s=1.5, peaks={layers - (lowest or 0): (40_000_000, 4)})
+
+    sides = {"RingAda": side(2.0, 0), "PipeAdapter": side(3.0), "PipeAdapter stashing": side(1.0), "Single": side(6.0)}
+    found = {row["side"]: row for row in side_table("equal,125", sides)}
+    assert found["Single"]["over_RingAda"] == 3.0 and found["PipeAdapter"]["over_RingAda"] == 1.5
+    assert found["RingAda"]["over_simulated"] == 1.5 and found["RingAda"]["over_bound"] == 2.0
+    assert found["RingAda"]["step_off"] == 0.5 and found["RingAda"]["step_off_p95"] == 1.0
+    assert found["Single"]["spread"] == "3.00-3.00" and found["Single"]["MB_measured"] == 7.0 and found["Single"]["valid"]
+    [row] = depth_table("equal,125", sides)
+    assert row["trained"] == layers and row["s"] == 1.5 and row["PipeAdapter stashing over it"] == 0.5 and row["of_Single"] == 1.0
+    assert row["at_most_.36"] == "no / no"
+    assert row["MB"] == row["Single MB"] == "40 / 7"
+    assert not side_table("equal,125", {**sides, "Single": side(9.0)})[-1]["valid"]
+
+
+def test_a_scheme_that_trains_all_layers_pays_for_them_and_reaches_the_loss_sooner() -> None:
+    made, size = made_up_report.report(), 800
+    layers = made.plan.num_layers
+
+    def side(seconds: list[float]) -> Side:
+        """Take these seconds for a mini-batch, by trained layers."""
+        step = replace(made.steps[0], samples=made.job.batch_size, predicted_s=1.0)
+        steps = [replace(step, measured_s=one, lowest_trained=layers - depth - 1) for depth, one in enumerate(seconds)]
+        return Side(reports=[replace(made, steps=tuple(steps))], watched=[[]], busiest_s=1.0, peaks={})
+
+    single = replace(side([3.0]).reports[0].steps[0], lowest_trained=None)
+    sides = {"RingAda": side([1.0] * layers), "Single": side([3.0])}
+    sides["Single"] = replace(sides["Single"], reports=[replace(made, steps=(single,))])
+    own = [Curve(losses=(0.5, 0.3), scores=(60.0, 70.0 + seed), test={}) for seed in (0, 1, 2)]
+    other = [Curve(losses=(0.3, 0.1), scores=(65.0, 90.0), test={}) for _ in (0, 1, 2)]
+    ring, all_at_once = loss_table("equal,1000", sides, {"RingAda": own, "Single": other})
+    assert ring["s_to_the_loss"] == size and all_at_once["s_to_the_loss"] == 3 * size / 2
+    assert ring["validation_after_800_s"] == 71.0 and ring["deviation"] == 1.0
+    assert loss_table("equal,1000", sides, {"Single": other}) == []
+
+
+def test_a_larger_model_trains_smaller_mini_batches() -> None:
+    jobs = small_jobs("a folder")
+    assert {job.micro_batches for job in jobs.values()} == {1, 4} and jobs["RingAda"].options["unfreeze_every"] == 2
+    assert all((job.train_samples or 0) * job.epochs == job.batch_size * MINI_BATCHES for job in jobs.values())
+
+
+def test_a_steps_peak_counts_from_the_beginning_of_the_training(monkeypatch) -> None:
+    megabyte, now = 2**20, {"rss_bytes": 60, "peak_rss_bytes": 90, "anonymous_bytes": 50}
+    reading = lambda pid: MemoryReading(data_bytes=0, **{key: value * megabyte for key, value in now.items()})  # noqa: E731
+    monkeypatch.setattr("workbench_studies.bench.ringada.read_memory", reading)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        watch = Watch()
+        watch(Event("phase", stage="train"))
+        now |= {"rss_bytes": 65, "peak_rss_bytes": 70, "anonymous_bytes": 55}
+        watch(Event("step"))
+        child.kill()
+    assert watch.peak_bytes == [10 * megabyte]
+
+
+def test_only_its_rates_can_be_chosen() -> None:
+    with pytest.raises(ConfigError, match=r"'7' of the benchmark was asked for. There are equal, 1000, 125, unequal, bert-base"):
+        bench(print, only=["7"])

@@ -1,0 +1,125 @@
+import csv
+
+import pytest
+
+from workbench.core.catalogue import data_folder
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench_studies.papers import OOM, Check, Comparison, Item, Result, Settings, Table, find_item, items_of
+from workbench_studies.papers.command import comparison_table, number_text, write
+from workbench_studies.papers.items import canonical
+from workbench_studies.papers.result import paper_folder, paper_values, printed
+
+TABLES = sorted(path.stem for folder in (paper_folder("pac_plus"), data_folder() / "papers/pac_plus") for path in folder.glob("*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("table5", "table5"),
+        ("Table V", "table5"),
+        ("TABLE VII", "table7"),
+        ("Fig. 13", "fig13"),
+        ("figure 3", "fig3"),
+        ("fig.17", "fig17"),
+        ("Fig. 18-executed", "fig18-executed"),
+    ],
+)
+def test_items_are_found_by_the_names_that_people_give_them(written, name):
+    assert canonical(written) == name
+    assert find_item("pac_plus", written).name == name
+
+
+def test_every_table_and_figure_with_numbers_is_there():
+    names = {item.name: item.source for item in items_of("pac_plus")}
+    simulated = {"fig3", "table1", "table5", "fig12", "fig13", "fig15", "fig16", "fig17", "fig18"}
+    assert simulated == {name for name, source in names.items() if source != "executed"}
+    assert {"table6", "table7", "fig14", "fig18-executed"} <= set(names) - simulated
+
+
+def test_an_unknown_item_or_paper_is_answered_with_the_list():
+    with pytest.raises(ConfigError, match=r"fig3, table1, table5.*Did you mean 'fig3'"):
+        find_item("pac_plus", "Fig. 31")
+    with pytest.raises(ConfigError, match="There are: pac_plus"):
+        items_of("pac")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_papers_values_load_with_unit_and_place(table):
+    values = paper_values("pac_plus", table)
+    assert values
+    assert len({tuple(one.labels.values()) for one in values}) == len(values), "two values have the same labels"
+    for value in values:
+        assert value.source
+        assert isinstance(value.value, float) or value.value == OOM or value.value.startswith("[")
+
+
+def test_table_5_has_all_its_cells_and_table_6_its_own_means():
+    cells = printed("pac_plus", "table5")
+    assert len(cells) == 10 * 12
+    assert sum(value == OOM for value in cells.values()) == 60
+    scores = printed("pac_plus", "table6")
+    for model in ("T5-Base", "BART-Large", "T5-Large"):
+        for task in ("MRPC", "STS-B", "SST-2", "QNLI"):
+            mean = sum(scores[technique, model, task] for technique in ("full", "adapters", "lora")) / 3
+            assert mean == pytest.approx(scores["mean of the three", model, task], abs=0.011)
+
+
+def test_a_missing_or_malformed_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench_studies.papers.result.paper_folder", lambda paper: tmp_path)
+    with pytest.raises(MissingDataError, match="table99"):
+        paper_values("pac_plus", "table99")
+    with (tmp_path / "table1.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["technique", "value", "unit", "source"], ["full", "1"]])
+    with pytest.raises(MissingDataError, match="not of the form"):
+        paper_values("pac_plus", "table1")
+
+
+def test_deviations_are_per_cent_or_points_and_words_agree_or_differ():
+    assert Comparison(labels=(), paper=2.0, ours=3.0).deviation == pytest.approx(50)
+    assert Comparison(labels=(), paper=40.0, ours=43.0, deviation_in="points").deviation == pytest.approx(3)
+    assert Comparison(labels=(), paper=OOM, ours=OOM).agrees is True
+    assert Comparison(labels=(), paper=OOM, ours=1.5).agrees is False
+    assert Comparison(labels=(), paper=None, ours=1.5).agrees is None
+    assert Comparison(labels=(), paper=OOM, ours=1.5).deviation is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.03516, "0.0352"), (12.0, "12"), (104.89, "104.9"), (OOM, OOM), (None, ""), (22980.4, "22980")]
+)
+def test_numbers_are_printed_short(value, text):
+    assert number_text(value) == text
+
+
+def test_results_and_figures_are_written_and_escaped(tmp_path):
+    import plotly.graph_objects as go
+
+    from workbench.plots.export import Captioned
+
+    class Drawn(Item):
+        __slots__ = ()
+
+        def draw(self, result):
+            return [Captioned("one", "a < b", go.Figure(go.Bar(x=[1], y=[2]), layout={"height": 200}))]
+
+    result = Result(
+        item="table1",
+        title="A <title>",
+        paper_section="II",
+        source="counted",
+        label_columns=("what",),
+        comparisons=(Comparison(labels=("x",), paper=1.0, ours=1.1, unit="GB", note="why"),),
+        tables=(Table(title="more", columns=("a",), rows=((1,),)),),
+        checks=(Check(claim="c", holds=False, found="f"),),
+    )
+    item = Drawn(paper="pac_plus", name="table1", title="t", source="counted", module="")
+    files = write([(item, result)], tmp_path, title="all", png=False)
+    assert [file.name for file in files] == ["index.html", "table1.json", "one.html"]
+    page = files[0].read_text()
+    assert "A &lt;title&gt;" in page and "FAILS: c" in page and "<title>all" in page
+    assert "plotly.min.js" in (tmp_path / "one.html").read_text()
+    assert comparison_table(result).columns[-1] == "note"
+    assert comparison_table(result, join_labels=True).columns == ("what", "paper", "ours", "unit", "deviation", "how")
+
+
+def test_settings_have_three_seeds_unless_told():
+    assert Settings().seeds == (0, 1, 2)

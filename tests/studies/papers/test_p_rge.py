@@ -1,0 +1,142 @@
+"""P-RGE's simulated and counted tables, on the real computation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from functools import partial
+
+import pytest
+
+from workbench.core.catalogue import data_folder, load_device
+from workbench.core.serial import from_json, to_json
+from workbench.methods.p_rge.published import load_constants
+from workbench.profiler.descriptions import describe
+from workbench_studies.papers import Item, Result, Settings, find_item, items_of
+from workbench_studies.papers.items import median_deviation
+from workbench_studies.papers.p_rge import steps, tasks
+from workbench_studies.papers.p_rge.counted import forward_memory
+from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, TINY, memory_rule
+from workbench_studies.papers.result import paper_folder, paper_values, printed
+
+CONSTANTS = load_constants()
+COMPUTED = [item for item in items_of("p_rge") if item.source != "executed"]
+CELLS = {"table2": 7 * 14, "table3": 72, "table4": 48, "table5": 16, "table6": 18, "table7": 4, "table10": 12, "table11": 18,
+         "table12": 18, "table13": 18, "table15": 42, "table16": 63, "table17": 42, "table18": 63, "table1": 6, "claims": 8}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Each item, computed once; one constant varied instead of all: the code is the same."""
+    made: dict[str, Result] = {}
+
+    def run(item) -> Result:
+        if item.name not in made:
+            made[item.name] = item.run(Settings())
+        return made[item.name]
+
+    sensitivity = Item.sensitivity
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Item, "sensitivity", lambda item, *given: sensitivity(replace(item, varied=item.varied[:1]), *given))
+        yield run
+
+
+def compared(name, ours, constants=CONSTANTS):
+    return find_item("p_rge", name).compare(partial(ours, constants))
+
+
+@pytest.mark.parametrize("item", COMPUTED, ids=lambda item: item.name)
+def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
+    made = result(item)
+    assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
+    assert made.checks
+    drawn = item.draw(from_json(to_json(made), Result))
+    assert drawn
+    assert all(f"({made.source})" in captioned.figure.layout.title.text and captioned.figure.data for captioned in drawn)
+
+
+def test_the_registry_has_every_table_and_figure_that_was_asked_for():
+    names = {item.name for item in items_of("p_rge")}
+    tables = {f"table{number}" for number in (1, 2, 3, 4, 5, 6, 7, 12, 13, 15, 16, 17, 18)}
+    assert names == tables | {"table2-long", "table2-references", "fig4", "fig5", "fig6"}
+    assert find_item("p_rge", "Table 18").name == "table18"
+
+
+@pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("p_rge").glob("*.csv")))
+def test_the_papers_values_were_read_whole_with_unit_and_place(table):
+    values = paper_values("p_rge", table)
+    assert len({tuple(one.labels.values()) for one in values}) == len(values) == CELLS[table], (
+        "a cell is missing, or two have the same labels"
+    )
+    assert all(value.source for value in values)
+
+
+def test_printed_speedups_agree_with_printed_times():
+    cells = printed("p_rge", "table4")
+    for (model, method, length, batch), value in cells.items():
+        if method == "speedup":
+            assert value == pytest.approx(cells[model, "MeZO (LoRA-FA)", length, batch] / cells[model, "P-RGE", length, batch], abs=0.02)
+
+
+def test_each_constant_says_what_fixed_it():
+    lines = (data_folder() / "papers/p_rge/constants.toml").read_text(encoding="utf-8").splitlines()
+    kinds = re.compile(r"\[(fitted|counted|datasheet|paper|assumed)\]|a scale|bytes = 1\.0")
+    for field in fields(CONSTANTS):
+        at = next(index for index, line in enumerate(lines) if line.startswith(f"{field.name} ="))
+        above = at
+        while above and not lines[above].startswith("["):  # the words stand on the line or above its group
+            above -= 1
+        assert any(kinds.search(line) for line in lines[above + 1 : at + 1]), field.name
+
+
+def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitted_on_within_3():
+    comparisons = compared("table3", tasks.step_gb)
+    assert len(comparisons) == 72
+    assert max(abs(one.deviation) for one in comparisons) < 10
+    assert max(abs(one.deviation) for one in comparisons if one.kind == "computed") < 3
+    assert [one.labels for one in comparisons if one.kind == "fitted"] == [(TINY, "FO (full)", "64", "1"), (TINY, "FO (full)", "256", "16")]
+    # The largest output is the logits: without them the rows would not rise by more than a layer's scratch.
+    gathered = forward_memory(describe(LLAMA), memory_rule(CONSTANTS), rows=32, sequence_length=256, targets=1)
+    whole = forward_memory(describe(LLAMA), memory_rule(CONSTANTS), rows=32, sequence_length=256)
+    assert whole["largest output"] == 8 * 32000 * 32 * 256 > 2 * gathered["largest output"]
+    assert sum(whole.values()) / GIB == pytest.approx(14.53, abs=0.05)
+
+
+@pytest.mark.parametrize("table", ["table17", "table18"])
+def test_tables_17_and_18_follow_from_one_number_a_task(table):
+    comparisons = compared(table, partial(tasks.run_gb, table))
+    assert {one.labels[0] for one in comparisons if one.kind == "fitted"} == {tasks.STANDARD}
+    assert median_deviation(comparisons) < 1
+    assert max(abs(one.deviation) for one in comparisons) < 10
+
+
+def test_the_constants_fit_their_own_cells():
+    def deviations(comparisons):
+        return [abs(one.deviation) for one in comparisons if one.kind == "fitted"]
+
+    assert max(deviations(compared("table13", steps.server_s))) < 1
+    assert max(deviations(compared("table4", steps.jetson_s))) < 3
+    assert steps.speedup(CONSTANTS, LLAMA, "nf4", 64, 1) == pytest.approx(1.97, abs=0.01)
+    assert steps.speedup(CONSTANTS, LLAMA, "float16", 64, 1) == pytest.approx(1.79, abs=0.01)
+    slower = replace(CONSTANTS, a100_flops_per_s=CONSTANTS.a100_flops_per_s / 2)
+    assert max(deviations(compared("table13", steps.server_s, slower))) > 50
+    assert load_device("oneplus-12").flops_per_s == pytest.approx(CONSTANTS.oneplus_flops_per_s, rel=0.01)
+
+
+def test_row_3_of_table_1_is_slow_one_after_the_other_and_free_in_one_pass():
+    times = steps.relative_times(CONSTANTS)
+    assert times["q", "B/q", "T", "sequential"] > 3
+    assert times["q", "B/q", "T", "both"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_padding_is_counted_for_what_a_folder_holds(tmp_path):
+    folder = tmp_path / "SST-2"
+    folder.mkdir()
+    rows = "".join(f"{'very ' * (index % 7)}good film {index}\t{index % 2}\n" for index in range(60))
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text(f"sentence\tlabel\n{rows}", encoding="utf-8")
+    found = tasks.statistics(Settings(data=tmp_path))
+    assert set(found) == {"sentiment", "sst2"}
+    assert [row.batch_size for row in found["sst2"]] == list(tasks.BATCHES)
+    assert found["sst2"][0].share == pytest.approx(0.0, abs=1e-9)
+    assert found["sst2"][-1].share > 0.2

@@ -1,4 +1,0 @@
-"""Reproductions of the papers' tables and figures: the paper's values, ours, the deviation and the reason."""
-
-from workbench.reproduce.items import PAPERS, Item, find_item, items_of
-from workbench.reproduce.result import OOM, Check, Comparison, Result, Settings, Table

@@ -1,0 +1,94 @@
+"""Mini-batches of a planned training in virtual time: a plan's schedule with its costs, simulated without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.plan import Plan, Stage
+from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.program import Program
+from workbench.core.timeline import Timeline
+from workbench.planners.pac_plus import plan_cached
+from workbench.planners.pricing import Problem
+from workbench.schedules.costs import Crossing, plan_costs
+from workbench.schedules.hetpipe import asynchronous_1f1b
+from workbench.schedules.lowering import insert_transfers
+from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
+from workbench.schedules.ringada import Iteration, RingLayout, ring_costs, ring_round
+from workbench.simulator.simulate import simulate
+
+THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "adapters", "lora")
+"""Techniques whose backward pass runs through the backbone."""
+SAMPLES = 32
+"""Of a mini-batch of equal blocks; only the number of its parts matters."""
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedProblem(Problem):
+    """A planning problem whose plans are simulated: PAC+'s steps, or those of a technique inside the backbone."""
+
+    def simulated(self, made: Plan, *, title: str = "One mini-batch", gpipe: bool = False) -> Timeline:
+        """Return the timeline of one mini-batch, replayed operation by operation, without memory.  gpipe: all forwards come first."""
+        sizes = (made.micro_batch_size,) * made.num_micro_batches
+        order, world_size = gpipe_order if gpipe else one_f_one_b_order, self.cluster.world_size
+        if self.profile.method in THROUGH_BACKBONE:
+            schedule = full_pipeline(made, sizes, order, world_size=world_size)
+        else:
+            schedule = hybrid_1f1b(made, sizes, world_size=world_size, order=order)
+        costs = plan_costs(self.profile, self.cluster, made, sizes=sizes, lengths=(self.sequence_length,) * len(sizes))
+        return simulate(Program.on(self.cluster, insert_transfers(schedule), costs), title=title, memory=False)
+
+    def step_s(self, made: Plan) -> float:
+        """Return the simulated seconds of one mini-batch under a plan."""
+        return self.simulated(made).makespan_s
+
+    def sample_s(self, made: Plan) -> float:
+        """Return a mini-batch's simulated seconds over its samples."""
+        return self.step_s(made) / made.mini_batch_size
+
+    def cached(self) -> tuple[Timeline, Stage]:
+        """Return one step of a mini-batch from the activation cache, data parallel, and its shares (section V-B)."""
+        stage = plan_cached(self)
+        made = Plan(method="pac_plus", stages=(stage,), micro_batch_size=self.batch_size, num_micro_batches=1)
+        schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=self.cluster.world_size)
+        costs = plan_costs(self.profile, self.cluster, made, sizes=(self.batch_size,), lengths=(self.sequence_length,))
+        return simulate(Program.on(self.cluster, schedule, costs), memory=False), stage
+
+
+def mini_batches(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int, title: str = "") -> Timeline:
+    """Return some mini-batches through an empty asynchronous pipeline."""
+    sizes = (plan.micro_batch_size,) * count
+    costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(tokens,) * count, stashes_weights=True)
+    schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
+    return simulate(Program.on(cluster, schedule, costs), title=title, memory=False)
+
+
+def equal_blocks(layers: int, devices: int, backward: float = 1.0, transfer_s: float = 0.0, side: float = 0.0) -> tuple[Profile, Cluster]:
+    """Return blocks whose forward pass of a mini-batch takes 1 s, and equal devices.
+
+    backward: over forward.  transfer_s: of a mini-batch's activation on a link.  side: forward pass of a side layer, if such are trained
+    next to the blocks; its backward pass takes twice as long.
+    """
+    grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
+    forward, back = (grid.scaled(side), grid.scaled(2 * side)) if side else (grid, grid.scaled(backward))
+    times = {"P": grid, "F": forward, "B": back, "A": back}
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+    block = LayerProfile(name="block", times=times, **sizes)
+    profile = Profile(model=f"{layers} equal blocks", method="ringada", source="analytic", layers=((block,) * layers,) * devices)
+    link = Link(bytes_per_s=FP32_BYTES * SAMPLES / transfer_s if transfer_s else 1e18)
+    made = (Device(name=f"device {rank + 1}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(devices))
+    return profile, Cluster(name="equal", devices=tuple(made))
+
+
+def simulated_round(profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, has_side: bool = False) -> Timeline:
+    """Return a round of mini-batches of SAMPLES samples."""
+    sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
+    crossing = Crossing(hidden_size=1, side_width=int(has_side))
+    layout = RingLayout(plan, iterations, sizes, (1,) * len(sizes))
+    costs = ring_costs(profile, cluster, layout, crossing=crossing, head_values=1, beside_bytes=0)
+    schedule = ring_round(plan, iterations, costs.seconds, in_flight=8, has_side=has_side)
+    return simulate(Program.on(cluster, schedule, costs), memory=False)

@@ -1,0 +1,1 @@
+"""Trainings in one process: techniques compared without devices; results can be kept and found again."""

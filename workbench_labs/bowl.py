@@ -1,0 +1,286 @@
+"""Zeroth-order gradients (P-RGE, section 2): their error on planes and of a language model, and a bowl to descend into step by step."""
+
+from __future__ import annotations
+
+import cmath
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import ipywidgets as widgets
+import torch
+from torch import Tensor
+
+from workbench.core.errors import ConfigError
+from workbench.core.names import FLOAT_TYPES
+from workbench.core.seeds import query_seed
+from workbench.models.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls
+from workbench_labs.plots.zeroth_order import GradientError, Point, Probe
+from workbench_labs.plots.zeroth_order import bowl as draw_bowl
+
+AT_ONCE = 4
+"""Queries of a model in one pass; this affects only the time, and the error is what we measure."""
+
+
+def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100) -> GradientError:
+    """Return the squared error of estimates on a plane, whose slope along z is z times its gradient: means of `repeats` estimates."""
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0)
+    points = []
+    for count in queries:
+        errors = []
+        for _ in range(repeats):
+            noise = torch.randn(count, dimension, generator=generator)
+            errors.append(float((noise.T @ (noise @ exact) / count - exact).square().sum()))
+        points.append((count, sum(errors) / repeats))
+    return GradientError(f"d = {dimension:,}", dimension, tuple(points))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlopeStudy:
+    """Queries of one batch.  slopes: (exact, measured) of each.  length: of the exact gradient.  error: over the number of queries."""
+
+    epsilon: float
+    length: float
+    slopes: tuple[tuple[float, float], ...]
+    error: GradientError
+
+    @property
+    def deviation(self) -> float:
+        """Return the difference of measured from exact slopes, as a share of the exact ones (root mean squares)."""
+        missed = sum((measured - exact) ** 2 for exact, measured in self.slopes)
+        return (missed / max(sum(exact**2 for exact, _ in self.slopes), 1e-30)) ** 0.5
+
+
+def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
+    """Return (d,) float32: the gradient of the batch's loss with respect to the trained weights, by a backward pass."""
+    with torch.enable_grad():
+        loss = model.part_losses(batch).sum()
+        pieces = torch.autograd.grad(loss, list(model.trainables.parameters.values()))
+    return torch.cat([piece.reshape(-1).float() for piece in pieces])
+
+
+def study_slopes(model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, exact: Tensor | None = None) -> SlopeStudy:
+    """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not change.
+
+    exact: the gradient if it is already known, such as a float32 model's for a model that computes in fewer bits.
+    """
+    gradient = exact_gradient(model, batch) if exact is None else exact
+    estimator = Prge(model, ZerothOrderConfig(queries=queries, epsilon=epsilon))
+    measured: list[float] = []
+    for first in range(0, queries, AT_ONCE):
+        losses = estimator.losses(batch, 0, range(first, min(first + AT_ONCE, queries))).double().view(-1, 2)
+        measured += ((losses[:, 0] - losses[:, 1]) / (2 * epsilon)).tolist()
+    noise = torch.stack([model.trainables.noise(query_seed(0, 0, query)) for query in range(queries)])
+    along = noise @ gradient
+    slopes = torch.tensor(measured)
+    # Squared errors of means are computed from inner products, so no estimate is ever built, let alone all of them.
+    products = slopes[:, None] * slopes * (noise @ noise.T)
+    crossed, squared = slopes * along, float(gradient.square().sum())
+    points, count = [], 1
+    while count <= queries:
+        groups = [slice(first, first + count) for first in range(0, queries - count + 1, count)]
+        errors = [float(products[own, own].sum()) / count**2 - 2 * float(crossed[own].sum()) / count + squared for own in groups]
+        points.append((count, sum(errors) / len(errors) / max(squared, 1e-30)))
+        count *= 2
+    dimension = model.trainables.num_values
+    return SlopeStudy(
+        epsilon=epsilon,
+        length=squared**0.5,
+        slopes=tuple(zip(along.tolist(), measured, strict=True)),
+        error=GradientError(f"the model, d = {dimension:,}", dimension, tuple(points)),
+    )
+
+
+def epsilon_curve(
+    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int, exact: Tensor | None = None
+) -> list[SlopeStudy]:
+    """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the differences."""
+    gradient = exact_gradient(model, batch) if exact is None else exact
+    return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]
+
+
+_WAVES = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bowl:
+    """L(x, y) = 1 + (x^2 + stretch y^2) / 8 + ripple (2 - cos 5x - cos 5y).
+
+    The 1 is the part of a language model's loss that training cannot remove.  precision: the dtype in which a loss is returned; the
+    arithmetic is exact.
+    """
+
+    stretch: float = 4.0
+    ripple: float = 0.0
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.stretch <= 0 or self.ripple < 0 or self.precision not in FLOAT_TYPES:
+            raise ConfigError(
+                f"A bowl with stretch {self.stretch}, ripple {self.ripple} and losses in {self.precision} was asked for.",
+                f"They must be above 0, at least 0, and one of {', '.join(FLOAT_TYPES)}.",
+                "Change them.",
+            )
+
+    def height(self, x: float, y: float) -> float:
+        """Return the exact loss."""
+        return 1 + (x * x + self.stretch * y * y) / 8 + self.ripple * (2 - math.cos(_WAVES * x) - math.cos(_WAVES * y))
+
+    def loss(self, x: float, y: float) -> float:
+        """Return the loss as a forward pass in `precision` returns it."""
+        return float(torch.tensor(self.height(x, y), dtype=getattr(torch, self.precision)))
+
+    def gradient(self, x: float, y: float) -> Point:
+        """Return the exact gradient."""
+        return (
+            x / 4 + self.ripple * _WAVES * math.sin(_WAVES * x),
+            self.stretch * y / 4 + self.ripple * _WAVES * math.sin(_WAVES * y),
+        )
+
+
+def probe(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int) -> list[Probe]:
+    """Return a step's queries: random directions, and the slope along each from two losses (Algorithm 1, lines 4-11)."""
+    if queries < 1 or not epsilon > 0:
+        raise ConfigError(
+            f"{queries} queries with epsilon {epsilon} were asked for.", "1 and a number above 0 are the least.", "Raise them."
+        )
+    found = []
+    for query in range(queries):
+        draw = random.Random(query_seed(seed, step, query))
+        z = (draw.gauss(0, 1), draw.gauss(0, 1))
+        plus, minus = (bowl.loss(at[0] + side * epsilon * z[0], at[1] + side * epsilon * z[1]) for side in (1, -1))
+        found.append(Probe(z, (plus - minus) / (2 * epsilon)))
+    return found
+
+
+def mean_of(probes: Sequence[Probe]) -> Point:
+    """Return the estimated gradient: the mean of g z (section 2)."""
+    x, y = (sum(one.slope * one.direction[axis] for one in probes) / len(probes) for axis in (0, 1))
+    return x, y
+
+
+@dataclass(slots=True, kw_only=True)
+class Descent:
+    """A descent into a bowl, step by step.  path: its points, the first one is the start."""
+
+    bowl: Bowl
+    queries: int = 4
+    epsilon: float = 0.3
+    learning_rate: float = 0.3
+    seed: int = 0
+    path: list[Point] = field(default_factory=lambda: [(-4.2, 1.9)])
+
+    @property
+    def probes(self) -> list[Probe]:
+        """Return the queries at the path's last point."""
+        return probe(self.bowl, self.path[-1], queries=self.queries, epsilon=self.epsilon, seed=self.seed, step=len(self.path) - 1)
+
+    def step(self) -> None:
+        """Go one step against the estimate (Algorithm 1, line 14)."""
+        x, y = self.path[-1]
+        way = mean_of(self.probes)
+        self.path.append((x - self.learning_rate * way[0], y - self.learning_rate * way[1]))
+
+
+def descents(
+    bowl: Bowl, queries: Sequence[int], *, passes: int, learning_rate: Callable[[int], float], repeats: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Return, for each number of queries, the loss over the number of forward passes: medians of `repeats` descents.
+
+    passes: of the whole descent; a step takes 2q.  learning_rate: a function of the number of queries.
+    """
+    found = {}
+    for count in queries:
+        given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "learning_rate": learning_rate(count)}
+        walks = [Descent(**given, seed=seed) for seed in range(repeats)]
+        points = []
+        for step in range(passes // (2 * count) + 1):
+            points.append((2.0 * count * step, median(bowl.height(*walk.path[-1]) for walk in walks)))
+            for walk in walks:
+                walk.step()
+        found[f"q = {count}"] = points
+    return found
+
+
+MANY = 10
+
+
+class BowlLab(Panel):
+    """A bowl from above with the queries of the next step.
+
+    descent: the descent so far.  When a control changes, the path stays and its last point gets new queries.
+    """
+
+    def __init__(self, bowl: Bowl, *, queries: int = 4, seed: int = 0) -> None:
+        self.descent = Descent(bowl=bowl, queries=queries, seed=seed)
+        start = self.descent
+        self._controls = self.queries, self.epsilon, self.learning_rate, self.stretch, self.ripple, self.precision = lab_controls(
+            "bowl",
+            **{name: getattr(start, name) for name in ("queries", "epsilon", "learning_rate")},
+            **{name: getattr(bowl, name) for name in ("stretch", "ripple", "precision")},
+        )
+        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
+        self._buttons = [
+            button("One step", "Go one step against the mean of the queries", "step-forward", lambda: self.walk(1), "success"),
+            button("Ten steps", "Go ten steps", "forward", lambda: self.walk(MANY), "success"),
+            button("Other noise", "Draw other directions at this point", "random", self._other_noise),
+            button("Start again", "Go back to the first point", "undo", self._start_again),
+        ]
+        self._passes = 0
+        for control in self._controls:
+            control.observe(lambda _: self._changed(), names="value")
+        columns = [widgets.VBox(self._controls[:3]), widgets.VBox(self._controls[3:])]
+        rows = [widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap")), widgets.HBox(self._buttons)]
+        super().__init__([*rows, self.message, self.headline, self.figure])
+        self._draw()
+
+    def walk(self, steps: int) -> None:
+        """Make a number of steps; a descent that leaves the bowl ends there."""
+        self.message.clear()
+        for _ in range(steps):
+            self.descent.step()
+            self._passes += 2 * self.descent.queries
+            if math.hypot(*self.descent.path[-1]) > 1e3:
+                self.descent.path.pop()
+                self.message.error("The steps grow and leave the bowl. Take a smaller learning rate, or more queries, and start again.")
+                break
+        self._draw()
+
+    def _changed(self) -> None:
+        try:
+            self.descent.bowl = Bowl(stretch=self.stretch.value, ripple=self.ripple.value, precision=self.precision.value)
+            self.descent.queries, self.descent.epsilon = self.queries.value, self.epsilon.value
+            self.descent.learning_rate = self.learning_rate.value
+            self._draw()
+        except ConfigError as error:  # nobody would see the error of a callback
+            self.message.show_exception(error)
+
+    def _other_noise(self) -> None:
+        self.descent.seed += 1
+        self._draw()
+
+    def _start_again(self) -> None:
+        self.message.clear()
+        del self.descent.path[1:]
+        self._passes = 0
+        self._draw()
+
+    def _draw(self) -> None:
+        walk = self.descent
+        probes, at = walk.probes, walk.path[-1]
+        exact, mean = walk.bowl.gradient(*at), mean_of(probes)
+        ratio = math.hypot(*mean) / max(math.hypot(*exact), 1e-9)
+        smooth = replace(walk.bowl, precision="float32")
+        self.figure.show(draw_bowl(smooth.height, walk.path, probes, gradient=exact, epsilon=walk.epsilon))
+        said = (
+            f"{abs(math.degrees(cmath.phase(complex(*mean) / complex(*exact)))):.0f}° beside the exact gradient, {ratio:.2f} times as long"
+            if any(mean)
+            else "both losses alike: no slope seen"
+        )
+        steps = f"{len(walk.path) - 1} steps, {self._passes} forward passes, no backward pass"
+        self.headline.value = BIG_FIRST.format(said, f"loss {walk.bowl.height(*at):.3f} after {steps}")

@@ -1,0 +1,187 @@
+"""Checks about pipelines and plans (PAC+, section V-A), and about single-shot inference (Galaxy+, section III)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+
+from workbench import experiment
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.plan import Plan
+from workbench.core.report import Report
+from workbench.methods.galaxy_plus.prices import replan
+from workbench_labs.exercises.training import Verdict, exercise, number_verdict
+from workbench_labs.inference_problem import InferenceProblem
+from workbench_labs.planning import Comparison, PlanningProblem
+from workbench_labs.plots.layer_cut import sent_bytes
+
+
+@exercise("Fewest stages whose weights fit come first: every stage more is a boundary to cross and a device that waits.")
+def check_grouping(answer: Sequence[int] | str, made: Comparison) -> tuple[bool, str]:
+    """Which device groups does the planner choose, such as [2, 1, 1] or '[2-1-1]' (Fig. 17)?"""
+    if made.plan is None:
+        return answer == "OOM", f"Nothing fits: answer 'OOM'. {made.why}"
+    mine = answer if isinstance(answer, str) else "[" + "-".join(str(count) for count in answer) + "]"
+    if mine == made.plan.grouping():
+        return True, f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s."
+    return False, f"Not {mine}."
+
+
+@exercise("Take editor.plan once the editor shows a split that you like. Which device is busy all the time, and which waits?")
+def check_faster_split(answer: Plan, problem: PlanningProblem, planned: Plan) -> tuple[bool, str]:
+    """Does the student's plan fit, and is its simulated step shorter than the planner's?"""
+    if refusals := problem.refusals(answer):
+        return False, str(refusals[0])
+    mine_s, planned_s = problem.step_s(answer), problem.step_s(planned)
+    said = f"A step takes {mine_s * 1e3:.0f} ms with yours, {planned_s * 1e3:.0f} ms with the planner's {planned.partition()}."
+    return mine_s < planned_s, said
+
+
+def check_memory_floor(answer_bytes: float | None, problem: PlanningProblem, made: Plan, device: str) -> Verdict:
+    """How many bytes must a device have at least so that a plan still fits?"""
+    names = [one.name for one in problem.cluster.devices]
+    need = problem.needs(made)[names.index(device)].total_bytes
+    hint = f"The table of needs has a row for {device}; 1 MB is 1e6 bytes."
+    right = f"{need / 1e6:.0f} MB."
+    return number_verdict(answer_bytes, need, hint, right, 0.02)
+
+
+_NONE_CACHED = Verdict(None, "No epoch of this run came from the cache. Train 2 epochs or more.")
+
+
+def _epochs(report: Report) -> tuple[float, float] | None:
+    """Return the seconds of the first epoch and of a cached one; None if no epoch was cached."""
+    cached = [epoch.seconds for epoch in report.epochs if epoch.cached]
+    return (report.epochs[0].seconds, mean(cached)) if cached else None
+
+
+def check_speedup(answer: float | None, report: Report) -> Verdict:
+    """How many times shorter is an epoch from the cache?"""
+    if (seconds := _epochs(report)) is None:
+        return _NONE_CACHED
+    first, cached = seconds
+    hint = "Divide the first epoch's seconds by those of a later one; both are in the figure of the epoch times."
+    right = f"{first:.1f} s / {cached:.1f} s = {first / cached:.1f}."
+    return number_verdict(answer, first / cached, hint, right)
+
+
+@exercise("Look for the lane with the most grey in the Gantt chart 'first epoch, predicted'.")
+def check_idlest(answer: str, report: Report) -> tuple[bool, str]:
+    """Which device computes for the smallest share of a first-epoch step?"""
+    shown = report.timelines["first epoch, predicted"]
+    if answer not in shown.device_names:
+        return False, f"There is no device {answer!r}, only {', '.join(shown.device_names)}."
+    busy = {name: shown.busy_s(rank) for rank, name in enumerate(shown.device_names)}
+    said, least_s = f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step", min(busy.values())
+    if math.isclose(busy[answer], least_s, rel_tol=0.02, abs_tol=1e-9):
+        return True, f"{said}."
+    return False, f"{said}; another one for less."
+
+
+def check_half_time(answer: int | None, report: Report) -> Verdict:
+    """From how many epochs on does the cache save at least half of the time?"""
+    if (seconds := _epochs(report)) is None:
+        return _NONE_CACHED
+    first, cached = seconds
+    if cached >= first / 2:
+        return Verdict(None, "In this run a cached epoch takes more than half of the first: it never does. Train on more samples.")
+    # first + (n - 1) cached <= n first / 2
+    fewest = math.ceil((first - cached) / (first / 2 - cached) - 1e-9)
+    hint = "With the cache n epochs take first + (n - 1) cached, without it n first. For which n is the one half of the other?"
+    right = f"{fewest} epochs take {first + (fewest - 1) * cached:.1f} s with the cache and {fewest * first:.1f} s without."
+    return number_verdict(answer, fewest, hint, right, 0)
+
+
+@exercise("Write layers and groups with fixed_plan (rank 0 is the first device). Which is the slowest of its stage, and what does it hold?")
+def check_faster_plan(plan: Plan, report: Report) -> tuple[bool, str]:
+    """Is the student's plan faster (simulated) than the planner's?  A close result also passes."""
+    mine, planned = experiment.sweep(report.job, report.cluster, {"mine": plan, "planner": report.plan}, "simulate", num_steps=4)
+    ratio = mine.predicted_s / planned.predicted_s
+    said = f"A step takes {mine.predicted_s * 1e3:.0f} ms with yours, {planned.predicted_s * 1e3:.0f} ms with the planner's."
+    if ratio < 1:
+        said += " You beat the planner: its prices (Eq. 5-7) are approximations, and it keeps the devices in the cluster's order."
+    return ratio <= 1.2, f"{said} {'That is' if ratio <= 1.2 else 'Get'} within 20 %."
+
+
+MOST_SLOWER = 64.0
+
+
+def check_travelling_bytes(answer: float | None, plan: InferencePlan, shape: StackShape, *, length: int, scheme: int) -> Verdict:
+    """How many bytes do all devices together send for one layer (Table II)?"""
+    expected = sum(sent_bytes(plan, shape, length=length, scheme=scheme))
+    size, token = plan.num_positions, shape.hidden_bytes
+    collectives = 4 if scheme == 1 else 2
+    hint = f"A ring collective takes every token ({token} bytes) over {size - 1} links. Scheme 1 has four of them, scheme 2 two."
+    right = f"{collectives} x {size - 1} x {length} tokens x {token} bytes = {expected / 1e6:.2f} MB."
+    return number_verdict(answer, expected, hint, right, 0.02)
+
+
+def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: float, transfer_s: float, overlapped: bool) -> Verdict:
+    """How long do a ring all-gather and the product after it take, with equal tiles (Fig. 9)?"""
+    together = num_devices * product_s
+    if overlapped:
+        expected = (num_devices - 1) * max(product_s, transfer_s) + product_s
+        hint = "While a tile is multiplied the next one is under way. The last product hides no transfer."
+        right = f"({num_devices} - 1) x max({product_s:g}, {transfer_s:g}) + {product_s:g} = {expected:g} s."
+    else:
+        expected = (num_devices - 1) * transfer_s + together
+        hint = "All tiles but one's own must have come before the first product begins."
+        right = f"({num_devices} - 1) x {transfer_s:g} + {num_devices} x {product_s:g} = {expected:g} s."
+    return number_verdict(answer_s, expected, hint, right, 0.01)
+
+
+@exercise("Move the slider until the budget is exceeded, then one back.")
+def check_most_scheme_2(answer: int, problem: InferenceProblem, plan: InferencePlan) -> tuple[bool, str]:
+    """How many layers can use scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
+    layers = problem.profile.num_layers
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer <= layers:
+        return False, f"A number of layers from 0 to {layers} is asked for, this is {answer!r}."
+    fits = problem.refusal(_first_in_scheme_2(problem, plan, answer)) is None
+    one_more = answer < layers and problem.refusal(_first_in_scheme_2(problem, plan, answer + 1)) is None
+    if fits and not one_more:
+        return True, f"[{layers - answer}, {answer}], as the paper writes it."
+    return False, f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another."
+
+
+@exercise(
+    "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan. Which device do the others wait for?"
+    " Are heads, columns and tokens all in proportion?"
+)
+def check_faster_inference(answer: InferencePlan, problem: InferenceProblem, planned: InferencePlan) -> tuple[bool, str]:
+    """Does the student's plan fit, and is its simulated latency below the planner's?"""
+    if (refusal := problem.refusal(answer)) is not None:
+        return False, str(refusal)
+    mine_s, planned_s = problem.seconds(answer), problem.seconds(planned)
+    said = f"A sequence takes {mine_s * 1e3:.1f} ms with yours, {planned_s * 1e3:.1f} ms with the planner's."
+    return mine_s < planned_s * (1 - 1e-9), said
+
+
+def break_even(problem: InferenceProblem, plan: InferencePlan, rank: int) -> float:
+    """Return how many times slower a device must become until a plan without it is as fast as the plan that still waits for it."""
+    without = problem.seconds(replan(plan, problem.profile, problem.cluster, length=problem.length, excluded=(rank,), price=problem.prices))
+    low, high = 1.0, MOST_SLOWER
+    while high / low > 1.01:
+        factor = (low * high) ** 0.5
+        slow = replace(problem, profile=problem.profile.slowed(rank, factor))
+        low, high = (factor, high) if slow.seconds(plan) < without else (low, factor)
+    return low
+
+
+def check_break_even(answer: float | None, problem: InferenceProblem, plan: InferencePlan, device: str) -> Verdict:
+    """From which slowdown on is it better to leave a device out than to wait for it?"""
+    names = [one.name for one in problem.cluster.devices]
+    hint = f"Let {device} become slower, little by little, and compare waiting ('nothing') with leaving it out, once both have settled."
+    if answer is None:
+        return Verdict(None, hint)
+    try:
+        expected = break_even(problem, plan, names.index(device))
+    except PlanError as error:
+        return Verdict(None, f"The others cannot do without it: {error}")
+    return number_verdict(answer, expected, hint, f"From {expected:.1f} times slower on.", 0.2)
+
+
+def _first_in_scheme_2(problem: InferenceProblem, plan: InferencePlan, count: int) -> InferencePlan:
+    return problem.with_schemes(plan, [2] * count + [1] * (problem.profile.num_layers - count))

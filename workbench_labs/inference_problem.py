@@ -1,0 +1,295 @@
+"""One sequence to be split among devices, with the answers of planners, simulator and memory check (Galaxy+, section III-C).
+
+And a serving system of which a device breaks, simulated at once (section III-E, Fig. 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ipywidgets as widgets
+
+from workbench.core.cluster import Cluster
+from workbench.core.costs import MESSAGE_S
+from workbench.core.device_faults import Fault
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
+from workbench.core.spread import Spread
+from workbench.core.timeline import Timeline
+from workbench.methods import load_method
+from workbench.methods.base import ignore
+from workbench.methods.galaxy_plus.planning import as_plan, inference_of
+from workbench.methods.galaxy_plus.prepare import prepare
+from workbench.methods.galaxy_plus.prices import InferencePrices, tune
+from workbench.methods.galaxy_plus.profiles import HostQuestion
+from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
+from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+from workbench.planners import galaxy_plus
+from workbench.plots import request_latencies, serving
+from workbench.profiler.inference import analytic_inference
+from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
+from workbench_labs.planning import Comparison, as_described, compared, costs_on, with_bandwidth
+from workbench_labs.plots.overlapping import OverlapCell
+
+FEW, MORE = 3, 7
+"""Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceProblem(galaxy_plus.SequenceProblem):
+    """A planning problem whose plans are simulated.  prices: of plans, from simulations of few layers."""
+
+    prices: InferencePrices = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prices", InferencePrices(self.profile, self.cluster, self.lengths))
+
+    def on(self, cluster: Cluster) -> InferenceProblem:
+        """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
+
+        Raises ConfigError for a cluster of other devices.
+        """
+        costs = costs_on(self.cluster, cluster, self.profile.costs)
+        return replace(self, cluster=cluster, profile=replace(self.profile, costs=costs))
+
+    def one_layer(self) -> InferenceProblem:
+        """Return the problem of a model with one layer in each stack, which the schedule player can show tile by tile."""
+        stacks = tuple(replace(stack, num_layers=1) for stack in self.profile.stacks)
+        return replace(self, profile=replace(self.profile, stacks=stacks))
+
+    def planned(self, planner: str = "Galaxy+") -> InferencePlan:
+        """Return the plan of one of PLANNERS.  Raises PlanError, naming device and bytes, if nothing fits."""
+        return PLANNERS[planner](self)
+
+    def with_schemes(self, made: InferencePlan, schemes: Sequence[int]) -> InferencePlan:
+        """Return a hybrid plan with other schemes, layer by layer.  Raises ConfigError if their number is not that of the layers."""
+        if len(schemes) != self.profile.num_layers:
+            raise ConfigError(
+                f"Schemes for {len(schemes)} layers were asked for.", f"The model has {self.profile.num_layers}.", "Give one for each."
+            )
+        return replace(made, method="by hand", schemes=tuple(schemes))
+
+    def need_parts(self, made: InferencePlan) -> dict[int, dict[str, int]]:
+        """Return the bytes that each rank of a plan needs by purpose, for plots.needs."""
+        return {
+            rank: {
+                "attention": need.attention_bytes,
+                "feed-forward": need.feed_forward_bytes,
+                "embedding, head, norms": need.ends_bytes + need.layer_bytes,
+                "activations": need.working_bytes,
+            }
+            for rank, need in self.needs(made).items()
+        }
+
+    def fullness(self, made: InferencePlan) -> float:
+        """Return the largest share of its budget that a device of the plan needs; above 1 the device is out of memory."""
+        parts = self.need_parts(made)
+        return max(sum(one.values()) / self.cluster.devices[rank].memory_bytes for rank, one in parts.items())
+
+    def refusal(self, made: InferencePlan) -> PlanError | None:
+        """Return the reason why a plan does not fit, naming device and bytes; None if it fits."""
+        try:
+            self.check(made)
+        except PlanError as error:
+            return error
+        return None
+
+    def simulated(self, made: InferencePlan, *, title: str = "One sequence") -> Timeline:
+        """Return the timeline of one sequence under a plan, replayed operation by operation, without memory."""
+        return self.prices.timeline(made, title=title)
+
+    def seconds(self, made: InferencePlan) -> float:
+        """Return the simulated latency of one sequence under a plan; of many equal layers only some are simulated."""
+        return self.prices(made)
+
+
+def measured_problem(job: Job, cluster: Cluster) -> InferenceProblem:
+    """Return the problem of a job's requests; operations are measured on this machine once and kept, and scaled to the devices."""
+    prepared = prepare(job)
+    profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=not cluster.is_real)
+    return InferenceProblem(
+        profile=inference_of(profile), cluster=cluster, length=prepared.typical_length, decoder_length=prepared.decoder_length
+    )
+
+
+def runnable(problem: InferenceProblem, made: InferencePlan) -> Plan:
+    """Return a plan in the form that experiment.run and experiment.sweep take."""
+    return as_plan(replace(made, length=problem.length, predicted_s=problem.seconds(made)), problem.profile.stacks)
+
+
+def described_problem(model: str, cluster: Cluster, *, length: int) -> InferenceProblem:
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
+    described = as_described(cluster)
+    return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length)
+
+
+def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
+    return tune(problem, galaxy_plus.plans(problem), problem.prices, tries=40)
+
+
+def _oracle(problem: InferenceProblem) -> InferencePlan:
+    found = galaxy_plus.oracle(problem)
+    if found is None:
+        raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
+    return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
+
+
+PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
+    "Galaxy+": _galaxy_plus,
+    "Algorithm 1": galaxy_plus.algorithm_1,
+    "oracle (Eq. 5-9)": _oracle,
+    "Galaxy": galaxy_plus.galaxy,
+    "Megatron-LM": galaxy_plus.megatron_lm,
+    "sequence parallel": galaxy_plus.sequence_parallel,
+    "EdgeShard": galaxy_plus.edgeshard,
+    "one device": galaxy_plus.local,
+}
+"""The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
+
+
+def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
+    """Return each planner's result for a problem; a plan that does not fit has a reason."""
+    return compared(problem, planners, problem.seconds)
+
+
+def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:
+    """Return the gain from overlap (Galaxy+, section III-D): a layer of the plan's first scheme at each bandwidth.
+
+    Each is timed as computation alone (links take no time), communication alone (operations take no time), and both.
+    """
+    found = []
+    for megabit_per_s in megabits_per_s:
+        cluster = with_bandwidth(problem.cluster, megabit_per_s)
+        free = _without_latency(with_bandwidth(problem.cluster, 1e12))
+        idle = replace(problem.profile, costs=tuple(tuple(_nothing(one) for one in row) for row in problem.profile.costs))
+        found.append(
+            OverlapCell(
+                f"{megabit_per_s:g} Mbit/s",
+                _layer(plan, problem.profile, free, problem.lengths, 0.0),
+                _layer(plan, idle, cluster, problem.lengths, MESSAGE_S),
+                _layer(plan, problem.profile, cluster, problem.lengths, MESSAGE_S),
+            )
+        )
+    return tuple(found)
+
+
+def _layer(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], message_s: float) -> Spread:
+    seconds = []
+    for count in (FEW, MORE):
+        stacks = tuple(replace(stack, num_layers=count) for stack in profile.stacks)
+        made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
+        prices = InferencePrices(replace(profile, stacks=stacks), cluster, lengths, message_s)
+        seconds.append(prices.timeline(made).makespan_s)
+    return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
+
+
+def _nothing(costs: StackCosts) -> StackCosts:
+    return StackCosts(pieces={kind: PieceCost() for kind in costs.pieces})
+
+
+def _without_latency(cluster: Cluster) -> Cluster:
+    return replace(cluster, devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices))
+
+
+class StragglerLab(Explorer):
+    """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events below.
+
+    reports: the results shown, by name.  fault, rescheduling: the controls' settings.
+    """
+
+    def __init__(self, problem: InferenceProblem, *, num_requests: int = 400) -> None:
+        self.problem = problem
+        self._planner = planner_of(problem.profile, problem.cluster, problem.lengths)
+        self._times = simulated_times(problem.profile, problem.cluster, problem.lengths)
+        self._typical_s = self._times(self._planner(tuple(range(problem.cluster.world_size))), {}).seconds
+        whole_s = num_requests * self._typical_s
+        self._num_requests, self._tick_s = num_requests, whole_s / 100
+        names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
+        controls = lab_controls("straggler", {"device": names}, device=1)
+        self.device, self.kind, self.factor, self.start, self.duration, self.reaction = controls
+        self.reports: dict[str, ServingReport] = {}
+        super().__init__(
+            [widgets.HBox(controls[:3]), widgets.HBox(controls[3:])],
+            controls,
+            lambda: (self.fault, self.rescheduling),
+            lambda asked: self._serve(*asked),
+            tabs=("Throughput", "Latencies"),
+        )
+
+    @property
+    def fault(self) -> Fault:
+        """Return the fault, in seconds of the stream."""
+        start_s = self.start.value * self._tick_s
+        end_s = start_s + self.duration.value * self._tick_s
+        factor = self.factor.value if self.kind.value == "slow" else 1.0
+        return Fault(kind=self.kind.value, rank=self.device.value, start=start_s, end=end_s, factor=factor)
+
+    @property
+    def rescheduling(self) -> ReschedulingSettings:
+        """Return the settings, with times that suit the duration of a request on this cluster."""
+        return settings_for(self._typical_s, reaction=self.reaction.value)
+
+    @property
+    def report(self) -> ServingReport:
+        """Return the report of the stream with the chosen reaction."""
+        return self.reports["with re-scheduling"]
+
+    def _serve(self, fault: Fault, settings: ReschedulingSettings) -> None:
+        self.factor.disabled = fault.kind != "slow"
+        found = {"with re-scheduling": self._simulated(fault, settings)}
+        if fault.kind == "slow":  # a killed device has to be left out
+            found["without"] = self._simulated(fault, replace(settings, reaction="none"))
+        self.reports = found
+        self.headline.value = self._headline(fault)
+        self.show(lambda: serving(self.reports), lambda: request_latencies(self.report))
+
+    def _simulated(self, fault: Fault, settings: ReschedulingSettings) -> ServingReport:
+        return simulate_serving(
+            self.problem.profile,
+            self.problem.cluster,
+            self._planner,
+            self._times,
+            stream=StreamSettings(num_requests=self._num_requests, length=self.problem.length),
+            rescheduling=settings,
+            faults=(fault,),
+            world=SimulatedWorld(restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),
+        )
+
+    def _headline(self, fault: Fault) -> str:
+        report = self.report
+        before = report.throughput_per_s(0.0, fault.start) or 1 / self._typical_s
+        assert fault.end is not None
+        level = report.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, report.end_s))
+        words = f"{level / before:.0%} of the throughput in the second half of the fault"
+        if "without" in self.reports:
+            without = self.reports["without"]
+            other = without.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, without.end_s))
+            words += f", {other / before:.0%} without re-scheduling"
+        lost = f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, {report.num_repeated} repeated"
+        return BIG_FIRST.format(words, f"{lost} (simulated)")
+
+
+def serve_here(job: Job, cluster: Cluster, plan: InferencePlan, *, stream: StreamSettings, **settings: Any) -> ServingReport:
+    """Serve a stream on emulated devices, starting with a plan, and return its report (see serve_emulated).
+
+    job: gives the model, and the settings for which it was profiled.  settings: rescheduling, faults, fidelity.
+    """
+    return serve_emulated(HostQuestion.of(prepare(job)), cluster, stream=stream, first_plan=plan, **settings)
+
+
+def settings_for(request_s: float, *, reaction: Any = "exclude") -> ReschedulingSettings:
+    """Return settings whose times are a few requests long: for services as fast as a laptop's or as slow as a Raspberry Pi's."""
+    return ReschedulingSettings(
+        reaction=reaction,
+        report_every_s=4 * request_s,
+        slow_factor=1.5,
+        probe_every_s=10 * request_s,
+        longest_probe_s=600 * request_s,
+        calm_s=100 * request_s,
+        request_timeout_s=max(5.0, 20 * request_s),
+    )

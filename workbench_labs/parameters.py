@@ -1,0 +1,364 @@
+"""What the parameters of each lab may be: their types and ranges, and what must go together; checked before a lab's first cell works."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.device_faults import parse_faults
+from workbench.core.errors import ConfigError, check_choice
+from workbench.core.job import Fidelity, Job
+from workbench.core.ranges import Text
+from workbench.core.serial import from_builtins, shown
+from workbench.methods import load_method
+from workbench.models.loading import model_facts
+from workbench.planners.fixed import require_form
+from workbench.profiler.descriptions import describe
+from workbench.simulator.steps import SAMPLES
+
+Megabits = Annotated[float, Meta(ge=0.1, le=100_000)]
+"""Mbit/s of a link."""
+Moments = Annotated[float, Meta(gt=0, le=60)]
+"""Seconds for a measurement."""
+Tokens = Annotated[int, Meta(ge=1, le=65_536)]
+Few = Annotated[int, Meta(ge=1, le=64)]
+Steps = Annotated[int, Meta(ge=1, le=100_000)]
+Samples = Annotated[int, Meta(ge=1, le=10**9)] | None
+"""None takes the whole split."""
+MOST_IN_ALL_ORDERS = 7
+"""Devices whose orders a lab lists: 5,040 of seven."""
+
+
+class Parameters(Struct, frozen=True, kw_only=True):
+    """Those of all labs.  Fields that a Job has, too, are checked as its fields, and their ranges are not repeated here."""
+
+    method: ClassVar[str] = "pac_plus"
+    fidelity: Fidelity
+    output: Text
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of the lab's job."""
+        return {}
+
+    @property
+    def job(self) -> Job:
+        """Return the job that the lab runs, as far as its parameters describe it.  Raises ConfigError."""
+        own = {field.name for field in fields(Job)} & set(self.__struct_fields__)
+        return Job(method=self.method, options=self.options, **{name: getattr(self, name) for name in own})
+
+    def check(self) -> None:
+        """Raise ConfigError for an unknown name, and for values that do not go together."""
+        cluster = self.cluster()
+        load_method(self.method).require_known(self.job, cluster)
+
+    def cluster(self) -> Cluster:
+        """Return the cluster on which the lab runs its job.  Raises ConfigError."""
+        return load_cluster(self.cluster_name)  # type: ignore[attr-defined]  # all labs but one have it
+
+
+class Trained(Parameters, frozen=True, kw_only=True):
+    """Those of the labs that train on a cluster from the catalogue."""
+
+    cluster_name: Text
+    model: str
+    task: str
+    train_samples: Samples
+    batch_size: int
+    seed: int
+    png: bool
+
+
+class Quickstart(Trained, frozen=True, kw_only=True):
+    """00_quickstart.  sweep_steps: of each plan."""
+
+    validation_samples: Samples
+    test_samples: Samples
+    epochs: int
+    micro_batches: int
+    sweep_steps: Annotated[int, Meta(ge=1, le=1000)]
+
+
+class Devices(Parameters, frozen=True, kw_only=True):
+    """01_devices.  bandwidths: simulated.  slow_link: measured.  my_cluster: the text of a cluster's file."""
+
+    model: str
+    train_samples: Samples
+    measure_s: Moments
+    message_bytes: Annotated[list[Annotated[int, Meta(ge=1, le=100_000_000)]], Meta(min_length=2, max_length=100)]
+    bandwidths: Annotated[list[Megabits], Meta(min_length=1, max_length=100)]
+    slow_link: Annotated[float, Meta(ge=1, le=10_000)]
+    my_cluster: Annotated[str, Meta(max_length=1 << 20)]
+
+    def cluster(self) -> Cluster:
+        """Return the described cluster.  Raises ConfigError, also for a single device: messages travel between two."""
+        with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+            path = Path(folder) / "my_cluster.toml"
+            try:
+                path.write_text(self.my_cluster, encoding="utf-8")
+            except UnicodeEncodeError as error:
+                raise ConfigError("A cluster was described in my_cluster.", f"It is no text: {error}.", "Write it again.") from error
+            cluster = load_cluster(path)
+        if cluster.world_size < 2:
+            raise ConfigError("A cluster of one device was asked for (my_cluster).", "Messages travel between two.", "Describe another.")
+        return cluster
+
+    def check(self) -> None:
+        """Check also that a line can be fitted through the messages (see Parameters)."""
+        Parameters.check(self)
+        if len(set(self.message_bytes)) < 2:
+            asked = f"message_bytes = {self.message_bytes} was asked for."
+            raise ConfigError(asked, "Latency and bandwidth are fitted to messages of different sizes.", "Give two sizes or more.")
+
+
+class PacPlus(Trained, frozen=True, kw_only=True):
+    """02_pac_plus.  target_score: % of the validation sentences."""
+
+    validation_samples: Samples
+    test_samples: Samples
+    epochs: int
+    micro_batches: int
+    reduction: int
+    target_score: Annotated[float, Meta(ge=0, le=100)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return PAC+'s options."""
+        return {"reduction": self.reduction}
+
+
+class HybridParallelism(Trained, frozen=True, kw_only=True):
+    """03_hybrid_parallelism.  my_layers, my_groups: layers of each stage, and its devices' ranks."""
+
+    paper_cluster: Text
+    paper_model: Literal["T5-Base", "BART-Large", "T5-Large"]
+    paper_batch_size: Annotated[int, Meta(ge=1, le=128)]
+    paper_micro_batches: Few
+    device_counts: Annotated[list[Annotated[int, Meta(ge=1, le=32)]], Meta(min_length=1, max_length=32)]
+    micro_batches: int
+    sequence_length: Tokens
+    max_length: int
+    my_layers: Annotated[list[int], Meta(min_length=1, max_length=100)]
+    my_groups: Annotated[list[list[int]], Meta(min_length=1, max_length=100)]
+    sweep_steps: Annotated[int, Meta(ge=1, le=1000)]
+
+    def check(self) -> None:
+        """Check also the paper's side (see Parameters)."""
+        Trained.check(self)
+        Job(batch_size=self.paper_batch_size, micro_batches=self.paper_micro_batches)
+        require_few_orders(load_cluster(self.paper_cluster))
+        require_form(self.model, model_facts(self.model).num_layers, self.cluster(), self.my_layers, self.my_groups)
+        if self.sequence_length > self.max_length:
+            asked = f"sequence_length = {self.sequence_length} and max_length = {self.max_length} were asked for."
+            raise ConfigError(asked, "A typical sample is not longer than the longest.", "Lower sequence_length, or raise max_length.")
+
+
+class PRge(Trained, frozen=True, kw_only=True):
+    """04_p_rge.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device, for the model."""
+
+    method: ClassVar[str] = "p_rge"
+    queries: Annotated[int, Meta(ge=1, le=4096)]
+    epsilon: Annotated[float, Meta(gt=0, le=1e3)]
+    learning_rate: float
+    loss: Literal["label_words", "vocabulary"]
+    steps: Steps
+    train_samples: Annotated[int, Meta(ge=1, le=10**9)]
+    validation_samples: Annotated[int, Meta(ge=1, le=10**9)]
+    score_every: Steps
+    studied_queries: Annotated[int, Meta(ge=1, le=4096)]
+    epsilons: Annotated[list[Annotated[float, Meta(gt=0, le=1e3)]], Meta(min_length=1, max_length=100)]
+    parts: Annotated[list[Annotated[int, Meta(ge=1, le=1024)]], Meta(min_length=1, max_length=100)]
+    measured_s: Moments
+    engine_steps: Annotated[int, Meta(ge=0, le=10_000)]
+    device_mb: Annotated[int, Meta(ge=1, le=10**9)]
+    spread_queries: Annotated[int, Meta(ge=1, le=4096)]
+    spread_steps: Annotated[int, Meta(ge=2, le=100_000)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return P-RGE's options, as the run over several devices has them."""
+        return {"queries": self.spread_queries, "steps": self.spread_steps, "epsilon": self.epsilon, "loss": self.loss}
+
+    @property
+    def job(self) -> Job:
+        """Return the job, without micro-batches (see Parameters)."""
+        shared = {name: getattr(self, name) for name in ("model", "task", "seed", "batch_size", "learning_rate", "train_samples")}
+        return Job(method=self.method, micro_batches=1, options=self.options, validation_samples=self.validation_samples, **shared)
+
+    def check(self) -> None:
+        """Check also that another device is there when one dies (see Parameters)."""
+        Trained.check(self)
+        require_devices(self.cluster(), 2, "one of them is lost")
+
+
+class GalaxyPlus(Parameters, frozen=True, kw_only=True):
+    """05_galaxy_plus.  rounds: requests for each system and bandwidth.  straggler: the rank of the device that becomes slower."""
+
+    method: ClassVar[str] = "galaxy_plus"
+    paper_model: Text
+    paper_cluster: Text
+    paper_tokens: Annotated[int, Meta(ge=1, le=4096)]
+    compared_clusters: Annotated[list[Text], Meta(min_length=1, max_length=100)]
+    cluster_name: Text
+    model: str
+    tokens: Tokens
+    requests: Annotated[int, Meta(ge=1, le=10_000)]
+    bandwidths: Annotated[list[Annotated[float, Meta(ge=1, le=10_000)]], Meta(min_length=1, max_length=100)]
+    rounds: Annotated[int, Meta(ge=1, le=10_000)]
+    text_model: str
+    new_tokens: int
+    stream_requests: Annotated[int, Meta(ge=1, le=100_000)]
+    straggler: Annotated[int, Meta(ge=0)]
+    slower: Annotated[float, Meta(gt=1, le=100)]
+    png: bool
+
+    @property
+    def job(self) -> Job:
+        """Return the job of the requests (see Parameters)."""
+        return Job(method=self.method, model=self.model, task="sst2", test_samples=self.requests, max_length=self.tokens)
+
+    def check(self) -> None:
+        """Check also the paper's side, the text that is written, and the straggler's rank (see Parameters)."""
+        Parameters.check(self)
+        describe(self.paper_model)
+        for name in (self.paper_cluster, *self.compared_clusters):
+            require_devices(load_cluster(name), 2, "a sequence is divided over them")
+        cluster = self.cluster()
+        require_devices(cluster, 2, "one of them is lost")
+        if self.straggler >= cluster.world_size:
+            asked = f"straggler = {self.straggler} was asked for."
+            todo = f"Choose a rank from 0 to {cluster.world_size - 1}."
+            raise ConfigError(asked, f"'{cluster.name}' has {cluster.world_size} devices.", todo)
+        text = Job(method=self.method, model=self.text_model, options={"generate": self.new_tokens, "compare": 2}, test_samples=2)
+        load_method(self.method).require_known(text, cluster)
+
+
+class RingAda(Trained, frozen=True, kw_only=True):
+    """06_ringada.  rule: which device owns which samples.  part_counts: micro-batches.  blocks, depth: the ring of the paper's Fig. 2."""
+
+    method: ClassVar[str] = "ringada"
+    validation_samples: Samples
+    test_samples: Samples
+    epochs: int
+    micro_batches: int
+    local_iterations: int
+    unfreezing: str
+    unfreeze_every: int
+    rule: str
+    part_counts: Annotated[list[Annotated[int, Meta(ge=1, le=SAMPLES)]], Meta(min_length=1, max_length=SAMPLES)]
+    blocks: Annotated[list[Few], Meta(min_length=2, max_length=64)]
+    depth: Annotated[int, Meta(ge=1)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return RingAda's options."""
+        names = ("local_iterations", "unfreezing", "unfreeze_every")
+        return {"data": self.rule} | {name: getattr(self, name) for name in names}
+
+    def check(self) -> None:
+        """Check also the depth of the drawn ring (see Parameters)."""
+        Trained.check(self)
+        if self.depth > sum(self.blocks):
+            asked = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
+            raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
+
+
+class Confidant(Trained, frozen=True, kw_only=True):
+    """07_confidant.  stages, mini_batches: of the pipeline to step through.  learning_rate: of the descents with stale gradients."""
+
+    method: ClassVar[str] = "confidant"
+    paper_cluster: Text
+    paper_model: Text
+    paper_batch_size: Annotated[int, Meta(ge=1, le=4096)]
+    paper_tokens: Tokens
+    stages: Annotated[int, Meta(ge=2, le=16)]
+    mini_batches: Few
+    learning_rate: Annotated[float, Meta(ge=0.05, le=1.2)]
+    profile_seed: int
+    num_devices: Annotated[int, Meta(ge=2)]
+    training_devices: Annotated[int, Meta(ge=2)]
+    technique: str
+    validation_samples: Samples
+    test_samples: Samples
+    epochs: int
+    window: int
+    backup_every: int
+    fault_step: Steps
+    faults: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return Confidant's options."""
+        return {"technique": self.technique, "window": self.window, "devices": self.training_devices}
+
+    @property
+    def job(self) -> Job:
+        """Return the job; the descents' learning rate is not its own (see Parameters)."""
+        names = ("model", "task", "epochs", "seed", "batch_size", "train_samples", "validation_samples", "test_samples", "backup_every")
+        return Job(method=self.method, options=self.options, faults=self.faults, **{name: getattr(self, name) for name in names})
+
+    def cluster(self) -> Cluster:
+        """Return the cluster's first devices.  Raises ConfigError if it has fewer."""
+        cluster = load_cluster(self.cluster_name)
+        require_devices(cluster, self.num_devices, f"num_devices = {self.num_devices}")
+        return cluster.part(range(self.num_devices))
+
+    def check(self) -> None:
+        """Check also the paper's side, and how many devices train (see Parameters)."""
+        Trained.check(self)
+        describe(self.paper_model)
+        require_few_orders(load_cluster(self.paper_cluster))
+        if self.training_devices > self.num_devices:
+            asked = f"training_devices = {self.training_devices} of num_devices = {self.num_devices} was asked for."
+            raise ConfigError(asked, "So many are not there.", "Lower training_devices, or raise num_devices.")
+        for faults in (self.faults, f"leave:1@step{self.fault_step}"):
+            parse_faults(faults, self.cluster())
+
+
+LABS: dict[str, type[Parameters]] = {
+    "00_quickstart": Quickstart,
+    "01_devices": Devices,
+    "02_pac_plus": PacPlus,
+    "03_hybrid_parallelism": HybridParallelism,
+    "04_p_rge": PRge,
+    "05_galaxy_plus": GalaxyPlus,
+    "06_ringada": RingAda,
+    "07_confidant": Confidant,
+}
+
+
+def check_parameters(lab: str, values: Mapping[str, Any]) -> None:
+    """Check what a lab's parameters cell, or papermill after it, has set.  lab: the notebook's name.  values: among others, by name.
+
+    Raises ConfigError naming the parameter, its value and what it may be.
+    """
+    check_choice("lab", lab, LABS)
+    kind = LABS[lab]
+    given = {name: values[name] for name in kind.__struct_fields__ if name in values}
+    for name, value in given.items():
+        if isinstance(value, set | frozenset):  # msgspec would take it for a list, and a cell would look for its last value
+            raise ConfigError(f"The parameter {name} = {shown(value)} was asked for.", "A set has no order.", "Write a list: [...].")
+    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+    from_builtins(given, kind, source="the lab's parameters").check()
+
+
+def require_devices(cluster: Cluster, least: int, why: str) -> None:
+    """Raise ConfigError if a cluster has fewer devices.  why: what they are for."""
+    if cluster.world_size < least:
+        asked = f"The cluster '{cluster.name}' was asked for, and {least} devices or more: {why}."
+        raise ConfigError(asked, f"It has {cluster.world_size}.", "Choose another cluster.")
+
+
+def require_few_orders(cluster: Cluster) -> None:
+    """Raise ConfigError if a cluster has more devices than a lab tries in all orders."""
+    if cluster.world_size > MOST_IN_ALL_ORDERS:
+        asked = f"The cluster '{cluster.name}' with {cluster.world_size} devices was asked for."
+        raise ConfigError(asked, f"All orders of the devices are listed here, for at most {MOST_IN_ALL_ORDERS}.", "Choose a smaller one.")

@@ -1,0 +1,303 @@
+"""Planning problems that can be changed and solved again, for the planner widgets (PAC+, section V-A, Algorithm 1).
+
+And the division of a step's queries among devices, by the planner or by hand (our extension of P-RGE, Algorithm 1, line 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import ipywidgets as widgets
+
+from workbench.core.cluster import Cluster, Device
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.methods.base import ignore
+from workbench.methods.p_rge.method import PRGE
+from workbench.planners import candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
+from workbench.planners.fixed import Dispatch
+from workbench.planners.memory import Need, plan_needs, too_small
+from workbench.planners.queries import plan_queries
+from workbench.planners.query_costs import StepSize, whole
+from workbench.plots.breakdown import stacked_bars
+from workbench.plots.style import time_unit
+from workbench.profiler.analytic import analytic_profile
+from workbench.simulator.steps import SimulatedProblem
+from workbench.widgets.controls import BIG_FIRST, Explorer, button, slider
+
+MAX_SIMULATIONS = 60
+"""Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""
+TOKENS = 128
+"""Of a sample at the paper's scale."""
+
+
+def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    """Return the costs on each device of a cluster: those of the profiled device of its name, scaled if it is slower or faster now.
+
+    Raises ConfigError for a device that was not profiled.
+    """
+    before = {device.name: rank for rank, device in enumerate(profiled.devices)}
+    unknown = [device.name for device in cluster.devices if device.name not in before]
+    if unknown:
+        raise ConfigError(
+            f"The problem on cluster '{cluster.name}' was asked for.",
+            f"There are no layer times for {', '.join(unknown)}, only for {', '.join(before)}.",
+            "Profile that cluster.",
+        )
+    found = []
+    for device in cluster.devices:
+        rank = before[device.name]
+        factor = profiled.devices[rank].flops_per_s / device.flops_per_s
+        found.append(costs[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in costs[rank]))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningProblem(SimulatedProblem):
+    """A planning problem that can be changed and solved again."""
+
+    def on(self, cluster: Cluster) -> PlanningProblem:
+        """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
+
+        Raises ConfigError for a cluster of other devices.
+        """
+        layers = costs_on(self.cluster, cluster, self.profile.layers)
+        return replace(self, cluster=cluster, profile=replace(self.profile, layers=layers))
+
+    def planned(self, planner: str = "Algorithm 1") -> Plan:
+        """Return the plan of one of PLANNERS.  Raises PlanError, naming device and bytes, if nothing fits."""
+        return PLANNERS[planner](self)
+
+    def by_hand(self, layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed") -> Plan:
+        """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an invalid plan."""
+        return fixed_plan(self, layers=layers, groups=groups, dispatch=dispatch, check_memory=False)
+
+    def needs(self, made: Plan) -> dict[int, Need]:
+        """Return the bytes that each rank of a plan needs."""
+        return plan_needs(self.profile, made, sequence_length=self.longest)
+
+    def need_parts(self, made: Plan) -> dict[int, dict[str, int]]:
+        """Return the bytes that each rank of a plan needs by purpose, for plots.needs."""
+        return {
+            rank: {
+                "weights": need.weights_bytes,
+                "gradients and optimizer": need.gradient_bytes + need.optimizer_bytes,
+                "activations": need.context_bytes + need.workspace_bytes,
+                "messages": need.boundary_bytes,
+            }
+            for rank, need in self.needs(made).items()
+        }
+
+    def refusals(self, made: Plan) -> tuple[PlanError, ...]:
+        """Return an error for each device whose budget a plan exceeds, worst first, naming device, stage and bytes."""
+        needs = self.needs(made)
+        over = {rank: need.total_bytes - self.cluster.devices[rank].memory_bytes for rank, need in needs.items()}
+        found = []
+        for rank in sorted((rank for rank, excess in over.items() if excess > 0), key=lambda rank: -over[rank]):
+            index = made.stage_of(rank)
+            assert index is not None
+            found.append(too_small(self.cluster, rank, index, made.stages[index], needs[rank]))
+        return tuple(found)
+
+
+def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
+    """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
+    if not cluster.pairs and all(one.link.bytes_per_s == megabit_per_s * 125_000 for one in cluster.devices):
+        return cluster
+    return replace(cluster.with_bandwidth(megabit_per_s), name=f"{cluster.name}-{megabit_per_s:g}-mbit")
+
+
+def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
+    """Return the cluster with memory_bytes on every device."""
+    devices = tuple(replace(one, memory_bytes=memory_bytes) for one in cluster.devices)
+    return replace(cluster, name=f"{cluster.name}-other-memory", devices=devices)
+
+
+def as_described(cluster: Cluster) -> Cluster:
+    """Return the cluster with devices that are only simulated, so that their speed comes from the catalogue."""
+    return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+
+
+def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> PlanningProblem:
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
+    described = as_described(cluster)
+    sizes = {"batch_size": batch_size, "micro_batches": micro_batches, "sequence_length": TOKENS}
+    return PlanningProblem(profile=analytic_profile(model, described, sequence_lengths=(TOKENS,)), cluster=described, **sizes)
+
+
+PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
+    "Algorithm 1": partial(plan, cached=False),
+    "Algorithm 1, any order": partial(plan, cached=False, order="all", objective="bottleneck"),
+    "simulated and refined": lambda problem: refine(candidates(problem), problem, problem.step_s, max_prices=MAX_SIMULATIONS),
+    "as if all were equal": partial(homogeneous, cached=False),
+    "pipeline": pipeline_parallel,
+    "data parallel": data_parallel,
+    "one device": standalone,
+}
+"""The planner's variants and the paradigms that are special cases of it (Fig. 9), by the name that the widgets show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One planner's plan, of mini-batches or of a sequence, and the simulated seconds of one; if nothing fits, `why` gives the reason."""
+
+    planner: str
+    plan: Any = None
+    seconds: float = 0.0
+    why: str = ""
+
+    @property
+    def fitting(self) -> Any:
+        """Return the plan.  Raises PlanError with the reason if nothing fits."""
+        if self.plan is None:
+            raise PlanError(self.why)
+        return self.plan
+
+    @property
+    def samples_per_s(self) -> float:
+        """Return the throughput of a plan of mini-batches; 0 if nothing fits."""
+        return 0.0 if self.plan is None else self.plan.mini_batch_size / self.seconds
+
+
+def compare(problem: PlanningProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
+    """Return each planner's result for a problem; a plan that does not fit has a reason."""
+    return compared(problem, planners, problem.step_s)
+
+
+def compared(problem: Any, planners: Sequence[str], seconds: Callable[[Any], float]) -> tuple[Comparison, ...]:
+    """Return what some planners make of a problem.  seconds: of a plan."""
+    found = []
+    for name in planners:
+        try:
+            made = problem.planned(name)
+            found.append(Comparison(planner=name, plan=made, seconds=seconds(made)))
+        except PlanError as error:
+            found.append(Comparison(planner=name, why=str(error)))
+    return tuple(found)
+
+
+def scaling(model: str, device: Device, counts: Sequence[int], planners: Sequence[str]) -> dict[int, tuple[Comparison, ...]]:
+    """Return the planners' results for n equal devices, for each n of counts (PAC+, section VI-G, Fig. 16-17).
+
+    A micro-batch has as many samples as there are devices, so that every grouping can divide it.
+    """
+    found = {}
+    for count in counts:
+        devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
+        cluster = Cluster(name=f"{count} x {device.model or device.name}", devices=devices, description=f"{count} equal devices")
+        problem = paper_problem(model, cluster)
+        found[count] = compare(replace(problem, batch_size=count * problem.micro_batches), planners)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryProblem:
+    """One step on a cluster: its size, and the cost of its parts on that cluster."""
+
+    profile: Profile
+    cluster: Cluster
+    size: StepSize
+
+    def planned(self) -> Plan:
+        """Return the planner's division.  Raises PlanError, naming device and bytes, if nothing fits."""
+        return plan_queries(self.profile, self.cluster, self.size)
+
+    def counts(self, made: Plan) -> tuple[int, ...]:
+        """Return every device's queries in a plan; in a chain of stages each stage has all queries."""
+        found = [0] * self.cluster.world_size
+        for stage in made.stages:
+            for share in stage.shares:
+                found[share.rank] = share.queries or self.size.queries
+        return tuple(found)
+
+    def device_seconds(self, counts: Sequence[int]) -> tuple[float, ...]:
+        """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is too small.
+
+        Raises ConfigError unless the counts are the step's queries, divided among the devices.
+        """
+        if len(counts) != self.cluster.world_size or min(counts) < 0 or sum(counts) != self.size.queries:
+            raise ConfigError(
+                f"Queries {'-'.join(map(str, counts))} were asked for.",
+                f"There are {self.cluster.world_size} devices and {self.size.queries} queries.",
+                "Give each device a number from 0 on; together they must be all queries.",
+            )
+        costs = whole(self.profile, self.cluster, self.size)
+        ranks = [rank for rank, count in enumerate(counts) if count]
+        found = []
+        for rank, count in enumerate(counts):
+            seconds, passing = costs[rank].best(count) if count else (0.0, None)
+            found.append(seconds + (costs[rank].told_s(ranks, 2 * passing.queries) if passing else 0.0))
+        return tuple(found)
+
+    def seconds(self, counts: Sequence[int]) -> float:
+        """Return the seconds of a step with such a division, the update included."""
+        costs = whole(self.profile, self.cluster, self.size)
+        update = [costs[rank].noise_s(self.size.queries) for rank, count in enumerate(counts) if count]
+        return max(self.device_seconds(counts)) + max(update, default=math.inf)
+
+
+def query_problem(job: Job, cluster: Cluster) -> QueryProblem:
+    """Return the problem of a job of the method p_rge; its costs are measured on this machine once, kept, and scaled to the devices."""
+    method = PRGE()
+    prepared = method.prepare(job, ignore)
+    profile = method.profile(prepared, cluster, ignore, emulated=not cluster.is_real)
+    return QueryProblem(profile=profile, cluster=cluster, size=prepared.size(prepared.setting))
+
+
+class QueryDivider(Explorer):
+    """A slider for each device's queries; shows the computing and the waiting time of each device.
+
+    counts: the sliders' values.  planned: the planner's division, None if the planner takes a chain of stages instead.
+    """
+
+    def __init__(self, problem: QueryProblem, counts: Sequence[int] | None = None) -> None:
+        self.problem = problem
+        made = problem.planned()
+        self.planned = problem.counts(made) if len(made.stages) == 1 else None
+        self._planned_s = made.total_s if self.planned is None else problem.seconds(self.planned)
+        queries, size = problem.size.queries, problem.cluster.world_size
+        equal = [queries // size + (rank < queries % size) for rank in range(size)]
+        self.sliders = tuple(
+            slider(device.name, f"{device.name}: queries of each step", count, 0, queries, width="30em")
+            for device, count in zip(problem.cluster.devices, counts or equal, strict=True)
+        )
+        self.take_plan = button(
+            "Planner's division", "Set the sliders as the planner has it", "magic", self._take_plan, layout=widgets.Layout(width="14em")
+        )
+        self.take_plan.disabled = self.planned is None
+        super().__init__([*self.sliders, self.take_plan], self.sliders, lambda: self.counts, self._divide, refused="Not a step yet.")
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return every device's queries, whether or not they add up to the step's."""
+        return tuple(one.value for one in self.sliders)
+
+    def _take_plan(self) -> None:
+        assert self.planned is not None
+        with self.setting():
+            for one, count in zip(self.sliders, self.planned, strict=True):
+                one.value = count
+
+    def _divide(self, counts: tuple[int, ...]) -> None:
+        problem = self.problem
+        seconds = problem.device_seconds(counts)
+        names = [device.name for device in problem.cluster.devices]
+        lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
+        if lacking:
+            return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")
+        whole_s = problem.seconds(counts)
+        unit = time_unit(whole_s)
+        waits = [max(seconds) - one for one in seconds]
+        against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
+        divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
+        self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
+        parts = {"its queries": [one * unit.factor for one in seconds], "waiting": [one * unit.factor for one in waits]}
+        subtitle = f"{problem.profile.model}, q = {problem.size.queries}, E = {problem.size.batch_size}"
+        title = "Until all losses are known"
+        self.show(lambda: stacked_bars(names, parts, title=title, label="simulated", x_title=unit.name, subtitle=subtitle))

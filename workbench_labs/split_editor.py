@@ -1,0 +1,201 @@
+"""Split a model among devices by hand or by the planner, and see at once the time of a step and whether the memory suffices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ipywidgets as widgets
+from markupsafe import Markup
+
+from workbench.core.plan import Plan, proportional_ranges
+from workbench.plots import gantt, needs, placement
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, slider
+from workbench.widgets.forms import ClusterForm
+from workbench_labs.planning import PLANNERS, Comparison, PlanningProblem, compare
+
+
+class PlannerExplorer(Explorer):
+    """Re-plans whenever a slider moves.
+
+    problem: with the cluster at which the sliders start.  answer: the result shown, for the controls' current problem.
+    """
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self._origin = problem
+        self.form = ClusterForm(problem.cluster, choice=False, overview=False, continuous=True)
+        divisors = [number for number in range(1, problem.batch_size + 1) if problem.batch_size % number == 0]
+        told = f"Into how many a mini-batch of {problem.batch_size} samples is cut"
+        self.micro_batches = described(widgets.SelectionSlider, "Micro-batches", told, options=divisors, value=problem.micro_batches)
+        self.planner = described(widgets.Dropdown, "Planner", "Who makes the plan", options=list(PLANNERS))
+        self.answer: Comparison | None = None
+        self._first: Comparison | None = None
+        controls = (self.micro_batches, self.planner)
+        super().__init__(
+            [self.form, widgets.HBox(controls)],
+            controls,
+            lambda: (self.problem, self.planner.value),
+            lambda asked: self._plan(*asked),
+            tabs=("When (Gantt chart)", "Where (layers)", "Memory"),
+        )
+        self.form.on_change(lambda _: self.changed())
+
+    @property
+    def problem(self) -> PlanningProblem:
+        """Return the problem with the controls' settings.  Raises ConfigError for invalid settings."""
+        return replace(self._origin.on(self.form.cluster), micro_batches=self.micro_batches.value)
+
+    def _plan(self, problem: PlanningProblem, planner: str) -> None:
+        [found] = compare(problem, (planner,))
+        self.answer, first = found, self._first
+        self._first = first or found
+        made = found.plan
+        if made is None:
+            return self.refuse("No plan fits.", found.why)
+        change = (
+            f" ({found.samples_per_s / first.samples_per_s - 1:+.0%} against the beginning)"
+            if first is not None and first.samples_per_s
+            else ""
+        )
+        where = made.where()
+        words = f"{where}; a step of {made.mini_batch_size} samples takes {found.seconds * 1e3:.0f} ms (simulated)"
+        self.headline.value = BIG_FIRST.format(f"{found.samples_per_s:.3g} samples/s{change}", words)
+        self.show(
+            lambda: gantt(problem.simulated(made)),
+            lambda: placement(made, problem.cluster),
+            lambda: needs(problem.need_parts(made), problem.cluster),
+        )
+
+
+IDLE = "idle"
+DISPATCH = {"by Eq. 4": "best", "by speed": "speed", "equally": "equal"}
+
+
+class SplitEditor(Explorer):
+    """Sliders for the ends of the stages, and for each device the stage for which it works.
+
+    plan: the controls' plan, whether it fits or not; reading it raises ConfigError for an invalid plan (a stage without a device).
+    planned: the planner's plan, with which yours is compared.  layers, groups: initial values, the planner's if not given.
+    """
+
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        *,
+        layers: Sequence[int] | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.planned: Plan = problem.planned()
+        self._planned_s = problem.step_s(self.planned)
+        self._paused = True
+        devices = problem.cluster.devices
+        most = min(len(devices), problem.profile.num_layers)
+        self.num_stages = slider("Stages", "How many stages the layers are cut into", 1, 1, most, width="21em")
+        told = "How a group divides the samples of a micro-batch"
+        self.dispatch = described(widgets.Dropdown, "Samples", told, width="21em", options=list(DISPATCH))
+        self.ends = widgets.VBox()
+        self.devices = tuple(widgets.ToggleButtons(style={"button_width": "5.5em"}) for _ in devices)
+        self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
+        self.even = button("Even", "Equal stages, devices in turn", "align-justify", lambda: self._restage(self.num_stages.value))
+        if layers is None or groups is None:
+            self._arrange(*_shape(self.planned))
+        else:
+            problem.by_hand(layers, groups)  # refuses an invalid plan
+            self._arrange(layers, groups)
+        names = [Html(Markup("<b>{}</b>").format(device.name), layout=widgets.Layout(width="9em")) for device in devices]
+        rows = [widgets.HBox([name, choice]) for name, choice in zip(names, self.devices, strict=True)]
+        super().__init__(
+            [widgets.HBox([self.num_stages, self.dispatch, self.take_plan, self.even]), self.ends, *rows],
+            [self.dispatch, *self.devices],
+            lambda: self.plan,
+            self._price,
+            tabs=("Where (layers)", "When (Gantt chart)", "Memory"),
+        )
+        self.num_stages.observe(lambda change: self._restage(change["new"]), names="value")
+
+    @property
+    def layers(self) -> list[int]:
+        """Return the number of layers of each stage."""
+        ends = [0, *(end.value for end in self.ends.children), self.problem.profile.num_layers]
+        return [stop - start for start, stop in itertools.pairwise(ends)]
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Return the ranks of each stage."""
+        return [[rank for rank, choice in enumerate(self.devices) if choice.value == stage] for stage in range(self.num_stages.value)]
+
+    @property
+    def plan(self) -> Plan:
+        """Return the plan that the controls describe.  Raises ConfigError if they describe none."""
+        return self.problem.by_hand(self.layers, self.groups, dispatch=DISPATCH[self.dispatch.value])  # type: ignore[arg-type]
+
+    def _take_plan(self) -> None:
+        with self.setting():
+            self.dispatch.value = "by Eq. 4"
+            self._arrange(*_shape(self.planned))
+
+    def _restage(self, count: int) -> None:
+        """Cut evenly into `count` stages, with the devices in turn."""
+        if self._paused:
+            return
+        whole, world_size = self.problem.profile.num_layers, self.problem.cluster.world_size
+        layers = [end - first for first, end in proportional_ranges(whole, (1,) * count)]
+        with self.setting():
+            self._arrange(layers, [range(first, end) for first, end in proportional_ranges(world_size, (1,) * count)])
+
+    def _arrange(self, layers: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+        """Set every control."""
+        self.num_stages.value = len(layers)
+        self.ends.children = [self._end(index, sum(layers[: index + 1])) for index in range(len(layers) - 1)]
+        options = [(IDLE, -1)] + [(f"stage {stage}", stage) for stage in range(len(layers))]
+        for rank, choice in enumerate(self.devices):
+            choice.options = options
+            name = self.problem.cluster.devices[rank].name
+            choice.tooltips = [f"{name} does nothing" if stage < 0 else f"{name} works for stage {stage}" for _, stage in options]
+            choice.value = next((stage for stage, group in enumerate(groups) if rank in group), -1)
+
+    def _end(self, index: int, value: int) -> widgets.IntSlider:
+        described_as, told = f"Stage {index} ends", f"Stage {index} has the layers before this one"
+        most = self.problem.profile.num_layers - 1
+        made = slider(described_as, told, value, 1, most, width="40em")
+        made.observe(lambda change: self._moved(index, change["new"]), names="value")
+        return made
+
+    def _moved(self, index: int, value: int) -> None:
+        """Push the other ends along, so that no stage becomes empty."""
+        if self._paused:
+            return
+        with self.setting():
+            sliders, whole = self.ends.children, self.problem.profile.num_layers
+            sliders[index].value = min(max(value, index + 1), whole - (len(sliders) - index))
+            for other in range(index + 1, len(sliders)):
+                sliders[other].value = max(sliders[other].value, sliders[other - 1].value + 1)
+            for other in range(index - 1, -1, -1):
+                sliders[other].value = min(sliders[other].value, sliders[other + 1].value - 1)
+
+    def _price(self, made: Plan) -> None:
+        problem, refusals = self.problem, self.problem.refusals(made)
+        timeline = problem.simulated(made, title="One mini-batch, as you split it")
+        if refusals:
+            self.message.error(" ".join(str(error) for error in refusals))
+        self.headline.value = self._headline(timeline.makespan_s, fits=not refusals, made=made)
+        self.show(
+            lambda: placement(made, problem.cluster),
+            lambda: gantt(timeline),
+            lambda: needs(problem.need_parts(made), problem.cluster),
+        )
+
+    def _headline(self, step_s: float, *, fits: bool, made: Plan) -> str:
+        theirs = f"the planner's {self.planned.partition()} on {self.planned.grouping()} takes {self._planned_s * 1e3:.0f} ms"
+        if not fits:
+            words, rest = "Out of memory", f"a step would take {step_s * 1e3:.0f} ms if it did fit; {theirs}"
+        else:
+            words = f"{step_s * 1e3:.0f} ms a step ({step_s / self._planned_s - 1:+.1%} against the planner)"
+            rest = f"yours: {made.where()}; {theirs} (simulated)"
+        return BIG_FIRST.format(words, rest)
+
+
+def _shape(made: Plan) -> tuple[list[int], list[tuple[int, ...]]]:
+    return [stage.num_layers for stage in made.stages], [stage.ranks for stage in made.stages]

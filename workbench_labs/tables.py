@@ -1,0 +1,140 @@
+"""Tables of what planners make of a problem (PAC+, section V-A; Galaxy+, Tables II and IV)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan
+from workbench.core.plan import Plan
+from workbench.planners import candidates
+from workbench.planners.orders import count_orders, device_types
+from workbench.plots.style import byte_unit, time_unit
+from workbench.summary import plan_words
+from workbench.widgets.tables import Table
+from workbench_labs.inference_problem import InferenceProblem
+from workbench_labs.planning import Comparison, PlanningProblem
+
+
+def comparison_table(compared: Sequence[Comparison]) -> Table:
+    """Return each planner's plan and throughput; if a plan does not fit, which device lacks how much memory."""
+    rows = [
+        (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
+        if one.plan is not None
+        else (one.planner, "out of memory", one.why.split(" (weights")[0], "")
+        for one in compared
+    ]
+    return Table(("planner", "layers", "device groups", "samples/s"), rows, title="What each planner makes of it (simulated)")
+
+
+def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
+    """Return the phases of Eq. 5-6 of each plan, next to its simulated step."""
+    rows = [
+        (
+            str(len(plan.stages)),
+            plan.partition(),
+            plan.grouping(),
+            *(f"{plan.predicted_s[phase] * 1e3:.0f}" for phase in ("beginning", "execution", "ending")),
+            f"{plan.total_s * 1e3:.0f}",
+            f"{seconds * 1e3:.0f}",
+        )
+        for plan, seconds in zip(plans, simulated_s, strict=True)
+    ]
+    columns = ("stages", "layers", "device groups", "beginning", "execution", "ending", "sum (Eq. 7)", "simulated")
+    return Table(columns, rows, title="The best plan for each number of stages, in ms")
+
+
+def orders_table(problem: PlanningProblem) -> Table:
+    """Return Algorithm 1's best plans in the device orders that it searches, and what the order in which the cluster lists them loses.
+
+    Without Eq. 5's error: by Price.bottleneck_s, and then by simulation.
+    """
+    devices = problem.cluster.devices
+    steps: dict[tuple[int, ...], tuple[float, Plan]] = {}
+    for plan in candidates(problem, order="all", objective="bottleneck"):
+        order, step_s = tuple(rank for stage in plan.stages for rank in stage.ranks), problem.step_s(plan)
+        if order not in steps or step_s < steps[order][0]:
+            steps[order] = step_s, plan
+    try:
+        listed_s = min(map(problem.step_s, candidates(problem, order=range(len(devices)), objective="bottleneck")))
+        best_s = min(listed_s, *(step_s for step_s, _ in steps.values()))
+        listed = f"{listed_s * 1e3:.0f} ms, {listed_s / best_s - 1:.0%} more than the best"
+    except PlanError:
+        listed = "nothing fits"
+    rows = [
+        (" - ".join(devices[rank].name for rank in order), plan.partition(), plan.grouping(), f"{step_s * 1e3:.0f}")
+        for order, (step_s, plan) in sorted(steps.items(), key=lambda one: one[1][0])[:6]
+    ]
+    return Table(
+        ("order", "layers", "device groups", "step, ms"),
+        rows,
+        title=f"The best of {count_orders(device_types(problem.profile, problem.cluster))} orders",
+        note=f"In the order that the cluster lists: {listed}.",
+    )
+
+
+def grouping_table(model: str, found: Mapping[int, Sequence[Comparison]], paper: Mapping[int, str], *, planner: str) -> Table:
+    """Return the planner's device groups for each number of devices, next to those that the paper prints (PAC+, Fig. 17)."""
+    rows = []
+    for count, compared in found.items():
+        [one] = [one for one in compared if one.planner == planner]
+        ours = "out of memory" if one.plan is None else one.plan.grouping()
+        rows.append((str(count), ours, paper.get(count, ""), "same" if ours == paper.get(count) else "other"))
+    return Table(("devices", "ours", "paper", ""), rows, title=f"{model}: device groups")
+
+
+def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
+    """Return a plan's division in words: layers by scheme (or by device), heads, tokens."""
+    if plan.paradigm == "pipeline":
+        return f"layers {', '.join(map(str, plan.layers))}", "all", "all"
+    first, second = plan.configuration
+    schemes = f"[{first}, {second}]" if plan.paradigm == "hybrid" else {"tensor": "tensor parallel", "sequence": "by tokens"}[plan.paradigm]
+    heads = "-".join(map(str, plan.units)) if plan.paradigm != "sequence" else "all"
+    tokens = "-".join(map(str, plan.tokens(length))) if plan.paradigm != "tensor" else "all"
+    return schemes, heads, tokens
+
+
+def inference_table(compared: Sequence[Comparison], problem: InferenceProblem) -> Table:
+    """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what is missing."""
+    names = [device.name for device in problem.cluster.devices]
+    fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
+    rows, refused = [], []
+    for one in compared:
+        if one.plan is None:
+            rows.append((one.planner, "out of memory", "", "", "", "", ""))
+            refused.append(f"{one.planner}: {one.why.split(' (')[0]}.")
+            continue
+        schemes, heads, tokens = split_words(one.plan, problem.length)
+        devices = ", ".join(names[rank] for rank in one.plan.ranks)
+        rows.append(
+            (one.planner, schemes, devices, heads, tokens, time_unit(one.seconds).text(one.seconds), f"{one.seconds / fastest:.2f}")
+        )
+    over = f"over {compared[0].planner}" if compared and compared[0].plan is not None else "over the first"
+    return Table(
+        ("planner", "[scheme 1, scheme 2]", "ring", "heads", "tokens", "simulated", over),
+        rows,
+        title=f"{problem.profile.model}, {problem.length} tokens on {problem.cluster.name}",
+        note=" ".join(refused),
+    )
+
+
+def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Table:
+    """Return each device's part of a plan: heads, columns, tokens, bytes and its budget."""
+    needed = problem.need_parts(plan)
+
+    def row(rank: int) -> tuple[str, ...]:
+        position = plan.position_of(rank)
+        device = problem.cluster.devices[rank]
+        if position is None:
+            return device.name, "", "", "", "idle", ""
+        total = sum(needed[rank].values())
+        parts = [str(plan.units[position]) if plan.units else "all", str(plan.columns[position]) if plan.columns else "all"]
+        tokens = str(plan.tokens(problem.length)[position]) if plan.shares else "all"
+        return device.name, *parts, tokens, byte_unit(total).text(total), byte_unit(device.memory_bytes).text(device.memory_bytes)
+
+    return Table(
+        ("device", "heads", "columns", "tokens", "holds", "budget"),
+        [row(rank) for rank in range(problem.cluster.world_size)],
+        title=plan_words(plan),
+        note=" ".join(plan.notes),
+    )

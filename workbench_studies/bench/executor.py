@@ -1,0 +1,272 @@
+"""`workbench bench executor`: measured time of programs on emulated devices over the simulated time of the same programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import chain
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.program import Program, unrolled
+from workbench.core.schedule import NONE, Op, Schedule, Value
+from workbench.methods.pac_plus.rank_job import backbone_part
+from workbench.runtime.context import RankContext
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.executor import Executor, Handler
+from workbench.runtime.pacing import Pacer, RankLinks, asked_dilation
+from workbench.runtime.process_group import group
+from workbench.runtime.transport import Transport, empty
+from workbench.schedules import (
+    asynchronous_1f1b,
+    gpipe,
+    hybrid_1f1b,
+    insert_transfers,
+    one_f_one_b,
+    ring_allgather_gemm,
+    split_heads,
+)
+from workbench.simulator import simulate
+from workbench_studies.bench.frame import Progress, line_of, require_kernel_links
+
+SIZES = (2, 3, 4)
+MICRO_BATCHES = 8
+MBIT_PER_S = 500
+CROSSING = Spec((4, 32, 128))
+"""The value that crosses a boundary: 64 KB, 1.05 ms on the link."""
+GRADIENT = Spec((25_000,))
+LATENCIES_MS = (1, 5)
+"""Of a path, for the programs whose time is mostly latency; all others have the latency of the cluster 'laptop'."""
+SMALL = Spec((4, 128))
+"""The value that crosses a boundary in those programs: 2 KB, 0.03 ms on the link."""
+SMALL_GEMM_S = 1e-3
+TILES = 8
+"""Number of tiles of each device in the ring of many tiles."""
+SECONDS = {"F": 6e-3, "SF": 2e-3, "B": 9e-3, "SB": 3e-3, "STEP": 1e-3, "GEMM": 8e-3, "ATTN": 6e-3, "MLP": 5e-3, "MLPB": 9e-3, "ATTNB": 8e-3}
+SENT = frozenset({"act", "grad", "side", "sgrad", "tile"})
+ROUNDS = 15
+LAYERS = 4
+STEPS = 4
+"""Number of steps of the pipeline that does not drain between its steps."""
+NUM_OPS = 2000
+"""Number of operations in the chain whose unpaced time is the executor's overhead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program that is measured.  num_steps: steps that follow without a pause.  cluster: whose links it runs on."""
+
+    program: Program
+    num_steps: int = 1
+    cluster: Cluster
+
+
+def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, float] = SECONDS) -> TableCosts:
+    """Return seconds by kind, and transfers by the cluster's links.  crossing: the value that crosses a boundary."""
+    nbytes = dict.fromkeys(SENT, crossing) | {"gsum": GRADIENT}
+    return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
+
+
+def cases(size: int) -> dict[str, Case]:
+    """Return the programs for this many devices by name."""
+    cluster = _cluster(size)
+    plan = _plan([(rank,) for rank in range(size)])
+    one = (1,) * MICRO_BATCHES
+    groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
+    alone = split_heads((1, 1), num_layers=LAYERS)
+    schedules = {
+        "1F1B": insert_transfers(one_f_one_b(plan, one)),
+        "GPipe": insert_transfers(gpipe(plan, one)),
+        "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
+        "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
+        "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
+        "forward-only chain": backbone_part(insert_transfers(gpipe(plan, one))),
+        "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
+    }
+    costs = costs_on(cluster)
+    found = {name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster) for name, schedule in schedules.items()}
+    found["not draining"] = replace(found["forward-only chain"], num_steps=STEPS)
+    rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
+    by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
+    for latency_ms in LATENCIES_MS:
+        slow = _cluster(size, latency_ms)
+        costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
+        for name, schedule in by_latency.items():
+            found[f"{name}, {latency_ms} ms"] = Case(program=Program.on(slow, schedule, costs), cluster=slow)
+    return found
+
+
+def bench(progress: Progress = print, *, sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Return measured over simulated time of every program on 2, 3 and 4 devices, and the executor's overhead per operation.
+
+    WORKBENCH_DILATION slows devices and links down on a busy machine.  Raises RuntimeSetupError if the kernel does not shape links.
+    """
+    points: list[dict[str, Any]] = []
+    own: list[float] = []
+    dilation = asked_dilation() or 1.0
+    for size in sizes:
+        cluster = _cluster(size)
+        with EngineCluster.start(cluster) as engines:
+            require_kernel_links(engines, "executor")
+            engines.dilate(dilation)
+            results = engines.run(run_rank, [(size, rounds)] * size)
+        for name, case in cases(size).items():
+            points.append(_point(name, size, case, [result["rounds"][name] for result in results]))
+            progress(line_of(points[-1]))
+        own += [result["own_s"] for result in results]
+    return {
+        "name": "executor",
+        "label": "emulated, kernel links",
+        "what": f"time of a program measured / simulated, {rounds} rounds, programs taking turns; late: share of overrun deadlines",
+        "dilation": dilation,
+        "mbit_per_s": MBIT_PER_S,
+        "message_bytes": CROSSING.nbytes,
+        "own_cost_us": 1e6 * median(own),
+        "median_ratio": median(point["ratio"] for point in points),
+        "points": points,
+    }
+
+
+def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
+    """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the overhead.
+
+    given: the numbers of devices and of rounds.
+    """
+    size, num_rounds = given
+    rounds: dict[str, list[tuple[float, float, float, float]]] = {}
+    with group(context, 30.0) as process_group:
+        subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        chosen = cases(size)
+        every_op = (op for case in chosen.values() for ops in case.program.schedule.ops for op in ops)
+        for ranks in sorted({tuple(sorted(op.ranks)) for op in every_op if len(op.ranks) > 1}):
+            subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=30))
+        pacer, executors = Pacer(1.0, dilation=context.dilation), dict[str, Executor]()
+        with ExitStack() as opened:
+            for case in chosen.values():
+                if case.cluster.name not in executors:
+                    links = RankLinks(cluster=case.cluster, rank=context.rank, fidelity=context.fidelity, dilation=context.dilation)
+                    transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links)
+                    executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
+            own_s = _own_cost(executors[_cluster(size).name])
+            for turn in range(num_rounds + 1):
+                for name, case in chosen.items():
+                    pacer.reset()
+                    begin, end = _time(executors[case.cluster.name], case.program, case.num_steps)
+                    if turn:
+                        ends = begin / context.dilation, end / context.dilation
+                        rounds.setdefault(name, []).append((*ends, pacer.late_s, pacer.paced_s))
+    return {"rounds": rounds, "own_s": own_s}
+
+
+def _time(executor: Executor, program: Program, num_steps: int) -> tuple[float, float]:
+    """Run a program's steps on this rank; return when all ranks began, and when this one ended (the machine's monotonic clock)."""
+    rank = executor.rank
+    handlers = handlers_of(program)
+    inputs = {value: _content(program, value) for value in program.schedule.inputs[rank]}
+    latest = torch.tensor([time.monotonic() + 0.01], dtype=torch.float64)
+    dist.all_reduce(latest, dist.ReduceOp.MAX)
+    begin_s = latest.item()
+    time.sleep(max(0.0, begin_s - time.monotonic()))
+    executor.idle()
+    step = executor.begin(program, handlers, inputs)
+    spans = []
+    for _ in range(num_steps - 1):
+        former, step = step, executor.begin(program, handlers, inputs)
+        spans += former.finish().spans
+    spans += step.finish().spans
+    return begin_s, max((span.end_s for span in spans), default=begin_s)
+
+
+def handlers_of(program: Program) -> Mapping[str, Handler]:
+    """Return handlers that compute nothing and write values of the right size."""
+    made: dict[Value, torch.Tensor | None] = {}
+
+    def handle(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(made[value] if value in made else made.setdefault(value, _content(program, value)) for value in op.writes)
+
+    return dict.fromkeys({op.kind for ops in program.schedule.ops for op in ops}, handle)
+
+
+def _content(program: Program, value: Value) -> torch.Tensor | None:
+    spec = program.costs.spec(value)
+    return None if spec == TOKEN else empty(spec).zero_()
+
+
+def _own_cost(executor: Executor) -> float:
+    """Return the executor's overhead per operation in seconds, from a chain of operations that compute nothing."""
+    values = [Value("act", number) for number in range(NUM_OPS + 1)]
+    chain = tuple(Op("F", number, NONE, NONE, (values[number],), (values[number + 1],)) for number in range(NUM_OPS))
+    world = dist.get_world_size()
+    mine = [chain if rank == executor.rank else () for rank in range(world)]
+    inputs = tuple((values[0],) if ops else () for ops in mine)
+    schedule = Schedule(ops=tuple(mine), inputs=inputs, outputs=tuple((values[-1],) if ops else () for ops in mine))
+    program = Program(schedule=schedule, costs=TableCosts(seconds_by_kind=SECONDS), devices=("d",) * world)
+    factor, executor.pacer.factor = executor.pacer.factor, 0.0
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        executor.run(program, {"F": lambda op, reads: reads}, {values[0]: None})
+        seconds.append((time.perf_counter() - begin) / NUM_OPS)
+    executor.pacer.factor = factor
+    return min(seconds)
+
+
+def _point(name: str, size: int, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> dict[str, Any]:
+    simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
+    measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
+    ratios = sorted(seconds / simulated_s for seconds in measured)
+    late, paced = (sum(entry[place] for own in by_rank for entry in own) for place in (2, 3))
+    return {
+        "program": name,
+        "devices": size,
+        "simulated_ms": 1e3 * simulated_s,
+        "measured_ms": 1e3 * median(measured),
+        "ratio": median(ratios),
+        "least": ratios[0],
+        "p95": ratios[round(0.95 * (len(ratios) - 1))],
+        "late": late / paced if paced else 0.0,
+    }
+
+
+def _cluster(size: int, latency_ms: float | None = None) -> Cluster:
+    """Return the devices of the cluster 'laptop' with links of MBIT_PER_S.  latency_ms: of each path; None: the cluster's."""
+    cluster = load_cluster("laptop").part(range(size)).with_bandwidth(MBIT_PER_S)
+    if latency_ms is None:
+        return cluster
+    devices = tuple(replace(one, link=replace(one.link, latency_s=latency_ms / 2e3)) for one in cluster.devices)
+    return replace(cluster, name=f"{cluster.name}, {latency_ms:g} ms", devices=devices)
+
+
+def _plan(groups: Sequence[Sequence[int]]) -> Plan:
+    size = max(map(len, groups))
+    stages = tuple(
+        Stage(start=number, stop=number + 1, shares=tuple(Share(rank=rank, samples=size // len(ranks)) for rank in ranks))
+        for number, ranks in enumerate(groups)
+    )
+    return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=MICRO_BATCHES)
+
+
+def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
+    """Return one schedule after another on each rank."""
+
+    def joined(by_schedule: Iterable[tuple[tuple[Any, ...], ...]]) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(chain.from_iterable(own)) for own in zip(*by_schedule, strict=True))
+
+    fields = ("ops", "inputs", "outputs")
+    return Schedule(**{name: joined(getattr(schedule, name) for schedule in schedules) for name in fields})
+
+
+def _side_by_side(schedules: Sequence[Schedule]) -> Schedule:
+    """Return the first operation of every schedule on each rank, then the second of every schedule, and so on."""
+    ops = tuple(tuple(chain.from_iterable(zip(*own, strict=True))) for own in zip(*(one.ops for one in schedules), strict=True))
+    return replace(_in_turn(schedules), ops=ops)

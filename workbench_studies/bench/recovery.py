@@ -1,0 +1,174 @@
+"""`workbench bench recovery`: the cost of a device that is lost, leaves, slows down or comes back, for every method that trains.
+
+With --soak, random faults over all methods instead: no run may hang, give a wrong result, or leave anything behind.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.device_faults import FaultSchedule, parse_faults, random_faults
+from workbench.core.errors import DeviceLostError
+from workbench.core.job import Job
+from workbench.core.report import Recovery, Report
+from workbench.core.run_folder import scratch_folder
+from workbench.core.serial import read_toml
+from workbench.experiment import run
+from workbench.methods.base import Event
+from workbench.methods.galaxy_plus.serving.soak import REQUESTS_PER_S, soak_cluster
+from workbench.methods.galaxy_plus.serving.soak import soak as serve_randomly
+from workbench.runtime.engines import default_pool
+from workbench_studies.bench.frame import JOBS, Progress, jobs_of, require_words
+
+CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
+SAME_LOSS = 1e-3
+"""Relative tolerance of a loss: sums are computed in another order."""
+
+
+FAULTS = {
+    "kill": "kill:{device}@step{step}",
+    "freeze": "freeze:{device}@step{step}",
+    "leave": "leave:{device}@step{step}",
+    "slow": "slow:{device}:4@step{step}",
+    "return": "kill:{device}@step{step}; return:{device}@step{later}",
+}
+
+
+def words_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of jobs' names, such as 'pac_plus' and 'cached'."""
+    return tuple(dict.fromkeys(word for name in names for word in name.split(", ")))
+
+
+WORDS = (*words_of(jobs_of("recovery")), *FAULTS)
+
+
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
+    """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
+
+    only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises ConfigError.
+    """
+    jobs = jobs_of("soak" if soak else "recovery")
+    named = (*jobs, SERVING) if soak else (*jobs,)
+    require_words(only, words_of(named) if soak else WORDS)
+    methods = [name for name in named if set(only).intersection(words_of([name]))] or named
+    if soak:
+        return _soak(soak, methods, jobs, progress)
+    step_of = read_toml(JOBS)["recovery"]["steps"]
+    kinds = [kind for kind in FAULTS if kind in only] or list(FAULTS)
+    points = [_point(method, jobs[method], step_of[method], kind, rounds, progress) for method in methods for kind in kinds]
+    return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}
+
+
+def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: Progress) -> dict[str, Any]:
+    cluster = load_cluster(CLUSTER)
+    device = cluster.devices[DEVICE].name
+    faults = FAULTS[kind].format(device=device, step=step, later=step + 4)
+    found: list[Recovery] = []
+    valid = True
+    for number in range(rounds):
+        progress(f"{method}: {faults}, run {number + 1} of {rounds}")
+        options = job.options | ({"adapt": True} if job.method == "p_rge" else {})
+        report = _run(replace(job, seed=number, faults=faults, options=options), CLUSTER)
+        valid = valid and report.valid
+        found += [one for one in report.recoveries if one.what == f"{kind} {device}"]
+    for one in found:
+        progress(f"  {one.told}")
+    point = {"method": method, "fault": kind, "recovered": f"{len(found)} of {rounds}"}
+    if not found:
+        return point
+    medians = ("noticed_s", "noticed_steps", "planned_s", "resumed_s")
+    return {
+        **point,
+        **{name: median(getattr(one, name) for one in found) for name in medians},
+        "whole_s": median(one.seconds for one in found),
+        "longest_s": max(one.seconds for one in found),
+        "stood_still_s": median(one.stood_still_s for one in found),
+        "step_s": median(one.step_s for one in found),
+        "repeated_steps": max(one.repeated for one in found),
+        "valid": valid,
+    }
+
+
+def _run(job: Job, cluster: str, progress: Callable[[Event], None] | None = None) -> Report:
+    with scratch_folder() as folder:
+        return run(job, load_cluster(cluster), workdir=Path(folder) / "run", progress=progress)
+
+
+FOLLOWING = ("ringada", "confidant")
+"""After a change these train on other data, or with weights of another age: their losses are those of an unbroken run only before it.
+
+The step in which a device dies may be done again.
+"""
+SERVED, SERVED_FAULTS_EVERY_S = 100, 2.0
+SERVING = "galaxy_plus, serving"
+
+
+def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress: Progress) -> dict[str, Any]:
+    """Do short runs with random faults; compare the results that do not depend on the devices with an undisturbed run.
+
+    Raises AssertionError for a wrong result or leftovers.
+    """
+    before = set(Path(tempfile.gettempdir()).glob("workbench-*"))
+    unbroken = {method: _run(jobs[method], CLUSTER) for method in methods if method != SERVING}
+    tally = Counter(runs=0, faults=0, recoveries=0, runs_without_devices=0)
+    for number in range(count):
+        method = methods[number % len(methods)]
+        tally["runs"] += 1
+        if method == SERVING:
+            _serve(number, tally)
+            progress(f"{number + 1} of {count}, {method}")
+            continue
+        whole = unbroken[method]
+        faults = random_faults(
+            whole.cluster.world_size, len(whole.steps), every=5.0, seed=number, unit="step", kinds=("slow", "kill", "freeze", "leave")
+        )
+        job = replace(jobs[method], faults="; ".join(fault.text for fault in faults))
+        tally["faults"] += len(faults)
+        try:
+            report = _run(job, CLUSTER)
+        except DeviceLostError as error:
+            progress(f"{number + 1} of {count}, {method}, {job.faults}: {error}")
+            tally["runs_without_devices"] += 1
+            continue
+        tally["recoveries"] += len(report.recoveries)
+        first = min((fault.start for fault in parse_faults(job.faults, whole.cluster)), default=math.inf)
+        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'", first - 1 if method in FOLLOWING else math.inf)
+        progress(f"{number + 1} of {count}, {method}, {job.faults or 'no fault'}: {len(report.recoveries)} recoveries")
+    default_pool().stop()
+    left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before
+    if left:
+        raise AssertionError(f"left behind: {', '.join(map(str, left))}")
+    return {**tally, "wrong": 0, "left_behind": 0}
+
+
+def _serve(seed: int, tally: Counter[str]) -> None:
+    """Serve a short stream with random faults.  Raises AssertionError for a lost or wrong answer, or leftovers."""
+    faults = random_faults(soak_cluster().world_size, SERVED / REQUESTS_PER_S, every=SERVED_FAULTS_EVERY_S, seed=seed)
+    result = serve_randomly(SERVED, seed=seed, faults=FaultSchedule(faults))
+    tally.update(faults=len(faults), recoveries=len(result.report.events_of("switched")))
+    if not result.is_clean:
+        report = result.report
+        raise AssertionError(f"Seed {seed}: {report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}")
+
+
+def _require_same(report: Report, whole: Report, what: str, same: float) -> None:
+    """Raise AssertionError if a step is missing or a loss differs; mini-batches from a cache follow the devices' shares.
+
+    same: number of steps whose losses are to be the same; later ones are to be finite.
+    """
+    if [(step.epoch, step.step) for step in report.steps] != [(step.epoch, step.step) for step in whole.steps]:
+        raise AssertionError(f"{what}: {len(report.steps)} steps instead of {len(whole.steps)}")
+    for number, (step, expected) in enumerate(zip(report.steps, whole.steps, strict=True)):
+        found, wanted = step.loss, expected.loss
+        is_there = found is not None and wanted is not None and math.isfinite(found)
+        differs = number < same and not step.cached and not math.isclose(found or 0.0, wanted or 0.0, rel_tol=SAME_LOSS)
+        if not is_there or differs:
+            raise AssertionError(f"{what}: the loss of step {step.step + 1} of epoch {step.epoch + 1} is {found} instead of {wanted}")

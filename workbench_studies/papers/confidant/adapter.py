@@ -1,0 +1,83 @@
+"""The cost of converting a stage's output from one framework to another (Confidant, section 5.5, Fig. 7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+from workbench.models.cross_framework import Adapted, from_torch
+from workbench_studies.papers.confidant.faults import Phones
+from workbench_studies.papers.confidant.testbed import PAPER, description
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Result, Settings, read_constants
+
+MODELS, BATCHES, TOKENS = ("BERT-Base", "GPT2-Medium", "Phi-2"), (1, 2, 4, 8), 128
+REPEATS = {"binary": 10, "json": 1}
+MS = 1e3
+
+
+def timed_ms(call: Callable[[], Any], repeats: int) -> float:
+    """Return the median milliseconds of a call."""
+    found = []
+    for _ in range(repeats):
+        begin_s = time.perf_counter()
+        call()
+        found.append(MS * (time.perf_counter() - begin_s))
+    return median(found)
+
+
+def sides(shape: tuple[int, ...], form: Literal["binary", "json"], sender: str, receiver: str, repeats: int) -> tuple[float, float, int]:
+    """Return the sender's and the receiver's milliseconds for float32 values of a shape, and the message's bytes."""
+    tensor = from_torch(torch.randn(shape, generator=torch.Generator().manual_seed(0)), sender)
+    message = Adapted.of(tensor).message(form)
+    sent = timed_ms(lambda: Adapted.of(tensor).message(form), repeats)
+    return sent, timed_ms(lambda: Adapted.read(message, form).to(receiver), repeats), len(message)
+
+
+def fig7(item: Item, settings: Settings) -> Result:
+    """Measure both directions between PyTorch and JAX, or NumPy if JAX is not installed, with both message formats."""
+    other = "jax" if find_spec("jax") else "numpy"
+    named = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
+    models, batches = (MODELS[:1], BATCHES[:2]) if settings.quick else (MODELS, BATCHES)
+    comparisons, rows, series = [], [], dict[str, tuple[tuple[float, float], ...]]()
+    whole: dict[tuple[str, int, str], tuple[float, int]] = {}
+    for model in models:
+        for form, repeats in REPEATS.items():
+            for sender, receiver in ((other, "torch"), ("torch", other)):
+                points = []
+                for batch in batches:
+                    shape = (batch, TOKENS, description(model).hidden)
+                    sent, received, nbytes = sides(shape, form, sender, receiver, 1 if settings.quick else repeats)  # type: ignore[arg-type]
+                    labels = (model, f"to {named[receiver]}", form, str(batch))
+                    comparisons.append(item.cell(labels, None, sent + received))
+                    rows.append((*labels, sent, received, nbytes / 1e6))
+                    points.append((float(batch), sent + received))
+                    whole[form, batch, model] = sent + received, nbytes
+                if receiver == "torch":
+                    series[f"{model}, {form}"] = tuple(points)
+    constants = read_constants(PAPER, dict[str, Any], "table7")
+    batch, model = batches[-1], models[0]
+    phones = Phones(**constants | {"batch": batch, "tokens": TOKENS})
+    plan = phones.plan(0, 1, 2)
+    step_ms = MS * (phones.trained_s(plan, 36) - phones.trained_s(plan, 24)) / 12
+    share = {form: 100 * whole[form, batch, model][0] / step_ms for form in REPEATS}
+    larger = whole["json", batch, model][1] / whole["binary", batch, model][1]
+    return item.result(
+        comparisons,
+        tables={"sides": rows},
+        holds={"binary": share["binary"] < 1, "json": share["json"] < 1},
+        series=series,
+        model=model,
+        batch=batch,
+        tokens=TOKENS,
+        other=named[other],
+        step=step_ms / MS,
+        binary_share=share["binary"],
+        json_share=share["json"],
+        larger=larger,
+    )

@@ -1,0 +1,91 @@
+"""LoRA on models of billions of parameters, simulated (Confidant, section 5.7, Table 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple
+
+from workbench.core.catalogue import load_cluster
+from workbench.planners.confidant import StageCosts, plan_asynchronous
+from workbench.profiler.analytic import TechniqueSizes, analytic_profile
+from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Number, Result, Settings, printed, read_constants
+
+CLUSTER, LORA_RANK, GB = "confidant-llm", 8, 1e9
+WARM_UP, TIMED = 8, 10
+"""Mini-batches: the paper times ten (section 5.2.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """constants.toml, [table8].  tokens: of a sample.  pace: device speed, relative to the catalogue."""
+
+    tokens: int
+    pace: float
+
+
+class Found(NamedTuple):
+    """time: seconds of a mini-batch.  memory: GB, the mean of the devices.  blocks: of each device.  used: GB of each."""
+
+    time: float
+    memory: float
+    blocks: tuple[int, ...]
+    used: tuple[float, ...]
+
+
+def trained(model: str, batch: int, constants: Constants) -> Found:
+    """Simulate an asynchronous pipeline in float32 over the three devices in their order, partitioned by Eq. 3."""
+    cluster = load_cluster(CLUSTER)
+    cluster = replace(cluster, devices=tuple(replace(one, flops_per_s=constants.pace * one.flops_per_s) for one in cluster.devices))
+    tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
+    profile = analytic_profile(description(model), cluster, technique="lora", batch_sizes=(batch,), sequence_lengths=(tokens,), sizes=sizes)
+    costs = StageCosts(profile, cluster, batch_size=batch, sequence_length=tokens, memory_length=tokens)
+    plan = plan_asynchronous(costs, searches=False, method="confidant")
+    last = len(plan.stages) - 1
+    used = tuple(
+        costs.need(one.ranks[0], last - at, one.start, one.stop, num_stages=last + 1).total_bytes / GB for at, one in enumerate(plan.stages)
+    )
+    begun, done = (mini_batches_s(profile, cluster, plan, tokens=tokens, count=count) for count in (WARM_UP, WARM_UP + TIMED))
+    return Found((done - begun) / TIMED, fmean(used), tuple(one.num_layers for one in plan.stages), used)
+
+
+def table8(item: Item, settings: Settings) -> Result:
+    """Predict times and memory with two constants, each fitted to one cell."""
+    constants, paper = read_constants(PAPER, Constants, "table8"), printed(PAPER, "table8")
+    found = {(model, batch): trained(model, int(batch), constants) for model, batch, _ in paper}
+
+    def ours(model: str, batch: str, quantity: str) -> Number:
+        return float(getattr(found[model, batch], quantity))
+
+    models = tuple(dict.fromkeys(model for model, *_ in paper))
+    per_sample = {model: 3 * (paper[model, "2", "memory"] - paper[model, "1", "memory"]) for model in models}
+    own_sample = {model: 3 * (found[model, "2"].memory - found[model, "1"].memory) for model in models}
+    times = {model: paper[model, "2", "time"] / paper[model, "1", "time"] for model in models}
+    phi, llama = models
+    rows = [
+        (model, batch, ", ".join(map(str, one.blocks)), ", ".join(f"{gb:.1f}" for gb in one.used)) for (model, batch), one in found.items()
+    ]
+    return item.result(
+        item.compare(ours),
+        tables={"plans": rows},
+        holds={
+            "batch": times[phi] > 1.5,
+            "sample": per_sample[llama] > per_sample[phi],
+            "fits": all(min(one.blocks) > 0 for one in found.values()),
+        },
+        tokens=constants.tokens,
+        pace=constants.pace,
+        phi=times[phi],
+        llama=times[llama],
+        phi_ours=found[phi, "2"].time / found[phi, "1"].time,
+        llama_ours=found[llama, "2"].time / found[llama, "1"].time,
+        last_one=found[llama, "1"].blocks[-1],
+        last_two=found[llama, "2"].blocks[-1],
+        phi_sample=per_sample[phi],
+        llama_sample=per_sample[llama],
+        phi_own=own_sample[phi],
+        llama_own=own_sample[llama],
+        weights=4 * description(llama).params / GB,
+    )

@@ -1,0 +1,115 @@
+"""Algorithm 1 against the optimum on random profiles, and the maximum gain from heads over processors (Confidant, sections 3.3, 5.2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from statistics import fmean
+
+from workbench.planners.heads import (
+    EPSILON_STEPS,
+    EPSILONS,
+    HeadProfile,
+    allocate_as_printed,
+    best_allocation,
+    epsilon_name,
+    random_profile,
+    without_surplus,
+)
+from workbench.profiler.descriptions import LayerShape
+from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Result, Settings, printed
+
+PROFILES, SEED = 1000, 0
+SAME = 1e-9
+"""Two times count as equal if they differ by no more than this fraction."""
+
+
+def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[tuple[int, float, float] | None]:
+    """Return Algorithm 1's surplus heads and its slowdown against the optimum, for each profile; None if it returns nothing.
+
+    Slowdown: in per cent, as returned and without the surplus heads.  steps: epsilon over the profile's largest step.
+    """
+    found: list[tuple[int, float, float] | None] = []
+    for profile in profiles:
+        counts = allocate_as_printed(profile, epsilon_s=steps * profile.largest_step_s)
+        if counts is None:
+            found.append(None)
+            continue
+        least = profile.time_s(best_allocation(profile))
+        over = [100 * (profile.time_s(each) / least - 1) for each in (counts, without_surplus(profile, counts))]
+        found.append((sum(counts) - profile.num_heads, over[0], over[1]))
+    return found
+
+
+def summary(found: Sequence[tuple[int, float, float] | None]) -> dict[str, float]:
+    """Return how often the allocation is correct, and the gaps in per cent."""
+    kept = [one for one in found if one is not None]
+    named = {"no allocation": float(len(found) - len(kept)), "too many heads": float(sum(surplus > 0 for surplus, _, _ in kept))}
+    for column, how in ((1, "as returned"), (2, "without surplus")):
+        over = [float(one[column]) for one in kept] or [float("nan")]
+        named[f"misses the optimum, {how}"] = float(sum(gap > 100 * SAME for gap in over))
+        named[f"mean gap, {how}"], named[f"largest gap, {how}"] = fmean(over), max(over)
+    return named
+
+
+def algorithm1(item: Item, settings: Settings) -> Result:
+    """Compare Algorithm 1 with the optimum."""
+    draw = random.Random(SEED)
+    profiles = [random_profile(draw) for _ in range(PROFILES)]
+    by_epsilon, series = dict[float, dict[str, float]](), {}
+    for steps in EPSILONS:
+        found = gaps(profiles, steps)
+        by_epsilon[steps] = summary(found)
+        over = sorted(one[2] for one in found if one is not None)
+        series[epsilon_name(steps)] = tuple((float(share), over[round(share / 100 * (len(over) - 1))]) for share in range(0, 101, 2))
+    named = by_epsilon[EPSILON_STEPS]
+    return item.result(
+        [item.cell((name,), None, value) for name, value in named.items()],
+        tables={"epsilon": [(epsilon_name(steps), *own.values()) for steps, own in by_epsilon.items()]},
+        columns={"epsilon": tuple(named)},
+        holds={"optimal": not any(named[f"misses the optimum, {how}"] for how in ("as returned", "without surplus"))},
+        series=series,
+        profiles=PROFILES,
+        missed=named["misses the optimum, without surplus"],
+        mean=named["mean gap, without surplus"],
+        quarter=by_epsilon[0.25]["too many heads"],
+        eighth=by_epsilon[0.125]["too many heads"],
+        largest=named["largest gap, without surplus"],
+    )
+
+
+def attention_share(model: str, tokens: int) -> float:
+    """Return the share of a block's forward FLOPs that heads over processors divide."""
+    return LayerShape(description(model), 0, tokens).attention_share
+
+
+def bound(share: float, processors: float) -> float:
+    """Return Amdahl's bound: a block's time on one processor over its time with the attention divided over so many equal ones."""
+    return 1 / (1 - share + share / processors)
+
+
+def fig4(item: Item, settings: Settings) -> Result:
+    """Compare the bounds of heads, and of heads and columns, over two equal processors with the paper's ratios over FTPipeHD."""
+    constants, paper = load_constants(), printed(PAPER, "fig4")
+    comparisons = item.compare(lambda model, devices: bound(attention_share(model, constants.tokens), 2))
+    rows = []
+    for model in dict.fromkeys(model for model, _ in paper):
+        for tokens in (128, constants.tokens, 512):
+            share = attention_share(model, tokens)
+            rows.append((model, tokens, 100 * share, bound(share, 2), bound(share, float("inf")), bound(1.0, 2)))
+    most = max(row[-2] for row in rows)
+    return item.result(
+        comparisons,
+        tables={"bounds": rows},
+        holds={
+            "within": all(ratio <= bound(attention_share(model, constants.tokens), 2) for (model, _), ratio in paper.items()),
+            "columns": all(ratio <= bound(1.0, 2) for ratio in paper.values()),
+        },
+        tokens=constants.tokens,
+        two=bound(attention_share("BERT-Base", 128), 2),
+        most=most,
+        least=min(paper.values()),
+        highest=max(paper.values()),
+    )

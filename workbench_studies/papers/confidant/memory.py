@@ -1,0 +1,222 @@
+"""Memory of fine-tuning on one device, by our model and by Eq. 1 and 2 as printed (Confidant, Table 1, section 3.2)."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from workbench.core.catalogue import data_folder, load_cluster, load_device
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import PlanError
+from workbench.core.serial import read_toml
+from workbench.planners.confidant import StageCosts, plan_asynchronous, printed_need
+from workbench.planners.memory import Need, rank_need
+from workbench.profiler.analytic import analytic_profile
+from workbench.profiler.descriptions import FP32_BYTES
+from workbench_studies.papers.confidant.testbed import PAPER, Constants, description, load_constants
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import OOM, Number, Result, Settings, printed, read_constants
+
+GB = 1e9
+LENGTHS, MOST_TOKENS = (128, 256, 512), 2048
+ONE_DEVICE = Cluster(name="one device", devices=(Device(name="device", flops_per_s=1e12, memory_bytes=10**12, link=Link(bytes_per_s=1e9)),))
+
+
+def need(model: str, tokens: int, batch: int) -> Need:
+    """Return the memory of full fine-tuning of the whole model with AdamW in float32, without a language head's logits."""
+    profile = analytic_profile(description(model), ONE_DEVICE, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
+    return rank_need(profile, 0, 0, profile.num_layers, samples=batch, sequence_length=tokens, in_flight=1)
+
+
+def model_gb(model: str, tokens: int, batch: int) -> float:
+    """Return the GB of our memory model."""
+    return need(model, tokens, batch).total_bytes / GB
+
+
+def equation_gb(model: str, tokens: int, batch: int) -> float:
+    """Return the GB of Eq. 1 and 2 as printed, on a single device: N = 1, i = 0, one version of the weights."""
+    sizes = description(model)
+    return (
+        printed_need(
+            need(model, tokens, batch),
+            num_layers=sizes.num_layers,
+            behind=0,
+            heads=sizes.heads,
+            batch=batch,
+            tokens=tokens,
+            hidden=sizes.hidden,
+            feed_forward=sizes.feed_forward,
+        )
+        / GB
+    )
+
+
+def state_gb(model: str, bytes_per_param: float) -> float:
+    """Return the GB that do not depend on the batch."""
+    return bytes_per_param * description(model).params / GB
+
+
+def tokens_within(model: str, gb: float, batch: int, *, optimizer: bool) -> int:
+    """Return the longest sequences of a mini-batch that train within `gb`, 0 for none.  optimizer: with AdamW's state."""
+
+    def taken_gb(tokens: int) -> float:
+        parts = need(model, tokens, batch)
+        return (parts.total_bytes - (0 if optimizer else parts.optimizer_bytes)) / GB
+
+    return bisect_right(range(1, MOST_TOKENS), gb, key=taken_gb)
+
+
+def titles() -> dict[str, str]:
+    """Return the title of every model of the catalogue."""
+    return {model: str(text["title"]) for model, text in read_toml(data_folder() / "devices.toml").items()}
+
+
+def model_of(device: str) -> str:
+    """Return the catalogue's model of a device with a name of the paper."""
+    return next(model for model, title in titles().items() if device.lower() in title.lower())
+
+
+def table2(item: Item, settings: Settings) -> Result:
+    """Compare the catalogue's titles with the paper's specifications; the catalogue has no GPU."""
+
+    def ours(device: str, quantity: str) -> Number:
+        title = titles()[model_of(device)]
+        if quantity == "memory":
+            found = re.search(r"(\d+) GB", title)
+            return float(found[1]) if found else None
+        name = printed(PAPER, "table2")[device, quantity]
+        return name if name in title else None
+
+    return item.result(item.compare(ours))
+
+
+def table4(item: Item, settings: Settings) -> Result:
+    """Compare the clusters' devices with the paper's."""
+
+    def ours(cluster: str, place: str) -> Number:
+        name = printed(PAPER, "table4")[cluster, place]
+        model = load_cluster(cluster.lower().replace(" #", "-")).devices[int(place) - 1].model
+        return name if model == model_of(name) else model
+
+    return item.result(item.compare(ours))
+
+
+def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> StageCosts:
+    """Return the costs of full fine-tuning by SGD with a frozen embedding, which is what Table 6 has room for."""
+    profile = analytic_profile(description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
+    words = FP32_BYTES * description(model).embedding_params
+    rows = tuple(
+        (replace(row[0], trainable_bytes=row[0].trainable_bytes - words, frozen_bytes=row[0].frozen_bytes + words), *row[1:])
+        for row in profile.layers
+    )
+    profile = replace(profile, layers=rows, optimizer_bytes_per_trainable_byte=0.0)
+    return StageCosts(profile, cluster, batch_size=batch, sequence_length=tokens, memory_length=tokens)
+
+
+def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]:
+    """Return the GB of the most blocks that fit on a device, and their number; of a cluster the mean, OOM if no partition fits."""
+    if device.startswith("Confidant"):
+        costs = frozen_embedding(model, load_cluster(device.lower().replace(" #", "-")), tokens, batch)
+        try:
+            stages = plan_asynchronous(costs, searches=False, method=PAPER).stages
+        except PlanError:
+            return OOM, 0
+        used = [
+            costs.need(one.ranks[0], len(stages) - 1 - at, one.start, one.stop, num_stages=len(stages)).total_bytes
+            for at, one in enumerate(stages)
+        ]
+        return fmean(used) / GB, costs.profile.num_layers
+    phone = load_device(model_of(device))
+    costs = frozen_embedding(model, Cluster(name=device, devices=(phone,)), tokens, batch)
+    fitting = [
+        nbytes
+        for stop in range(1, costs.profile.num_layers + 1)
+        if (nbytes := costs.need(0, 0, 0, stop, num_stages=1).total_bytes) <= phone.memory_bytes
+    ]
+    return max(fitting, default=0) / GB, len(fitting)
+
+
+def table6(item: Item, settings: Settings) -> Result:
+    """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to BERT-Base on Redmi K50."""
+    tokens, paper = read_constants(PAPER, dict[str, int], "table6")["tokens"], printed(PAPER, "table6")
+    found = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens) for labels in paper}
+    comparisons = item.compare(lambda *labels: found[labels[:3]][labels[3] == "blocks"])
+    means = [[found[*key, f"Confidant #{count}"][0] for count in (3, 4)] for key in dict.fromkeys(labels[:2] for labels in paper)]
+    drops = all(four < three for three, four in means if isinstance(three, float) and isinstance(four, float))
+    part, whole = (paper["GPT2-Medium", "2", device, "memory"] for device in ("Mi 10 Lite", "Redmi K50"))
+    return item.result(comparisons, holds={"fewer": drops, "blocks": part < 0.8 * whole}, tokens=tokens, part=part, whole=whole)
+
+
+def table3(item: Item, settings: Settings) -> Result:
+    """Compare our model sizes with the paper's."""
+    fields = {"blocks": "num_layers", "heads": "heads", "embedding": "hidden"}
+    return item.result(item.compare(lambda model, quantity: float(getattr(description(model), fields[quantity]))))
+
+
+def table1(item: Item, settings: Settings) -> Result:
+    """Predict each model's memory with one sequence length, which is fitted to BERT-Base."""
+    constants, paper, table6 = load_constants(), printed(PAPER, "table1"), printed(PAPER, "table6")
+    models = tuple(dict.fromkeys(model for model, _ in paper))
+    printed_gb = {model: paper[model, "memory"] for model in models}
+
+    def ours(model: str, quantity: str) -> Number:
+        return description(model).params / 1e6 if quantity == "parameters" else model_gb(model, constants.tokens, constants.batch)
+
+    comparisons = [
+        *item.compare(ours),
+        *(
+            item.cell((model, "memory, Eq. 1 and 2"), printed_gb[model], equation_gb(model, constants.tokens, constants.batch), "GB")
+            for model in models
+        ),
+    ]
+
+    def deviations(varied: Constants) -> Sequence[float]:
+        return [100 * (model_gb(model, round(varied.tokens), varied.batch) / printed_gb[model] - 1) for model in models]
+
+    lengths = sorted({*LENGTHS, constants.tokens})
+    by_length = [
+        (model, tokens, model_gb(model, tokens, constants.batch), equation_gb(model, tokens, constants.batch), printed_gb[model])
+        for model in models
+        for tokens in lengths
+    ]
+    lengths_of = {
+        model: [tokens_within(model, printed_gb[model], constants.batch, optimizer=optimizer) for optimizer in (True, False)]
+        for model in models
+    }
+    states = [(model, *(state_gb(model, each) for each in (4, 8, 16)), printed_gb[model], *lengths_of[model]) for model in models]
+    small, large = table6["BERT-Base", "4", "Redmi K50", "memory"], table6["BERT-Base", "8", "Redmi K50", "memory"]
+    fixed = 2 * small - large
+    bert = description("BERT-Base")
+    frozen = FP32_BYTES * (2 * bert.params - bert.embedding_params) / GB
+    blocks = 20 / 24 * printed_gb["GPT2-Medium"]
+    phone = table6["GPT2-Medium", "8", "Redmi K50", "memory"]
+    by_equations = [
+        equation_gb(model, constants.tokens, constants.batch) / model_gb(model, constants.tokens, constants.batch) for model in models
+    ]
+    trivial = [100 * (state_gb(model, 16) / printed_gb[model] - 1) for model in models]
+    return item.result(
+        comparisons,
+        tables={"lengths": by_length, "states": states, "sensitivity": item.sensitivity(constants, deviations, trivial)},
+        holds={
+            "lengths": all(max(found) > 1.5 * min(found) for found in zip(*lengths_of.values(), strict=True)),
+            "adam": state_gb("LLaMA-7B", 16) > printed_gb["LLaMA-7B"],
+            "phone": phone < blocks,
+            "sgd": fixed < state_gb("BERT-Base", 16),
+        },
+        tokens=constants.tokens,
+        adamw=", ".join(str(with_state) for with_state, _ in lengths_of.values()),
+        sgd=", ".join(str(without) for _, without in lengths_of.values()),
+        llama=state_gb("LLaMA-7B", 16),
+        printed=printed_gb["LLaMA-7B"],
+        phone=phone,
+        blocks=blocks,
+        fixed=fixed,
+        adam=state_gb("BERT-Base", 16),
+        frozen=frozen,
+        phi=state_gb("Phi-2", 16),
+        low=100 * (1 - max(by_equations)),
+        high=100 * (1 - min(by_equations)),
+    )

@@ -1,0 +1,193 @@
+"""Figures of reproductions, drawn as PAPER/items.toml says: bars of the paper's and our values, lines, memory by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from statistics import fmean
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.breakdown import stacked_bars
+from workbench.plots.export import Captioned
+from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, VERMILLION, finish
+from workbench_studies.papers.items import Chart, matches
+from workbench_studies.papers.result import Comparison, Result
+
+PAPER_COLOUR, OUR_COLOUR = GREY, BLUE
+Panels = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
+NAMES = {"lora": "LoRA", "parallel_adapters_cached": "parallel adapters from the cache"}
+
+
+def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
+    """Return each chart, with the result's own title and the title of its first table if the texts require them."""
+    said = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
+    drawn = []
+    for chart in charts:
+        chart = replace(chart, title=chart.title.format(**said), subtitle=chart.subtitle.format(**said))
+        if chart.kind == "lines":
+            figure = lines(result, _lines(chart, result), chart)
+        else:
+            figure = (paired_bars if chart.kind == "bars" else stacked)(result, _cells(chart, result), chart)
+        figure.update_xaxes(**chart.x_axis)
+        figure.update_yaxes(**chart.y_axis)
+        drawn.append(Captioned(chart.name, chart.caption.format(**said), figure))
+    return drawn
+
+
+def _chosen(chart: Chart, cells: Sequence[Comparison]) -> list[Comparison]:
+    return [one for pattern in chart.only for one in cells if matches(pattern, one.labels)] if chart.only else list(cells)
+
+
+def _cells(chart: Chart, result: Result) -> list[Comparison]:
+    """Return the cells to draw as bars: comparisons, or the parts of the first table's rows, labelled by the part and the row's values."""
+    cells: Sequence[Comparison] = result.comparisons
+    if chart.parts:
+        rows, parts = result.tables[0].rows, chart.parts.items()
+        cells = [Comparison(labels=(part, *map(str, row)), paper=None, ours=row[column]) for row in rows for part, column in parts]
+    if not chart.labels:
+        return _chosen(chart, cells)
+    return [replace(one, labels=tuple(text.format(*one.labels) for text in chart.labels)) for one in _chosen(chart, cells)]
+
+
+def _lines(chart: Chart, result: Result) -> Panels:
+    """Return lines by panel: the result's series, or the comparisons over the product of the labels that `x` names.
+
+    The paper's comparisons end in ', paper'.  Values at the same x are averaged.
+    """
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    if not chart.x:
+        for name, points in result.series.items():
+            labels = name.split(", ")
+            if points and matches(chart.only[0] if chart.only else (), labels):
+                panels.setdefault(chart.panel.format(*labels), {})[chart.line.format(*labels) if chart.line else name] = list(points)
+        return panels
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for one in _chosen(chart, result.comparisons):
+        name = chart.line.format(*one.labels)
+        sides = {name: one.ours} | ({f"{name.split(', ')[0]}, paper": one.paper} if chart.paper else {})
+        for line, value in sides.items():
+            if isinstance(value, int | float):
+                x = prod(float(one.labels[index]) for index in chart.x)
+                found.setdefault((chart.panel.format(*one.labels), line), {}).setdefault(x, []).append(float(value))
+    for (panel, line), at in found.items():
+        panels.setdefault(panel, {})[line] = sorted((x, fmean(ys)) for x, ys in at.items())
+    return panels
+
+
+def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart) -> go.Figure:
+    """Return horizontal bars, the paper's above ours, one panel for each value of the label at chart.facet.
+
+    comparisons: those to draw; a word such as OOM appears as text in place of its bar.
+    """
+    facet = chart.facet
+    panels: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        panels.setdefault("" if facet is None else comparison.labels[facet], []).append(comparison)
+    has_paper = any(one.paper is not None for one in comparisons)
+    has_bars = any(isinstance(value, int | float) for one in comparisons for value in (one.ours, one.paper))
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05)
+    for column, panel in enumerate(panels.values(), start=1):
+        names = [", ".join(words(label) for index, label in enumerate(one.labels) if index != facet) for one in panel]
+        for name, colour, values in (
+            ("ours", OUR_COLOUR, [one.ours for one in panel]),
+            ("the paper's", PAPER_COLOUR, [one.paper for one in panel]),
+        ):
+            if name != "ours" and not has_paper:
+                continue
+            bar = go.Bar(
+                orientation="h",
+                y=names,
+                x=[value if isinstance(value, int | float) else None for value in values],
+                text=[_text(value) for value in values],
+                textposition="auto",
+                textangle=0,
+                name=f"{name} ({result.source})" if name == "ours" else name,
+                legendgroup=name,
+                showlegend=has_bars and column == 1,
+                marker={"color": colour},
+                hovertemplate=f"%{{y}}: {name} %{{x:.4g}} {chart.unit}<extra></extra>",
+            )
+            figure.add_trace(bar, row=1, col=column)
+        number = str(column) if column > 1 else ""
+        for label, one in zip(names, panel, strict=True):
+            if isinstance(one.paper, str) or isinstance(one.ours, str):
+                text = f"paper {_text(one.paper)}, ours {_text(one.ours)}" if has_paper else _text(one.ours)
+                at = names.index(label)
+                place: dict[str, Any] = {"xref": f"x{number} domain", "yref": f"y{number}", "x": 0.02, "y": at, "xanchor": "left"}
+                figure.add_annotation(text=text, showarrow=False, font={"size": 10, "color": VERMILLION}, **place)
+        figure.update_xaxes(title=chart.unit, type="log" if chart.logarithmic else "linear", visible=has_bars, row=1, col=column)
+        # A label may be a number, which is no place on the axis.
+        figure.update_yaxes(type="category", autorange="reversed", showticklabels=column == 1 or facet is None, row=1, col=column)
+    figure.update_annotations(selector={"yref": "paper"}, font={"size": 13, "color": BLACK})
+    return _finish(
+        figure,
+        result,
+        chart,
+        height=190 + 46 * max(map(len, panels.values())),
+        margin={"t": 110},
+        barmode="group",
+        bargap=0.25,
+    )
+
+
+def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
+    """Return a panel of lines with markers for each name of `panels`; equal names have one colour, with colour_by_group up to a comma."""
+    titles = list(panels) if any(panels) else None
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
+    names = dict.fromkeys(name for shown in panels.values() for name in shown)
+    groups = {name: name.split(", ")[0] if chart.colour_by_group else name for name in names}
+    order = list(dict.fromkeys(groups.values()))
+    for column, shown in enumerate(panels.values(), start=1):
+        for name, points in shown.items():
+            line = go.Scatter(
+                x=[x for x, _ in points],
+                y=[y for _, y in points],
+                name=words(name),
+                mode="lines+markers",
+                line={
+                    "color": CYCLE[order.index(groups[name]) % len(CYCLE)],
+                    "dash": next((dash for part, dash in chart.dashes.items() if part in name), "solid"),
+                },
+                legendgroup=name,
+                showlegend=name in names,
+            )
+            figure.add_trace(line, row=1, col=column)
+            names.pop(name, None)
+    figure.update_xaxes(title=chart.x_title, type="log" if chart.logarithmic else "linear")
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title=chart.y_title, col=1)
+    figure.update_annotations(font={"size": 13, "color": BLACK})
+    return _finish(figure, result, chart, height=480, **({"margin": {"t": 110}} if titles else {}))
+
+
+def stacked(result: Result, cells: Sequence[Comparison], chart: Chart) -> go.Figure:
+    """Return a horizontal bar for each first label, divided by the second; the paper's value is marked where it is the 'total'."""
+    cells = [one for one in cells if isinstance(one.ours, float)]
+    names = list(dict.fromkeys(one.labels[0] for one in cells))
+    totals = [one for one in cells if one.labels[1] == "total"]
+    values: dict[tuple[str, ...], Any] = {one.labels: one.ours for one in cells}
+    parts = {part: [values.get((name, part), 0.0) for name in names] for _, part in values if part != "total"}
+    mark = {"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}}
+    x, y = [one.paper for one in totals], [words(one.labels[0]) for one in totals]
+    marks = [go.Scatter(x=x, y=y, mode="markers", name="the paper's", marker=mark)] if totals else []
+    shown = {"title": chart.title, "label": result.source, "subtitle": chart.subtitle}
+    return stacked_bars([*map(words, names)], parts, x_title=chart.unit, marks=marks, **shown)
+
+
+def _finish(figure: go.Figure, result: Result, chart: Chart, **given: Any) -> go.Figure:
+    return finish(figure, title=chart.title, label=result.source, subtitle=chart.subtitle, **given)
+
+
+def words(name: str) -> str:
+    """Return the readable form of a registry name: 'lora' as 'LoRA', 'data_parallel' as 'data parallel'."""
+    return ", ".join(NAMES.get(part, part.replace("_", " ")) for part in name.split(", "))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "" if value is None else str(value)

@@ -1,0 +1,245 @@
+"""Table V: HMP configurations and speed-ups over the baselines in Env. A and B at 500 Mbit/s, simulated (Galaxy+, section IV-B).
+
+The contradictions: where the table and the text contradict arithmetic or each other (Eq. 8-9, Tables I and V, section IV-C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import PlanError
+from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1
+from workbench.plots.export import Captioned
+from workbench.profiler.inference import stack_sizes
+from workbench_studies.papers.drawing import draw, paired_bars
+from workbench_studies.papers.galaxy_plus.scaling import plans, scheduled
+from workbench_studies.papers.galaxy_plus.systems import BASELINES, OURS, run_system
+from workbench_studies.papers.galaxy_plus.testbed import (
+    ENVIRONMENTS,
+    GB,
+    GIB,
+    MODELS,
+    PAPER,
+    TABLE_V,
+    Constants,
+    cluster,
+    load_constants,
+    profile,
+)
+from workbench_studies.papers.items import Item, Rows, median_off, swapped
+from workbench_studies.papers.result import OOM, Comparison, Number, Result, Settings, printed
+
+CONFIGURATION = "HMP configuration"
+SPEED_UP = {system: f"speed-up over {system}" for system in BASELINES}
+QUANTITIES = (CONFIGURATION, *SPEED_UP.values())
+TIE = 0.06  # relative to the shorter time: M-LM and ES are within 6 % of each other in four columns of Env. B
+NEAR_LAYERS = 2
+SHARES = (0.0, 0.25, 0.375, 0.5, 1.0)
+Cells = Mapping[tuple[str, ...], Number]
+
+
+def cells(constants: Constants) -> dict[tuple[str, ...], Number]:
+    """Return our [P,Q] and speed-ups, or OOM, by (model, environment, quantity)."""
+    found: dict[tuple[str, ...], Number] = {}
+    for model, environment in product(TABLE_V, ENVIRONMENTS):
+        own = run_system(constants, model, environment, OURS)
+        found[model, environment, CONFIGURATION] = own.configuration
+        for system in BASELINES:
+            speed_up = own.speed_up(run_system(constants, model, environment, system))
+            found[model, environment, SPEED_UP[system]] = OOM if speed_up is None else speed_up
+    return found
+
+
+def configurations_near(ours: Cells, paper: Cells, environments: tuple[str, ...] = ENVIRONMENTS) -> int:
+    """Return the number of cells whose layers of scheme 2 are within NEAR_LAYERS of the paper's."""
+    keys = [labels for labels in paper if labels[2] == CONFIGURATION and labels[1] in environments]
+    return sum(abs(_second(ours[labels]) - _second(paper[labels])) <= NEAR_LAYERS for labels in keys)
+
+
+def median_deviation(ours: Cells, paper: Cells, environments: tuple[str, ...] = ENVIRONMENTS) -> float:
+    """Return the median of |ours / paper - 1| in per cent over the speed-ups that are numbers in both."""
+    return median_off((ours.get(labels), value) for labels, value in paper.items() if labels[1] in environments)
+
+
+def verdicts(ours: Cells, paper: Cells) -> tuple[int, int]:
+    """Return the number of speed-ups that are OOM or not as in the paper, and the number of all."""
+    keys = [labels for labels in paper if labels[2] in SPEED_UP.values()]
+    return sum((ours[labels] == OOM) == (paper[labels] == OOM) for labels in keys), len(keys)
+
+
+def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, list[str]]:
+    """Return the rows (model and environment) whose methods are in the paper's order, all rows, and the pairs that are not.
+
+    tie: two methods that differ by no more than this share in the paper have no order.  Galaxy+ itself counts as 1.
+    """
+    wrong = []
+    for model, environment in product(TABLE_V, ENVIRONMENTS):
+        row = [(system, paper[model, environment, label], ours[model, environment, label]) for system, label in SPEED_UP.items()]
+        wrong.append([f"{model} in {environment}: {pair}" for pair in swapped([(OURS, 1.0, 1.0), *row], tie)])
+    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
+
+
+def table5(item: Item, settings: Settings) -> Result:
+    """Simulate every method's plan."""
+    constants = load_constants()
+    paper = {labels: value for labels, value in printed(PAPER, "table5").items() if labels[2] in QUANTITIES}
+    ours = cells(constants)
+    comparisons = []
+    for labels, value in paper.items():
+        far = labels[2] == CONFIGURATION and abs(_second(value) - _second(ours[labels])) > NEAR_LAYERS
+        note = "not to be had by arithmetic, or not by Algorithm 1: see the sums" if far else ""
+        comparisons.append(item.cell(labels, value, ours[labels], note=note))
+
+    def score(made: Cells, known: Cells) -> tuple[Number, ...]:
+        medians = (median_deviation(made, known, (environment,)) for environment in ENVIRONMENTS)
+        return configurations_near(made, paper), *medians, verdicts(made, paper)[0], columns_in_order(made, paper, TIE)[0]
+
+    # Bert-L's printed cells of the same environment for every model, all layers scheme 2.
+    copied: dict[tuple[str, ...], Number] = {}
+    for labels, value in paper.items():
+        layers = sum(map(int, str(value).strip("[]").split(","))) if labels[2] == CONFIGURATION else 0
+        copied[labels] = f"[0,{layers}]" if layers else paper["Bert-L", labels[1], labels[2]]
+    others = {labels: value for labels, value in paper.items() if labels[0] != "Bert-L"}
+    median, median_a, median_b = (median_deviation(ours, paper, each) for each in (ENVIRONMENTS, ENVIRONMENTS[:1], ENVIRONMENTS[1:]))
+    near, in_a = configurations_near(ours, paper), configurations_near(ours, paper, ENVIRONMENTS[:1])
+    agreeing, asked = verdicts(ours, paper)
+    good, count, wrong = columns_in_order(ours, paper, TIE)
+    return item.result(
+        comparisons,
+        tables={
+            "plans": plans(constants),
+            "scheduled": scheduled(constants),
+            "sensitivity": item.sensitivity(constants, lambda changed: score(cells(changed), paper), score(copied, others)),
+            **contradictions(constants, paper),
+        },
+        holds={
+            "in_a": in_a == len(TABLE_V),
+            "near": near >= 8,
+            "verdicts": agreeing == asked,
+            "median": median <= 15,
+            "order": good == count,
+        },
+        in_a=in_a,
+        near=near,
+        agreeing=agreeing,
+        asked=asked,
+        median=median,
+        median_a=median_a,
+        median_b=median_b,
+        good=good,
+        count=count,
+        swapped=f": {'; '.join(wrong)}" if wrong else "",
+        strict=columns_in_order(ours, paper, 0.0)[0],
+    )
+
+
+def _second(value: Number) -> int:
+    return int(value.strip("[]").split(",")[1]) if isinstance(value, str) and value.startswith("[") else -(10**6)
+
+
+def draw_table5(item: Item, result: Result) -> list[Captioned]:
+    """Return the speed-ups, a figure for each environment, and the layers of scheme 2."""
+    *charts, chart = item.figures
+    layers = [
+        Comparison(labels=(one.labels[1], one.labels[0]), paper=_second(one.paper), ours=_second(one.ours))
+        for one in sorted(result.comparisons, key=lambda one: one.labels[1])
+        if one.labels[2] == CONFIGURATION
+    ]
+    return [*draw(charts, result), Captioned(chart.name, chart.caption, paired_bars(result, layers, chart))]
+
+
+def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
+    """Return the rows of each contradiction's table."""
+    return {
+        "weights": _weights(constants, paper),
+        "accounting": _accounting(constants, paper),
+        "balance": _balance(constants, paper),
+    }
+
+
+def least_bytes(model: str, second: int) -> tuple[float, float]:
+    """Return each device's minimum memory with `second` layers of scheme 2, and the weights of all four devices together (Eq. 8).
+
+    The layers of the first stack are taken first, as in Algorithm 1.
+    """
+    each = total = 0.0
+    left = second
+    for shape in stack_sizes(MODELS[model]):
+        full = min(left, shape.num_layers)
+        left -= full
+        each += full * shape.feed_forward_bytes
+        total += shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes)
+    return each, total + 3 * each
+
+
+def _weights(constants: Constants, paper: Cells) -> Rows:
+    rows: list[tuple[Number, ...]] = []
+    for environment in ENVIRONMENTS:
+        budgets = [device.memory_bytes for device in cluster(constants, environment).devices]
+        for model in TABLE_V:
+            configuration = str(paper[model, environment, CONFIGURATION])
+            second = _second(configuration)
+            each, total = least_bytes(model, second)
+            found = "possible"
+            if each >= min(budgets):
+                found = "impossible: the smallest device cannot hold the full MLPs alone"
+            elif total > sum(budgets):
+                found = "impossible: all devices together are too small"
+            elif environment == ENVIRONMENTS[1] and not _fits(constants, model, environment, second):
+                found = "possible, but not with heads and columns in proportion to speed (Algorithm 1)"
+            rows.append((model, environment, configuration, each / GB, min(budgets) / GB, total / GB, sum(budgets) / GB, found))
+    return rows
+
+
+def _fits(constants: Constants, model: str, environment: str, second: int) -> bool:
+    found = _second_layers(constants, model, cluster(constants, environment), environment)
+    return isinstance(found, float) and found >= second
+
+
+def _second_layers(constants: Constants, model: str, on: Cluster, environment: str) -> Number:
+    costs = profile(constants, model, environment)
+    try:
+        plan = algorithm_1(
+            SequenceProblem(
+                costs, on, length=constants.length(model), decoder_length=constants.decoder_tokens, memory=constants.memory_rule
+            )
+        )
+    except PlanError:
+        return OOM
+    return float(plan.configuration[1])
+
+
+def _accounting(constants: Constants, paper: Cells) -> Rows:
+    """Q by Algorithm 1 under each memory accounting in Env. A, where only the accounting determines it."""
+    rows: list[tuple[Number, ...]] = []
+    on = cluster(constants, ENVIRONMENTS[0])
+    larger = replace(on, devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices))
+    for name, budgets, shares in (("10^9 bytes", on, SHARES), ("2^30 bytes", larger, (constants.embedding_share,))):
+        for share in shares:
+            changed = replace(constants, embedding_share=share)
+            found = [_second_layers(changed, model, budgets, ENVIRONMENTS[0]) for model in TABLE_V]
+            rows.append((f"GB = {name}, {share:g} of the embedding on each device", *found))
+    rows.append(("the paper", *(float(_second(str(paper[model, ENVIRONMENTS[0], CONFIGURATION]))) for model in TABLE_V)))
+    return rows
+
+
+def _balance(constants: Constants, paper: Cells) -> Rows:
+    """EdgeShard's maximum disadvantage in Env. B if Galaxy+ were perfectly balanced with a free network."""
+    rows: list[tuple[Number, ...]] = []
+    devices = cluster(constants, ENVIRONMENTS[1]).devices
+    speeds = sorted((device.flops_per_s for device in devices), reverse=True)
+    for model in TABLE_V:
+        told = paper[model, ENVIRONMENTS[1], "speed-up over ES"]
+        weights = least_bytes(model, 0)[1]
+        needed = weights
+        seconds = 0.0  # of the layers, assigned to the fastest devices first, in units of the model's FLOPs
+        for device in sorted(devices, key=lambda each: -each.flops_per_s):
+            held = min(needed, float(device.memory_bytes))
+            seconds += held / weights / device.flops_per_s
+            needed -= held
+        most = seconds * sum(speeds)
+        rows.append((model, weights / GB, told, most, told > most if isinstance(told, float) else None))
+    return [(*row[:-1], "yes" if row[-1] else "no") for row in rows]

@@ -1,0 +1,266 @@
+"""A paper's tables and figures as described in PAPER/items.toml, found by their usual names ('Fig. 13')."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.serial import from_builtins, read_toml
+from workbench_studies.papers.result import Check, Comparison, Kind, Number, Result, Settings, Source, Table, paper_folder, paper_values
+
+if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need it
+    from workbench.plots.export import Captioned
+
+# To add a paper: add a package of its name here, with functions named like its items, and items.toml and the values beside them.
+PAPERS = ("pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant")
+CHANGE = 0.05
+_ROMAN = {"i": "1", "ii": "2", "iii": "3", "iv": "4", "v": "5", "vi": "6", "vii": "7", "viii": "8", "ix": "9", "x": "10"}
+Rows = Sequence[Sequence[Any]]
+"""Rows of numbers, words and None, as in Table.rows."""
+Rules = tuple[tuple[str, ...], ...]
+"""Each rule is a value and its labels; '*' is any label, and omitted labels match any.  The first match counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableText:
+    """The texts of a further table.  Like all texts here, they may contain {words} that the code fills in."""
+
+    title: str
+    columns: tuple[str, ...]
+    note: str = ""
+
+
+SENSITIVITY = TableText(title="Sensitivity to 5 % of each constant, and what a trivial rule scores", columns=("constants",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A figure of a result; drawing.py documents each field.
+
+    only: patterns of labels, whose cells are drawn in this order.  labels, line: templates of a cell's labels, such as '{1} tokens'.
+    parts: columns of the result's first table, by name.  x_axis, y_axis: plotly's own settings.
+    """
+
+    name: str
+    caption: str
+    kind: Literal["bars", "lines", "stacked"]
+    title: str = "{title}"
+    subtitle: str = ""
+    unit: str = ""
+    only: Rules = ()
+    labels: tuple[str, ...] = ()
+    facet: int | None = None
+    parts: dict[str, int] = field(default_factory=dict)
+    panel: str = ""
+    line: str = ""
+    x: tuple[int, ...] = ()
+    paper: bool = False
+    x_title: str = ""
+    y_title: str = ""
+    dashes: dict[str, str] = field(default_factory=dict)
+    logarithmic: bool = False
+    colour_by_group: bool = False
+    x_axis: dict[str, Any] = field(default_factory=dict)
+    y_axis: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A table or figure: its texts, and the function in the paper's package that computes it.
+
+    title: in lists.  heading: of the result.  kinds, units, notes: of cells by their labels; kind, unit: of all others.
+    checks: claim and finding.  varied, together, scores, trivial: of the sensitivity (see there).  words: for every text.
+    """
+
+    paper: str
+    name: str
+    title: str
+    source: Source
+    module: str
+    heading: str = ""
+    section: str = ""
+    label_columns: tuple[str, ...] = ()
+    unit: str | None = None
+    kind: Kind = "computed"
+    kinds: Rules = ()
+    units: Rules = ()
+    notes: Rules = ()
+    explanation: tuple[str, ...] = ()
+    checks: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tables: dict[str, TableText] = field(default_factory=dict)
+    figures: tuple[Chart, ...] = ()
+    varied: tuple[str, ...] = ()
+    together: dict[str, str] = field(default_factory=dict)
+    scores: tuple[str, ...] = ()
+    trivial: str = ""
+    words: dict[str, str] = field(default_factory=dict)
+
+    def run(self, settings: Settings) -> Result:
+        """Compute the result."""
+        result: Result = self._function(self.name)(self, settings)
+        return result
+
+    def draw(self, result: Result) -> list[Captioned]:
+        """Return the result's figures: by a function draw_NAME if it exists, otherwise as the file describes."""
+        from workbench_studies.papers.drawing import draw
+
+        own: Callable[[Item, Result], list[Captioned]] | None = self._function(f"draw_{self.name}")
+        return draw(self.figures, result) if own is None else own(self, result)
+
+    def _function(self, name: str) -> Any:
+        module = import_module(f"workbench_studies.papers.{self.paper}.{self.module}")
+        return getattr(module, name.replace("-", "_"), None)
+
+    def compare(self, ours: Callable[..., Number]) -> tuple[Comparison, ...]:
+        """Return every value of the paper's table with ours(*labels)."""
+        values = paper_values(self.paper, self.name)
+        return tuple(self.cell(labels, one.value, ours(*labels), one.unit) for one in values for labels in [tuple(one.labels.values())])
+
+    def cell(self, labels: tuple[str, ...], paper: Number, ours: Number, unit: str = "", note: str = "") -> Comparison:
+        """Return one comparison with the unit, kind and note that the file gives its labels."""
+        kind: Any = first_match(self.kinds, labels, self.kind)
+        unit = first_match(self.units, labels, unit if self.unit is None else self.unit)
+        return Comparison(
+            labels=labels,
+            paper=paper,
+            ours=ours,
+            unit=unit,
+            kind=kind,
+            deviation_in="points" if unit.startswith(("percent", "points", "%")) else "percent",
+            note=note or first_match(self.notes, labels, ""),
+        )
+
+    def sensitivity(self, constants: Any, score: Callable[[Any], Sequence[Number]], trivial: Sequence[Number]) -> Rows:
+        """Return the scores unchanged, with each constant of `varied` 5 % lower and higher, and for a trivial rule.
+
+        constants: a dataclass.  `together` names constants that vary with another.
+        """
+        rows: list[tuple[Number, ...]] = [("as they are", *score(constants))]
+        for name in self.varied:
+            names = [name, *([self.together[name]] if name in self.together else [])]
+            for sign in (-1, 1):
+                changed = {each: getattr(constants, each) * (1 + sign * CHANGE) for each in names}
+                rows.append((f"{name} {sign * CHANGE:+.0%}", *score(replace(constants, **changed))))
+        return [*rows, (f"trivial rule: {self.trivial}", *trivial)]
+
+    def check(self, name: str, holds: bool, **words: object) -> Check:
+        """Return a check with the file's texts."""
+        claim, found = (text.format(**self.words, **words) for text in self.checks[name])
+        return Check(claim=claim, holds=bool(holds), found=found)
+
+    def result(
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        tables: Mapping[str, Rows] | None = None,
+        holds: Mapping[str, bool] | None = None,
+        checks: Sequence[Check] = (),
+        series: dict[str, tuple[tuple[float, float], ...]] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        **words: Any,
+    ) -> Result:
+        """Return the result with the file's texts.
+
+        tables: rows by name.  holds: which checks hold; checks: further ones.  columns: of a table, after those that the file names.
+        words: for the texts.
+        """
+
+        def said(text: str) -> str:
+            return text.format(**self.words, **words)
+
+        def table(name: str, rows: Rows) -> Table:
+            text = SENSITIVITY if name == "sensitivity" else self.tables[name]
+            more = self.scores if name == "sensitivity" else (columns or {}).get(name, ())
+            titles = tuple(map(said, (*text.columns, *more)))
+            return Table(title=said(text.title), columns=titles, rows=tuple(map(tuple, rows)), note=said(text.note))
+
+        return Result(
+            item=self.name,
+            title=said(self.heading),
+            paper_section=self.section,
+            source=self.source,
+            label_columns=self.label_columns,
+            comparisons=tuple(comparisons),
+            tables=tuple(table(name, rows) for name, rows in (tables or {}).items()),
+            checks=(*(self.check(name, true, **words) for name, true in (holds or {}).items()), *checks),
+            explanation=tuple(map(said, self.explanation)),
+            series=series or {},
+        )
+
+
+def matches(pattern: Sequence[str], labels: Sequence[str]) -> bool:
+    """Return whether labels match a pattern (see Rules)."""
+    return all(wanted in ("*", label) for wanted, label in zip(pattern, labels, strict=False))
+
+
+def first_match(rules: Rules, labels: Sequence[str], default: str) -> str:
+    """Return the value of the first rule that matches the labels."""
+    return next((value for value, *pattern in rules if matches(pattern, labels)), default)
+
+
+def worst(comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted", "fitted")) -> tuple[float, str]:
+    """Return the largest absolute deviation in per cent, and its cell."""
+    return max((abs(one.deviation), ", ".join(one.labels)) for one in comparisons if one.kind in kinds and one.deviation is not None)
+
+
+def median_deviation(comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted")) -> float:
+    """Return the median absolute deviation in per cent of the cells to which nothing was fitted."""
+    return statistics.median(abs(one.deviation) for one in comparisons if one.kind in kinds and one.deviation is not None)
+
+
+def median_off(pairs: Iterable[tuple[Number, Number]]) -> float:
+    """Return the median of |ours / paper - 1| in per cent over the pairs (ours, paper) of two numbers."""
+    return statistics.median(abs(100 * (own / value - 1)) for own, value in pairs if isinstance(own, float) and isinstance(value, float))
+
+
+def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str]:
+    """Return the pairs of methods whose order differs from the paper's.
+
+    cells: (method, paper, ours); values that are not numbers have no order.  tie: nor have two that differ by no more than this share in
+    the paper.
+    """
+    known = [cell for cell in cells if isinstance(cell[1], float) and isinstance(cell[2], float)]
+    pairs: Any = product(known, known)
+    return [f"{one[0]} before {two[0]}" for one, two in pairs if one[1] * (1 + tie) < two[1] and one[2] >= two[2]]
+
+
+def items_of(paper: str) -> tuple[Item, ...]:
+    """Return a paper's items.  Raises ConfigError for an unknown paper."""
+    if paper not in PAPERS:
+        todo = did_you_mean(paper, PAPERS)
+        raise ConfigError(f"A reproduction of the paper '{paper}' was asked for.", f"There are: {', '.join(PAPERS)}.", todo)
+    path = paper_folder(paper) / "items.toml"
+    written = read_toml(path, "the paper's items")
+    shared = {"paper": paper} | written.pop("paper")
+    found = []
+    for name, own in written.items():
+        text = shared | written.get(own.pop("like", ""), {}) | own | {"name": name}
+        found.append(from_builtins(text, Item, source=f"'{name}' of '{path}'"))
+    return tuple(found)
+
+
+def find_item(paper: str, name: str) -> Item:
+    """Return an item by name: 'table5', 'Table V', 'fig. 13', 'Figure 13'.  Raises ConfigError with the list for an unknown one."""
+    known = items_of(paper)
+    wanted = canonical(name)
+    for item in known:
+        if item.name == wanted:
+            return item
+    names = [item.name for item in known]
+    raise ConfigError(f"'{name}' of the paper '{paper}' was asked for.", f"There are: {', '.join(names)}.", did_you_mean(wanted, names))
+
+
+def canonical(name: str) -> str:
+    """Return the canonical name, such as 'fig13', 'table5' or 'fig18-executed', of any spelling."""
+    words = re.sub(r"[\s._]+", "", name.lower()).replace("figure", "fig")
+    head, _, tail = words.partition("-")
+    found = re.fullmatch(r"(table|fig)([ivx]+)", head)
+    if found and found[2] in _ROMAN:
+        head = found[1] + _ROMAN[found[2]]
+    return f"{head}-{tail}" if tail else head

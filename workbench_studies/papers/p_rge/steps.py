@@ -1,0 +1,234 @@
+"""Seconds of a step on an A100, a Jetson and a phone: Tables 1, 4, 5, 6, 13 and Fig. 6 (P-RGE, sections 3 and 4.3, appendices A and F)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+from workbench.methods.p_rge.published import Constants, Precision, load_constants
+from workbench.profiler.descriptions import describe
+from workbench.profiler.zeroth_order import FP16_BYTES, SWEEPS, Execution, pass_s, step_s
+from workbench_studies.papers.items import Item, Rows
+from workbench_studies.papers.p_rge.counted import first_order_step_s, free_rows
+from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, spread
+from workbench_studies.papers.result import Number, Result, Settings, printed
+
+MEZO, PRGE, SPEEDUP = "MeZO (LoRA-FA)", "P-RGE", "speedup"
+QUERIES = 16
+NO_LONGER = 1.05
+PRECISIONS: tuple[Precision, ...] = ("float16", "int8", "nf4")
+LENGTHS, BATCHES = (64, 128, 256), (1, 8, 16)
+
+
+def relative_times(constants: Constants) -> dict[tuple[str, str, str, Execution], float]:
+    """Return the time of whole trainings relative to one query, for Table 1's rows and P-RGE's; q = 16, B = 16, 64 tokens, Llama2-7B."""
+
+    def seconds(queries: int, batch_size: int, execution: Execution) -> float:
+        model, machine = describe(LLAMA), constants.a100()
+        return step_s(model, machine, batch_size=batch_size, sequence_length=64, queries=queries, execution=execution)
+
+    batch = constants.batch_size
+    one = seconds(1, batch, "sequential")
+    executions: tuple[Execution, ...] = ("sequential", "outer", "both")
+    return {
+        ("1", "B", "T", "sequential"): 1.0,
+        ("q", "B", "T/q", "sequential"): 1 / QUERIES * seconds(QUERIES, batch, "sequential") / one,
+        **{("q", "B/q", "T", execution): seconds(QUERIES, batch // QUERIES, execution) / one for execution in executions},
+    }
+
+
+def table1(item: Item, settings: Settings) -> Result:
+    """State which of the trade-offs take longer than one query; Table 2 examines their benefit."""
+    times = relative_times(load_constants())
+
+    def ours(queries: str, batch: str, steps: str, quantity: str) -> Number:
+        if quantity != "wall-clock time":
+            return None
+        return "yes" if times[queries, batch, steps, "sequential"] <= NO_LONGER else "no"
+
+    comparisons, parallel = item.compare(ours), times["q", "B/q", "T", "both"]
+    return item.result(
+        comparisons,
+        tables={"times": [(*labels, value) for labels, value in times.items()]},
+        holds={"verdicts": all(one.agrees is not False for one in comparisons), "parallel": parallel <= NO_LONGER},
+        rows=", ".join(f"{' '.join(labels[:3])} {value:.2f}" for labels, value in times.items() if labels[3] == "sequential"),
+        parallel=parallel,
+        outer=times["q", "B/q", "T", "outer"],
+    )
+
+
+def jetson_s(constants: Constants, model: str, method: str, length: str, batch: str) -> float:
+    """Return a step's seconds on the Jetson with NF4 weights, or MeZO's time relative to it."""
+    if method == SPEEDUP:
+        return jetson_s(constants, model, MEZO, length, batch) / jetson_s(constants, model, PRGE, length, batch)
+    return step_s(
+        describe(model),
+        constants.jetson(),
+        batch_size=int(batch),
+        sequence_length=int(length),
+        execution="inner" if method == PRGE else "sequential",
+        weight_bytes=constants.weight_bytes("nf4"),
+    )
+
+
+def table4(item: Item, settings: Settings) -> Result:
+    """Simulate both signs separately and in one pass on the Jetson."""
+    constants, paper = load_constants(), printed(PAPER, "table4")
+    comparisons = item.compare(partial(jetson_s, constants))
+    found = spread(comparisons)
+
+    def half(model: str, method: str, length: str, batch: str) -> Number:
+        mezo = paper[model, MEZO, length, batch]
+        return {MEZO: mezo, PRGE: mezo / 2, SPEEDUP: 2.0}[method]
+
+    machine, rows = constants.jetson(), []
+    for model in map(describe, MODELS):
+        given: dict[str, Any] = {"batch_size": 1, "sequence_length": 64, "execution": "both", "weight_bytes": 0.53}
+        empty = step_s(model, replace(machine, flops_per_s=1e18), **given)
+        arithmetic = step_s(model, replace(machine, layer_s=0.0, dequantized_per_s=0.0), **given)
+        prepared = machine.layer_s * model.stack_layers
+        equal = free_rows(model, replace(machine, layer_s=empty / model.stack_layers, is_asynchronous=True), sequence_length=64)
+        rows.append((model.name, prepared, empty - prepared, arithmetic, equal * 64))
+    gains = [[jetson_s(constants, model, SPEEDUP, "64", batch) for batch in ("1", "2", "4", "8")] for model in MODELS]
+    return item.result(
+        comparisons,
+        tables={"where": rows, "sensitivity": deviations(item, constants, jetson_s, half)},
+        holds={
+            "cells": found["largest"] <= 25 and found["median"] <= 8,
+            "falling": all(small > large for each in gains for small, large in pairwise(each)),
+        },
+        **found,
+    )
+
+
+def phone(constants: Constants, quantity: str, length: str, batch: str) -> float:
+    """Return the seconds or GB of a pass on the phone.  The batch counts both signs: the text compares 16 with the Jetson's 8."""
+    model, rows, tokens = describe(TINY), int(batch), int(length)
+    if quantity == "runtime":
+        return pass_s(model, constants.oneplus(), rows=rows, sequence_length=tokens)
+    return (FP16_BYTES * model.params + constants.oneplus_besides_bytes + constants.oneplus_token_bytes * rows * tokens) / GIB
+
+
+def table5(item: Item, settings: Settings) -> Result:
+    """Simulate the phone's NPU, and compare the paper's phone with its Jetson."""
+    constants, paper, board = load_constants(), printed(PAPER, "table5"), printed(PAPER, "table4")
+    comparisons = item.compare(partial(phone, constants))
+    rows = []
+    for length, both in product(("64", "128"), (2, 4, 8, 16)):
+        own = paper["runtime", length, str(both)]
+        tiny, llama = (board[model, PRGE, length, str(both // 2)] for model in MODELS)
+        rows.append((int(length), both, own, tiny, llama, own / tiny))
+    found = spread(comparisons)
+    trivial = deviations(item, constants, phone, lambda quantity, *_: paper[quantity, "64", "2"])
+    return item.result(comparisons, tables={"jetson": rows, "sensitivity": trivial}, holds={"cells": found["largest"] <= 25}, **found)
+
+
+def full_s(constants: Constants, method: str, length: str, batch: str) -> float:
+    """Return the seconds of a step over all parameters, by MeZO or first-order SGD."""
+    model = describe(LLAMA)
+    given: dict[str, Any] = {"batch_size": int(batch), "sequence_length": int(length)}
+    if method == "MeZO-SGD":
+        return step_s(model, constants.appendix(), **given, swept_params=model.params)
+    return first_order_step_s(model, constants.appendix(), **given, updated_params=model.params)
+
+
+def table6(item: Item, settings: Settings) -> Result:
+    """Simulate MeZO's four sweeps over all parameters against first-order SGD."""
+    constants, paper, there = load_constants(), printed(PAPER, "table6"), printed(PAPER, "table13")
+    comparisons = item.compare(partial(full_s, constants))
+    found = spread(comparisons)
+    smallest, most = (full_s(constants, "MeZO-SGD", *at) / full_s(constants, "FO-SGD", *at) for at in (("64", "1"), ("256", "8")))
+    rises = [
+        (where, 1e3 * ((cells[method, "256", "8"] - cells[method, "128", "8"]) / (8 * 128)))
+        for where, cells, method in (
+            ("Table 6, MeZO-SGD, 8 samples", paper, "MeZO-SGD"),
+            ("Table 13, MeZO (LoRA-FA), 8 samples", there, MEZO),
+        )
+    ]
+    return item.result(
+        comparisons,
+        tables={"slopes": rises, "sensitivity": deviations(item, constants, full_s, lambda method, *_: paper[method, "64", "1"])},
+        holds={"cells": found["largest"] <= 35, "small": smallest > 2 and most < 1.3},
+        sweeps=SWEEPS * describe(LLAMA).params * constants.sweep_s_per_param,
+        smallest=smallest,
+        most=most,
+        **found,
+    )
+
+
+def server_s(constants: Constants, method: str, length: str, batch: str) -> float:
+    """Return the seconds of a step of Llama2-7B on the A100, the signs one after the other or in one pass."""
+    execution: Execution = "sequential" if method == MEZO else "inner"
+    return step_s(describe(LLAMA), constants.a100(), batch_size=int(batch), sequence_length=int(length), execution=execution)
+
+
+def table13(item: Item, settings: Settings) -> Result:
+    """Simulate both signs separately and in one pass on the A100."""
+    constants, paper = load_constants(), printed(PAPER, "table13")
+    comparisons = item.compare(partial(server_s, constants))
+    found, ours = spread(comparisons), {labels: server_s(constants, *labels) for labels in paper}
+    mine, theirs = (
+        {labels[1:]: value / cells["P-RGE (inner)", *labels[1:]] for labels, value in cells.items() if labels[0] == MEZO}
+        for cells in (ours, paper)
+    )
+    few, many = ("64", "1"), ("256", "16")
+    trivial = deviations(item, constants, server_s, lambda _, length, batch: paper[MEZO, "256", "16"] * int(length) * int(batch) / 4096)
+    return item.result(
+        comparisons,
+        tables={"sensitivity": trivial},
+        holds={
+            "cells": found["largest"] <= 25 and found["median"] <= 10,
+            "gain": max(mine, key=mine.__getitem__) == few and mine[many] < 1.1,
+        },
+        few=mine[few],
+        many=mine[many],
+        paper_few=theirs[few],
+        paper_many=theirs[many],
+        **found,
+    )
+
+
+def speedup(constants: Constants, model: str, precision: Precision, sequence_length: int, batch_size: int) -> float:
+    """Return a sequential step's time over a step with both signs in one pass."""
+    weight_bytes, described, machine = constants.weight_bytes(precision), describe(model), constants.a100(precision)
+    given: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length, "weight_bytes": weight_bytes}
+    apart = step_s(described, machine, **given, execution="sequential")
+    return apart / step_s(described, machine, **given, execution="inner")
+
+
+def fig6(item: Item, settings: Settings) -> Result:
+    """Simulate one pass for both signs with fp16, INT8 and NF4 weights."""
+    constants, claims = load_constants(), printed(PAPER, "claims")
+    names = {"float16": "float16", "nf4": "NF4"}
+    comparisons, best = [], dict.fromkeys(PRECISIONS, 0.0)
+    found: dict[tuple[str, int, int], list[float]] = {}
+    for model, precision, length, batch in product(MODELS, PRECISIONS, LENGTHS, BATCHES):
+        ours = speedup(constants, model, precision, length, batch)
+        best[precision] = max(best[precision], ours)
+        found.setdefault((model, length, batch), []).append(ours)
+        claimed = model == LLAMA and (length, batch) == (64, 1) and precision in names
+        paper = claims[(f"speedup of inner-loop parallelization, {names[precision]}",)] if claimed else None
+        comparisons.append(item.cell((model, precision, str(length), str(batch)), paper, ours))
+    most, least = sum(nf4 >= max(plain, int8) for plain, int8, nf4 in found.values()), min(map(min, found.values()))
+    return item.result(
+        comparisons,
+        tables={"rates": _rates(constants)},
+        holds={"nf4": most == len(found) and best["float16"] < best["int8"] < best["nf4"], "gains": least >= 1.0},
+        most=most,
+        cells=len(found),
+        best=", ".join(f"{name} {value:.2f}" for name, value in best.items()),
+        least=least,
+    )
+
+
+def _rates(constants: Constants) -> Rows:
+    rows = []
+    for precision, model in product(PRECISIONS, MODELS):
+        machine = constants.a100(precision)
+        given: dict[str, Any] = {"batch_size": 1, "sequence_length": 64, "weight_bytes": constants.weight_bytes(precision)}
+        apart = step_s(describe(model), machine, **given)
+        without = step_s(describe(model), replace(machine, dequantized_per_s=0.0), **given)
+        rows.append((precision, model, apart, without, machine.dequantized_per_s / 1e9 or None))
+    return rows

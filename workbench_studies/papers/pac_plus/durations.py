@@ -1,0 +1,229 @@
+"""Table V: training durations in Env. A, simulated (PAC+, section VI-B; 3 epochs of MRPC and STS-B, 1 of SST-2 and QNLI).
+
+The contradictions: where the table and the text about it contradict each other, arithmetic, or physics (sections I, II-B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from workbench.profiler.analytic import Technique
+from workbench.profiler.descriptions import describe
+from workbench_studies.papers.items import Item, Rows, median_off, swapped
+from workbench_studies.papers.pac_plus import testbed
+from workbench_studies.papers.pac_plus.techniques import flops, footprint
+from workbench_studies.papers.pac_plus.testbed import DEVICES, GIB, MODELS, PAPER, Constants, Paradigm, Step, load_constants, step
+from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
+
+PARADIGMS: tuple[Paradigm, ...] = ("standalone", "pipeline_parallel", "data_parallel")
+BASELINES = tuple(product(testbed.BASELINES, PARADIGMS))
+OURS: tuple[Technique, Paradigm] = ("parallel_adapters", "hybrid")
+ROWS = (*BASELINES, OURS)
+PREDICTED_MODELS = MODELS[1:]
+TIE = 0.06  # relative to the shorter time: .41 h printed to two digits is anything from .405 to .415
+Cells = Mapping[tuple[str, ...], Any]
+
+
+@lru_cache(maxsize=64)
+def steps(constants: Constants) -> Mapping[tuple[str, str, str], Step]:
+    """Return every row's step for every model, by (technique, paradigm, model)."""
+    return {(technique, paradigm, model): step(constants, model, technique, paradigm) for technique, paradigm in ROWS for model in MODELS}
+
+
+@lru_cache(maxsize=64)
+def durations(constants: Constants) -> Cells:
+    """Return hours, or OOM, by (technique, paradigm, model, task)."""
+    found: dict[tuple[str, ...], Number] = {}
+    for (technique, paradigm, model), made in steps(constants).items():
+        for task, samples, epochs in constants.datasets:
+            if made.seconds_per_sample is None:
+                found[technique, paradigm, model, task] = OOM
+            elif technique == "parallel_adapters":
+                assert made.plan is not None
+                cluster = testbed.nanos(constants, DEVICES)
+                spent = testbed.phases(constants, model, cluster, made.plan, made.seconds_per_sample, samples)
+                found[technique, paradigm, model, task] = testbed.hours(spent, epochs)
+            else:
+                found[technique, paradigm, model, task] = epochs * samples * made.seconds_per_sample / 3600
+    return found
+
+
+def median_deviation(ours: Cells, paper: Cells, models: tuple[str, ...]) -> float:
+    """Return the median of |ours / paper - 1| in per cent over the cells of some models that are numbers in both."""
+    return median_off((ours[labels], value) for labels, value in paper.items() if labels[2] in models)
+
+
+def verdicts(ours: Cells, paper: Cells) -> int:
+    """Return the number of the 27 baseline x model verdicts (out of memory or not) that agree with the paper."""
+    cells = [(*row, model, "MRPC") for row in BASELINES for model in MODELS]
+    return sum((ours[labels] == OOM) == (paper[labels] == OOM) for labels in cells)
+
+
+def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, list[str]]:
+    """Return the columns whose methods are in the paper's order, all columns, and the pairs that are not.
+
+    tie: two methods that differ by no more than this share in the paper have no order.
+    """
+    wrong = []
+    for model, task in product(MODELS, ("MRPC", "STS-B", "SST-2", "QNLI")):
+        column = [(" ".join(row), *(cells[*row, model, task] for cells in (paper, ours))) for row in ROWS]
+        wrong.append([f"{model} {task}: {pair}" for pair in swapped(column, tie)])
+    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
+
+
+def table5(item: Item, settings: Settings) -> Result:
+    """Simulate every method."""
+    constants, paper = load_constants(), printed(PAPER, "table5")
+    ours = durations(constants)
+
+    def score(cells: Cells) -> tuple[Number, ...]:
+        deviations = [median_deviation(cells, paper, models) for models in (MODELS[:1], PREDICTED_MODELS)]
+        return verdicts(cells, paper), *deviations, columns_in_order(cells, paper, TIE)[0]
+
+    base = describe(MODELS[0]).params
+    scaled: dict[tuple[str, ...], Number] = {}
+    for technique, paradigm, model, task in paper:
+        value = paper[technique, paradigm, MODELS[0], task]
+        scaled[technique, paradigm, model, task] = value * describe(model).params / base if isinstance(value, float) else value
+    median, agreeing = median_deviation(ours, paper, PREDICTED_MODELS), verdicts(ours, paper)
+    good, count, wrong = columns_in_order(ours, paper, TIE)
+    strict, _, close = columns_in_order(ours, paper, 0.0)
+    return item.result(
+        item.compare(lambda *labels: ours[labels]),
+        tables={
+            "speedups": _speedups(ours, paper),
+            "plans": _plans(constants),
+            "readings": _readings(constants, paper),
+            "sensitivity": item.sensitivity(constants, lambda changed: score(durations(changed)), score(scaled)),
+            **contradictions(constants, paper),
+        },
+        columns={"epochs": (*(name for name, _, _ in constants.datasets), "spread %")},
+        holds={"median": median <= 35, "verdicts": agreeing >= 25, "order": good == count},
+        median=median,
+        base=median_deviation(ours, paper, MODELS[:1]),
+        agreeing=agreeing,
+        good=good,
+        count=count,
+        swapped=f": {'; '.join(wrong)}" if wrong else "",
+        strict=strict,
+        close=len(close),
+        pairs="; ".join(sorted({pair.split(": ")[1] for pair in close})) or "none",
+    )
+
+
+def _speedups(ours: Cells, paper: Cells) -> Rows:
+    """Return the speedups of section VI-B: from the text, from the paper's cells and from ours."""
+    claims = printed(PAPER, "claims")
+    large, small = ("SST-2", "QNLI"), ("MRPC", "STS-B")
+    pipelines = [row for row in BASELINES if row[1] == "pipeline_parallel"]
+
+    def ratios(cells: Cells, rows: list[tuple[Technique, Paradigm]], tasks: tuple[str, ...]) -> list[float]:
+        pairs = [(cells[*row, model, task], cells[*OURS, model, task]) for row, model, task in product(rows, MODELS, tasks)]
+        return [value / own for value, own in pairs if isinstance(value, float) and isinstance(own, float)]
+
+    return [
+        (claim, claims[claim, ""], *(pick(ratios(cells, rows, tasks)) for cells in (paper, ours)))
+        for claim, tasks, rows, pick in (
+            ("speedup on SST-2 and QNLI, least", large, list(BASELINES), min),
+            ("speedup on SST-2 and QNLI, most", large, list(BASELINES), max),
+            ("speedup over pipeline parallelism on SST-2 and QNLI, most", large, pipelines, max),
+            ("speedup on MRPC and STS-B, most", small, list(BASELINES), max),
+        )
+    ]
+
+
+def _plans(constants: Constants) -> Rows:
+    rows: list[tuple[Number, ...]] = []
+    for labels, made in steps(constants).items():
+        if made.plan is None:
+            rows.append((*labels, OOM, "", "", made.reason))
+        else:
+            batches = f"{made.plan.num_micro_batches} x {made.plan.micro_batch_size}"
+            rows.append((*labels, made.seconds_per_sample, made.plan.grouping(), made.plan.partition(), batches))
+    return rows
+
+
+def _readings(constants: Constants, paper: Cells) -> Rows:
+    """Return the verdicts if one device trains its share of the mini-batch at a time, or all of it."""
+    rows = []
+    for name, alone in (("4 samples at a time, as a device of data parallelism", None), ("the mini-batch of 16", constants.mini_batch)):
+        found = dict(durations(constants))
+        for technique, model in product(testbed.BASELINES, MODELS):
+            seconds = step(constants, model, technique, "standalone", alone=alone).seconds_per_sample
+            found[technique, "standalone", model, "MRPC"] = OOM if seconds is None else seconds
+        rows.append((name, verdicts(found, paper)))
+    return rows
+
+
+def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
+    """Return the rows of each contradiction's table."""
+    tables = {"epochs": _epochs, "full": _full, "idle": _idle, "memory": _memory, "minutes": _minutes}
+    return {name: rows_of(constants, paper) for name, rows_of in tables.items()}
+
+
+def _epochs(constants: Constants, paper: Cells) -> Rows:
+    """Seconds per sample of every row from every task: they should agree, and they give the cost of a cached epoch."""
+    rows: list[tuple[Number, ...]] = []
+    for labels in dict.fromkeys(labels[:3] for labels in paper):
+        values = [(paper[*labels, task], samples * epochs) for task, samples, epochs in constants.datasets]
+        each = [3600 * value / count for value, count in values if isinstance(value, float)]
+        if each:
+            rows.append((*labels, *each, 100 * (max(each) / min(each) - 1)))
+    return rows
+
+
+def _full(constants: Constants, paper: Cells) -> Rows:
+    """Full fine-tuning over adapters in the same pipeline: 1.5 by FLOPs; 1.17 for T5-Base, 4.45 for BART-Large."""
+    rows = []
+    for model in MODELS[:2]:
+        full, adapters = (paper[technique, "pipeline_parallel", model, "SST-2"] for technique in ("full", "adapters"))
+        ratio = sum(flops(constants, model, "full")) / sum(flops(constants, model, "adapters"))
+        rows.append((model, full, adapters, full / adapters, ratio))
+    first, second = rows
+    return [*rows, ("BART-Large over T5-Base", second[1] / first[1], second[2] / first[2], None, None)]
+
+
+def _idle(constants: Constants, paper: Cells) -> Rows:
+    """The speed of a Nano that the pipeline cells imply, if each stage computes in 4 of 7 slots as in a synchronous pipeline."""
+    cores, mhz = next((cores, mhz) for name, cores, mhz in constants.cores_and_mhz if name == "jetson-nano-h")
+    peak = cores * testbed.FLOPS_PER_CORE_AND_CYCLE * mhz * 1e6
+    samples = constants.samples("SST-2")
+    slots = constants.micro_batches / (constants.micro_batches + DEVICES - 1)
+
+    def rate(model: str, technique: Technique, hours: float) -> float:
+        return sum(flops(constants, model, technique)) / constants.mini_batch * samples / (3600 * hours)
+
+    alone = rate(MODELS[0], "lora", paper["lora", "standalone", MODELS[0], "SST-2"])
+    rows: list[tuple[Number, ...]] = [("lora, standalone", MODELS[0], alone / 1e9, 100 * alone / peak, None, None)]
+    for technique, model in product(testbed.BASELINES, MODELS):
+        value = paper[technique, "pipeline_parallel", model, "SST-2"]
+        if isinstance(value, float):
+            each = rate(model, technique, value) / DEVICES
+            rows.append((technique, model, each / 1e9, 100 * each / peak, each / slots / 1e9, 100 * each / slots / peak))
+    return rows
+
+
+def _memory(constants: Constants, paper: Cells) -> Rows:
+    """Standalone T5-Base runs, BART-Large with data parallelism does not: no budget fits both at 16 samples on one and 4 on the other."""
+
+    def gb(model: str, technique: Technique, share: float) -> float:
+        parts = footprint(constants, model, technique)
+        return (parts["weights"] + parts["gradients"] + share * parts["activations"]) / GIB
+
+    ways = (("T5-Base", 1.0), ("T5-Base", 1 / DEVICES), ("BART-Large", 1 / DEVICES))
+    return [(technique, *(gb(model, technique, share) for model, share in ways)) for technique in testbed.BASELINES[1:]]
+
+
+def _minutes(constants: Constants, paper: Cells) -> Rows:
+    """Sections I and II-B call 72.6 minutes one epoch; Table V's 1.21 h are three."""
+    hours = {name: paper["lora", "standalone", "T5-Base", name] for name, _, _ in constants.datasets}
+    seconds = {name: 3600 * hours[name] / (n * e) for name, n, e in constants.datasets}
+    told = printed(PAPER, "claims")["standalone LoRA, one epoch", "T5-Base"]
+    return [
+        ("Table V, MRPC, three epochs", 60 * hours["MRPC"], seconds["MRPC"]),
+        ("sections I and II-B: 'per training epoch', 'an epoch time'", told, told * 60 / constants.samples("MRPC")),
+        ("Table V, SST-2, one epoch", 60 * hours["SST-2"], seconds["SST-2"]),
+    ]

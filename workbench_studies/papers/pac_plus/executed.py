@@ -1,0 +1,301 @@
+"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and when parity with LoRA holds (PAC+, section VI).
+
+And epochs with and without the activation cache, timed on real steps (section VI-H, Fig. 18).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from workbench.core.serial import read_toml
+from workbench.models.evaluation import set_statistics
+from workbench.models.optimization import make_optimizer, set_learning_rate
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
+from workbench.models.quantization import held_bytes
+from workbench.tasks.batching import epoch_batches
+from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
+from workbench.trainings import techniques as runs
+from workbench.trainings.inputs import Inputs, backbone, run_all, task_of
+from workbench.trainings.techniques import Outcome, Training, reached, score_name, taped, taps_of
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.pac_plus.differences import RESAMPLES, Difference, ensemble, paired_bootstrap
+from workbench_studies.papers.pac_plus.testbed import PAPER
+from workbench_studies.papers.result import Number, Result, Settings, paper_folder, printed, spread
+
+MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
+_COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
+RATES, WAYS, VARIANTS = (_COMPARED[name] for name in ("learning_rates", "ways", "variants"))
+TITLES = {"sentiment": "sentiment", "mrpc": "MRPC", "stsb": "STS-B", "sst2": "SST-2"}
+LABELS = {"full": "Full Model", "adapters": "Adapters", "lora": "LoRA", "parallel_adapters": "Parallel Adapters"}
+SST2_TRAIN = 8000
+"""Number of SST-2's 67,349 training phrases to use; all other tasks are used whole."""
+BACKWARD = ("full", "adapters", "lora")
+OURS = "parallel_adapters"
+TARGET_POINTS = 2.5
+"""Maximum loss against LoRA on the embedded task: a search over thirty configurations of the side network reached 2.4."""
+PRECISIONS = ("float32", "float16", "int8", "int4", "nf4")
+Key = TypeVar("Key")
+PAPER_LOSS_POINTS = 2.01
+"""The largest loss in the paper's table: T5-Large on MRPC, FP32 to INT4."""
+
+
+def tasks_of(settings: Settings) -> tuple[str, ...]:
+    """Return the tasks: the embedded one, and GLUE's if a folder is given."""
+    return ("sentiment",) if settings.data is None else ("sentiment", "mrpc", "stsb", "sst2")
+
+
+def training(settings: Settings, task: str, technique: str, seed: int, **changes: Any) -> Training:
+    """Return a training of the comparison, or its quick version."""
+    quick = {"model": QUICK_MODEL, "epochs": 1, "max_length": 32, "samples": (48, 24, 24), "batch_size": 16}
+    full = {"model": MODEL, "samples": (SST2_TRAIN if task == "sst2" else None, None, None)}
+    given: dict[str, Any] = {"learning_rate": RATES[technique]} | (quick if settings.quick else full) | changes
+    return Training(task=task, technique=technique, seed=seed, **given)
+
+
+def outcomes_of(settings: Settings, plans: Mapping[Key, Iterable[Training]]) -> dict[Key, list[Outcome]]:
+    """Run the trainings of each key without a stored outcome; outcomes are stored in the settings' workdir."""
+    folder = None if settings.workdir is None else settings.workdir / "trainings"
+    wanted = {key: list(plan) for key, plan in plans.items()}
+    # All trainings together, because some share the backbone's taps.
+    done = run_all([one for plan in wanted.values() for one in plan], folder, settings.data, settings.progress)
+    return {key: [done[one] for one in plan] for key, plan in wanted.items()}
+
+
+def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
+    """Return the first side's score minus the second's, on the same test samples."""
+    own, other = ([one.test_outputs for one in side] for side in (first, second))
+    return paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else RESAMPLES)
+
+
+def tested(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """Return mean and standard deviation (0 of one) of the test scores over the seeds."""
+    scores = [one.test_score for one in outcomes]
+    return statistics.fmean(scores), spread(scores) or 0.0
+
+
+def paper_means(table: str) -> dict[tuple[str, str], float]:
+    """Return the paper's mean over its three models, by (technique or precision, task)."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for (row, _, task), value in printed(PAPER, table).items():
+        if isinstance(value, float):
+            values.setdefault((row, task), []).append(value)
+    return {key: statistics.fmean(column) for key, column in values.items()}
+
+
+def table6(item: Item, settings: Settings) -> Result:
+    """Train each technique on each task with each seed."""
+    tasks, paper = tasks_of(settings), paper_means("table6")
+    plans = {(one, task): [training(settings, task, one, seed) for seed in settings.seeds] for task in tasks for one in LABELS}
+    found = outcomes_of(settings, plans)
+    comparisons, checks = [], []
+    scores: list[tuple[Number, ...]] = []
+    significance: list[tuple[Number, ...]] = []
+    for name in tasks:
+        title = TITLES[name]
+        ours = {technique: tested(found[technique, name])[0] for technique in LABELS}
+        for against, others in (("from the mean of the three", BACKWARD), *((f"from {LABELS[one]}", (one,)) for one in BACKWARD)):
+            printed_here = all((technique, title) in paper for technique in LABELS)
+            theirs = paper[OURS, title] - sum(paper[one, title] for one in others) / len(others) if printed_here else None
+            comparisons.append(item.cell((against, title), theirs, ours[OURS] - sum(ours[one] for one in others) / len(others)))
+        for technique, label in LABELS.items():
+            outcomes = found[technique, name]
+            validation = statistics.fmean(one.validation_score for one in outcomes)
+            parameters = outcomes[0].trainable_parameters
+            scores.append((title, label, parameters, *tested(outcomes), len(outcomes), score_name(name), validation))
+        own, lora = found[OURS, name], found["lora", name]
+        difference = less(settings, own, lora)
+        significance.append((title, difference.points, difference.low, difference.high, difference.p_value))
+        said: dict[str, Any] = {"task": title, "difference": difference.text, "p": difference.p_value}
+        if name == "sentiment":
+            checks.append(item.check("target", difference.points >= -TARGET_POINTS, **said))
+        checks.append(item.check("parity", not difference.is_significant, **said))
+    return item.result(comparisons, tables={"scores": scores, "significance": significance}, checks=checks)
+
+
+def parity(item: Item, settings: Settings) -> Result:
+    """Train each variant and LoRA on each task with each seed; an ensemble is the mean of the seeds' logits."""
+    comparisons, checks = [], []
+    rows: list[tuple[Number, ...]] = []
+    for name in tasks_of(settings):
+        variants = list(VARIANTS) if name == "sentiment" else list(VARIANTS)[:3]
+        plans = {"LoRA": [training(settings, name, "lora", seed) for seed in settings.seeds]}
+        for variant in variants:
+            plans[variant] = [training(settings, name, OURS, seed, **VARIANTS[variant]) for seed in settings.seeds]
+        found = outcomes_of(settings, plans)
+        lora, title = found["LoRA"], TITLES[name]
+        task = task_of(lora[0].training, settings.data)
+        for variant, outcomes in found.items():
+            texts: tuple[Number, Number] = (None, None)
+            together = ensemble(outcomes)
+            if variant != "LoRA":
+                single, joined = less(settings, outcomes, lora), less(settings, [replace(outcomes[0], test_outputs=together)], lora)
+                texts = (single.text, joined.text)
+                comparisons.append(item.cell((variant, title), None, single.points))
+                said = [(f"{variant} on {title}", single)]
+                if variant == "r = 8":
+                    said.append((f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}", joined))
+                checks += [item.check("parity", one.high >= 0, what=what, difference=one.text, p=one.p_value) for what, one in said]
+            validation = statistics.fmean(one.validation_score for one in outcomes)
+            joint = runs.score(task, together, task.test.labels)
+            rows.append((title, variant, outcomes[0].trainable_parameters, validation, *tested(outcomes), joint, *texts))
+    return item.result(comparisons, tables={"variants": rows}, checks=checks)
+
+
+def table7(item: Item, settings: Settings) -> Result:
+    """Train Parallel Adapters on backbones with quantized weights, with each task and seed."""
+    tasks, paper = tasks_of(settings), paper_means("table7")
+    plans = {
+        (precision, task): [training(settings, task, OURS, seed, backbone=precision) for seed in settings.seeds]
+        for task, precision in product(tasks, PRECISIONS)
+    }
+    found = outcomes_of(settings, plans)
+    comparisons, model = [], found[PRECISIONS[0], tasks[0]][0].training.model
+    differences: dict[str, list[Difference]] = {}
+    for task in tasks:
+        title = TITLES[task]
+        for precision in PRECISIONS[1:]:
+            difference = less(settings, found[precision, task], found["float32", task])
+            differences.setdefault(precision, []).append(difference)
+            theirs = paper[precision, title] - paper["float32", title] if (precision, title) in paper else None
+            comparisons.append(item.cell((f"{precision} less float32", title), theirs, difference.points))
+    scores: list[tuple[Number, ...]] = []
+    for (precision, task), outcomes in found.items():
+        scores.append((TITLES[task], precision, *tested(outcomes), len(outcomes), score_name(task)))
+    checks = []
+    for precision, each in differences.items():
+        worst = min(each, key=lambda one: one.points)
+        checks.append(item.check("loss", worst.points >= -PAPER_LOSS_POINTS, precision=precision, worst=worst.text))
+    nbytes = [(precision, held_bytes(backbone(model, precision)) / 1e6) for precision in PRECISIONS]
+    return item.result(comparisons, tables={"scores": scores, "bytes": nbytes}, checks=checks, model=model)
+
+
+def fig14(item: Item, settings: Settings) -> Result:
+    """Train from each initialization with each seed, scoring the validation split every few steps."""
+    task = "sentiment" if settings.data is None else "mrpc"
+    every = 1 if settings.quick else 10 if task == "mrpc" else 25
+    ways = [how for how in WAYS if how != "torch_pruned" or find_spec("torch_pruning") is not None]
+    given: dict[str, Any] = {"score_every": every}
+    plans = {how: [training(settings, task, OURS, seed, initialization=how, **given) for seed in settings.seeds] for how in ways}
+    found = outcomes_of(settings, plans)
+    curves = {how: mean_curve(outcomes) for how, outcomes in found.items()}
+    target = curves["gaussian"][-1][1]
+    iterations = {how: reached(curve, target) for how, curve in curves.items()}
+    gaussian, paper = iterations["gaussian"], printed(PAPER, "fig14")
+    assert gaussian is not None, "a curve reaches its own end"
+    rows: list[tuple[Number, ...]] = []
+    for how, outcomes in found.items():
+        rows.append((WAYS[how], outcomes[0].losses[0], outcomes[0].losses[-1], *tested(outcomes)))
+    checks = []
+    for how in ("distilled", "pruned", "torch_pruned", "fan_in"):
+        if how in iterations:
+            own = iterations[how]
+            said = {"way": WAYS[how], "own": "not reached" if own is None else own, "gaussian": gaussian, "target": target}
+            checks.append(item.check("sooner", own is not None and own < gaussian, **said))
+    return item.result(
+        [
+            item.cell((WAYS[how],), paper.get(("BART-Large", how)), own, note="" if own is not None else "not reached")
+            for how, own in iterations.items()
+        ],
+        tables={"scores": rows},
+        checks=checks,
+        series={WAYS[how]: tuple((float(step), value) for step, value in curve) for how, curve in curves.items()},
+        task=TITLES[task],
+        seeds=len(settings.seeds),
+        score=score_name(task),
+        target=target,
+    )
+
+
+def mean_curve(outcomes: Sequence[Outcome]) -> list[tuple[int, float]]:
+    """Return the mean over seeds at each scored step."""
+    return [
+        (points[0][0], sum(score for _, score in points) / len(points)) for points in zip(*(one.curve for one in outcomes), strict=True)
+    ]
+
+
+EPOCHS = tuple(range(1, 11))
+SAMPLES, WARM_UP_STEPS = 1024, 2
+
+
+def fig18_executed(item: Item, settings: Settings) -> Result:
+    """Time an epoch's steps with the backbone and from the cache in alternation, and sum them up to 1 to 10 epochs."""
+    task = "sentiment" if settings.data is None else "mrpc"
+    limit = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
+    one = training(settings, task, OURS, settings.seeds[0], **limit)
+    inputs = Inputs(one, settings.data)
+    train, stack = inputs.data.train, inputs.stack
+    began = time.perf_counter()
+    cached = taped(stack, train)
+    writing_s = time.perf_counter() - began
+
+    def through_backbone(batch: Batch) -> list[Tensor]:
+        with torch.no_grad():
+            return stack(batch.input_ids, batch.attention_mask)[1]
+
+    steps = []
+    for source in (through_backbone, partial(taps_of, cached)):
+        adapter = inputs.adapter(one).train()
+        set_statistics(adapter, inputs.statistics)
+        optimizer = make_optimizer(adapter, one.weight_decay)
+        set_learning_rate(optimizer, one.learning_rate)
+        steps.append(partial(_step_s, train, adapter, optimizer, source))
+    batches = epoch_batches(train.lengths, one.batch_size, one.seed, 0)
+    for indices, step in product(batches[:WARM_UP_STEPS], steps):
+        step(indices)
+    # In alternation, so that other load on the machine affects both sides alike.
+    seconds = [[step(indices) for step in steps] for indices in batches]
+    without, with_cache = (sum(column) for column in zip(*seconds, strict=True))
+    ratios = [backbone / own for backbone, own in seconds]
+    told = {
+        f"saved over {epochs} epochs ({model})": (value, saving(int(epochs), without, with_cache))
+        for (quantity, model, epochs), value in printed(PAPER, "fig18").items()
+        if epochs.isdigit() and quantity == "latency saved"
+    } | {"saved in one cached epoch, at most": (79.51, 100 * (1 - with_cache / without))}
+    named = {"backbone and Parallel Adapters": without, "Parallel Adapters from the cache": with_cache}
+    return item.result(
+        [item.cell((label,), paper, ours) for label, (paper, ours) in told.items()],
+        tables={
+            "seconds": list((named | {"one pass that fills the cache": writing_s}).items()),
+            "ratios": [(len(ratios), statistics.median(ratios), min(ratios), max(ratios))],
+        },
+        holds={"shorter": with_cache < without},
+        series={
+            "without the cache": tuple((float(epochs), epochs * without) for epochs in EPOCHS),
+            "with the cache": tuple((float(epochs), without + (epochs - 1) * with_cache) for epochs in EPOCHS),
+        },
+        task=TITLES[task],
+        samples=len(train),
+        batch=one.batch_size,
+        threads=torch.get_num_threads(),
+        model=one.model,
+        without=without,
+        with_cache=with_cache,
+    )
+
+
+def saving(epochs: int, without_s: float, cached_s: float) -> float:
+    """Return the percentage of time that the cache saves over so many epochs, of which the first runs the backbone."""
+    return 100 * (1 - (without_s + (epochs - 1) * cached_s) / (epochs * without_s))
+
+
+def _step_s(
+    split: TokenizedSplit, adapter: ParallelAdapter, optimizer: Any, source: Callable[[Batch], list[Tensor]], indices: Sequence[int]
+) -> float:
+    """Train on some samples; return the seconds.  source: of a batch's taps."""
+    began = time.perf_counter()
+    batch = collate(split, indices)
+    logits = adapter.predict(source(batch), batch.attention_mask, batch.sample_ids)
+    task_loss(logits, batch.labels, adapter.config.kind).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.perf_counter() - began

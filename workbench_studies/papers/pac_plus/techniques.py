@@ -1,0 +1,319 @@
+"""Techniques compared: FLOPs and memory of a training step, counted from sizes (Fig. 3, Table I, Fig. 15; PAC+, sections II-A, VI-F).
+
+And their time and memory on 8 Nano-H, 1F1B disabled, simulated (Fig. 13, mini-batch 16, 128 tokens; section VI-D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise, product
+from statistics import mean
+from typing import Any, NamedTuple
+
+from workbench.core.timeline import Timeline
+from workbench.planners import fixed_plan
+from workbench.planners.memory import cached_needs, rank_need
+from workbench.profiler.analytic import LayerCost, Technique, layer_costs
+from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.pac_plus import testbed
+from workbench_studies.papers.pac_plus.testbed import BASELINES, GIB, MODELS, PAPER, Constants, load_constants
+from workbench_studies.papers.result import Number, Result, Settings, printed
+
+TECHNIQUES: tuple[Technique, ...] = (*BASELINES, "parallel_adapters")
+LARGE = "T5-Large"
+TERA = 1e12
+PARTS = ("weights", "activations", "gradients")
+BLOCK = 64  # weights that share a quantization constant of 4 bytes (Eq. 1, block-wise)
+SCALE_BYTES = FP32_BYTES / BLOCK
+PRECISIONS = {"FP32": 4.0, "FP16": 2.0, "INT8": 1.0 + SCALE_BYTES, "INT4": 0.5 + SCALE_BYTES}
+# hidden, layers on each side, heads, feed-forward: T5-Small, -Base, -Large as published, then wider and deeper ones of the same form.
+SIZES = ((512, 6, 8, 2048), (768, 12, 12, 3072), (1024, 24, 16, 4096), (1280, 30, 20, 5120), (1536, 36, 24, 6144), (2048, 48, 32, 8192))
+
+
+def _costs(constants: Constants, model: str | ModelDescription, technique: Technique) -> tuple[LayerCost, ...]:
+    described = testbed.description(constants, model) if isinstance(model, str) else model
+    batch, length = constants.mini_batch, constants.sequence_length
+    return layer_costs(described, technique, batch=batch, sequence_length=length, sizes=testbed.technique_sizes(constants))
+
+
+def flops(constants: Constants, model: str, technique: Technique) -> tuple[float, float]:
+    """Return the FLOPs of the forward and of the backward pass of a mini-batch, side network included."""
+    costs = _costs(constants, model, technique)
+    return (
+        sum(cost.forward_flops + cost.side_forward_flops for cost in costs),
+        sum(cost.backward_flops + cost.side_backward_flops for cost in costs),
+    )
+
+
+def fig3(item: Item, settings: Settings) -> Result:
+    """Count the FLOPs of a training step by technique."""
+    constants, paper = load_constants(), printed(PAPER, "fig3")
+    counted = {(model, technique): flops(constants, model, technique) for model, technique in product(MODELS, TECHNIQUES)}
+    full, side = sum(counted[LARGE, "full"]), sum(counted[LARGE, "parallel_adapters"])
+    comparisons = []
+    for technique in BASELINES[1:]:
+        forward, backward = counted[LARGE, technique]
+        saved, share = 100 * (1 - (forward + backward) / full), 100 * forward / (forward + backward)
+        reduction = paper["reduction of FLOPs by adapters and lora", LARGE]
+        comparisons.append(item.cell((LARGE, f"reduction of FLOPs by {technique}"), reduction, saved, note='"around 30%"'))
+        comparisons.append(item.cell((LARGE, f"forward share of {technique}"), paper[f"forward share of {technique}", LARGE], share))
+    rows: list[tuple[Number, ...]] = []
+    for model in MODELS:
+        whole, inference = sum(counted[model, "full"]), counted[model, "full"][0] / TERA
+        rows.append((model, "inference", inference, 0.0, inference, 100 * 2 / 3))
+        for technique in TECHNIQUES:
+            forward, backward = counted[model, technique]
+            total = forward + backward
+            rows.append((model, technique, forward / TERA, backward / TERA, total / TERA, 100 * (1 - total / whole)))
+    around = [one for one in comparisons if one.paper == 30.0]
+    return item.result(
+        comparisons,
+        tables={"flops": rows},
+        holds={"around": all(abs(one.deviation or 0.0) <= 5 for one in around)},
+        around=", ".join(f"{one.labels[1]}: {one.ours:.1f} %" for one in around),
+        side=side / TERA,
+        less=100 * (1 - side / full),
+    )
+
+
+def footprint(
+    constants: Constants, model: str | ModelDescription, technique: Technique, backbone_bytes: float = FP32_BYTES
+) -> dict[str, float]:
+    """Return bytes by part, for a mini-batch and a whole model on one device; 'parameters' is a number, not bytes.
+
+    backbone_bytes: of each frozen weight.
+    """
+    costs = _costs(constants, model, technique)
+    trainable, frozen = sum(cost.trainable_params for cost in costs), sum(cost.frozen_params for cost in costs)
+    kept = sum(
+        (cost.context_bytes_per_token + cost.tap_bytes_per_token) * constants.sequence_length
+        + cost.context_bytes_per_sample
+        + cost.tap_bytes_per_sample
+        for cost in costs
+    )
+    return {
+        "parameters": trainable,
+        "weights": FP32_BYTES * trainable + backbone_bytes * frozen,
+        "activations": constants.mini_batch * kept + constants.optimizer_bytes_per_trainable_byte * FP32_BYTES * trainable,
+        "gradients": FP32_BYTES * trainable,
+    }
+
+
+def table1(item: Item, settings: Settings) -> Result:
+    """Count the memory footprint of T5-Large by technique."""
+    constants = load_constants()
+    ours: dict[str, dict[str, float]] = {each: footprint(constants, LARGE, each) for each in TECHNIQUES}
+    for found in ours.values():
+        found["total"] = sum(found[part] for part in PARTS)
+    ours["inference"] = dict.fromkeys(("weights", "total"), ours["full"]["weights"])
+
+    def cell(technique: str, quantity: str) -> Number:
+        return ours[technique]["parameters"] / 1e6 if quantity == "trainable parameters" else ours[technique][quantity] / GIB
+
+    comparisons = item.compare(cell)
+    memory = [one for one in comparisons if one.unit == "GB"]
+    # 0.035 GB prints as the paper's 0.04: equal digits are no deviation.
+    differing = [one for one in memory if isinstance(one.ours, float) and round(one.ours, 2) != one.paper]
+    largest = max(differing, key=lambda one: abs(one.deviation or 0.0))
+    targets: list[tuple[Number, ...]] = []
+    for target in (1, 2, 8, 16, 32, 128):
+        changed = replace(constants, target_tokens=target)
+        targets.append((target, *(footprint(changed, LARGE, technique)["activations"] / GIB for technique in TECHNIQUES)))
+    optimizers = [
+        (name, *((ours[technique]["activations"] + factor * ours[technique]["gradients"]) / GIB for technique in BASELINES))
+        for name, factor in (("none (SGD)", 0), ("momentum", 1), ("AdamW", 2))
+    ]
+    return item.result(
+        comparisons,
+        tables={"targets": targets, "optimizers": optimizers},
+        holds={"memory": abs(largest.deviation or 0.0) <= 10},
+        alike=len(memory) - len(differing),
+        count=len(memory),
+        where=", ".join(largest.labels),
+        largest=largest.deviation,
+    )
+
+
+def memory(constants: Constants, model: ModelDescription) -> dict[str, float]:
+    """Return GB of a whole model's training step on one device, by technique and precision."""
+
+    def total(technique: Technique, backbone_bytes: float) -> float:
+        split = footprint(constants, model, technique, backbone_bytes)
+        return sum(split[part] for part in PARTS) / GIB
+
+    found = {technique: total(technique, FP32_BYTES) for technique in BASELINES}
+    return found | {f"Parallel Adapters, {name}": total("parallel_adapters", nbytes) for name, nbytes in PRECISIONS.items()}
+
+
+def fig15(item: Item, settings: Settings) -> Result:
+    """Count memory with a quantized backbone over the size of a T5."""
+    constants = load_constants()
+    base = testbed.description(constants, LARGE)
+    models = [
+        replace(base, name=f"T5 {hidden}x{layers}", hidden=hidden, num_layers=layers, heads=heads, feed_forward=feed_forward)
+        for hidden, layers, heads, feed_forward in SIZES
+    ]
+    found = {model.name: memory(constants, model) for model in models}
+    smaller = [
+        (batch, *_most({model.name: memory(replace(constants, mini_batch=batch), model) for model in models}).values())
+        for batch in (constants.mini_batch // factor for factor in (1, 2, 4, 16))
+    ]
+    ours = _most(found)
+    return item.result(
+        item.compare(lambda quantity, bound: ours[quantity]),
+        tables={"memory": [(model.name, model.params / 1e9, *found[model.name].values()) for model in models], "smaller": smaller},
+        holds={"falls": all(_falls(list(values.values())) for values in found.values())},
+        series={name: tuple((model.params / 1e9, found[model.name][name]) for model in models) for name in found[models[0].name]},
+        sizes=len(found),
+        int8=PRECISIONS["INT8"],
+        int4=PRECISIONS["INT4"],
+        block=BLOCK,
+    )
+
+
+def _most(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return INT4's maximum saving in per cent, against full fine-tuning and against the others."""
+
+    def saved(*others: str) -> float:
+        return max(100 * (1 - values["Parallel Adapters, INT4"] / values[other]) for values in found.values() for other in others)
+
+    return {"memory saved by int4 against full": saved("full"), "memory saved by int4 against lora and adapters": saved("adapters", "lora")}
+
+
+def _falls(values: list[float]) -> bool:
+    others, own = values[: len(BASELINES)], values[len(BASELINES) :]
+    return all(later < earlier for earlier, later in pairwise(own)) and own[0] < min(others)
+
+
+OURS: Technique = "parallel_adapters"
+CACHED = "parallel_adapters_cached"
+DEVICES = 8
+FLOOR_POINTS = 5.0
+
+
+class Cost(NamedTuple):
+    """Seconds per sample, the backward passes' fraction of all devices' work per sample, and the fullest device's GB by part and in all."""
+
+    seconds: float
+    backward_s: float
+    weights_gb: float
+    gradients_gb: float
+    activations_gb: float
+    total_gb: float
+
+    @classmethod
+    def of(cls, samples: int, seconds: float, timeline: Timeline, needs: Iterable[Any]) -> Cost:
+        """Return the cost of a mini-batch that takes `seconds`.  needs: of all devices."""
+        most = max(needs, key=lambda need: need.total_bytes)
+        backward_s = sum(span.end_s - span.start_s for span in timeline.spans if span.op.kind in ("B", "SB"))
+        parts = (most.weights_bytes, most.gradient_bytes, most.total_bytes - most.weights_bytes - most.gradient_bytes, most.total_bytes)
+        return cls(seconds / samples, backward_s / samples, *(nbytes / GIB for nbytes in parts))
+
+
+@lru_cache(maxsize=64)
+def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
+    """Return the cost of every technique, by (model, technique): in one pipeline of 8 equal stages, all micro-batches in flight.
+
+    It is the one plan that fits for every technique on 8 devices, including full fine-tuning; 'the same hybrid parallel architecture'.
+    From the cache: only the side network's work, data parallel on all devices.
+    """
+    found: dict[tuple[str, str], Cost] = {}
+    length, samples = constants.sequence_length, constants.mini_batch
+    for model in MODELS:
+        for technique in (*BASELINES, OURS):
+            asked = _problem(constants, model, technique)
+            layers, groups = [asked.profile.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
+            plan = fixed_plan(asked, layers=layers, groups=groups, check_memory=False)
+            timeline = asked.simulated(plan, gpipe=True)
+            given: dict[str, Any] = {"samples": plan.micro_batch_size, "sequence_length": length, "in_flight": plan.num_micro_batches}
+            needs = [rank_need(asked.profile, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages]
+            found[model, technique] = Cost.of(samples, timeline.makespan_s, timeline, needs)
+        timeline, cached = asked.cached()
+        own = [span for span in timeline.spans if span.op.kind in ("SF", "SB")]
+        slowest_s = max(sum(span.end_s - span.start_s for span in own if span.rank == rank) for rank in cached.ranks)
+        needed = cached_needs(asked.profile, cached, sequence_length=length).values()
+        found[model, CACHED] = Cost.of(samples, slowest_s, timeline, needed)
+    return found
+
+
+def _problem(constants: Constants, model: str, technique: Technique) -> testbed.SimulatedProblem:
+    cluster = testbed.nanos(constants, DEVICES)
+    return testbed.problem(constants, model, technique, cluster, micro_batches=constants.micro_batches)
+
+
+def percentages(found: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...], float]:
+    """Return our value of every percentage in section VI-D."""
+
+    def saved(techniques: Iterable[str], against: Iterable[str], quantity: str) -> list[float]:
+        return [
+            100 * (1 - getattr(found[model, technique], quantity) / getattr(found[model, other], quantity))
+            for technique, model, other in product(techniques, MODELS, against)
+        ]
+
+    full, inside = ("full",), BASELINES[1:]
+    time, memory, cached = saved([OURS], BASELINES, "seconds"), saved([OURS], BASELINES, "total_gb"), saved([CACHED], BASELINES, "total_gb")
+    return {
+        ("time saved by parallel_adapters", "least"): min(time),
+        ("time saved by parallel_adapters", "most"): max(time),
+        ("backward time saved by adapters and lora against full", "about"): mean(saved(inside, full, "backward_s")),
+        ("backward time saved by parallel_adapters against full", "about"): mean(saved([OURS], full, "backward_s")),
+        ("time saved by parallel_adapters_cached", "most"): max(saved([CACHED], BASELINES, "seconds")),
+        ("memory saved by parallel_adapters", "least"): min(memory),
+        ("memory saved by parallel_adapters", "most"): max(memory),
+        ("activations saved by adapters and lora against full", "most"): max(saved(inside, full, "activations_gb")),
+        ("activations saved by parallel_adapters against full", "most"): max(saved([OURS], full, "activations_gb")),
+        ("memory saved by parallel_adapters_cached", "least"): min(cached),
+        ("memory saved by parallel_adapters_cached", "most"): max(cached),
+    }
+
+
+def fig13(item: Item, settings: Settings) -> Result:
+    """Simulate the techniques."""
+    constants, paper = load_constants(), printed(PAPER, "fig13")
+    found = costs(constants)
+    ours = percentages(found)
+    comparisons = item.compare(lambda *labels: ours[labels])
+    off = {one.labels: one.deviation for one in comparisons if abs(one.deviation or 0.0) > FLOOR_POINTS}
+
+    def score(changed: Constants) -> tuple[Number, ...]:
+        values = percentages(costs(changed))
+        differences = [abs(values[labels] - value) for labels, value in paper.items()]
+        return sum(difference <= FLOOR_POINTS for difference in differences), max(differences)
+
+    plain = replace(constants, backward_factor=1.0, side_factor=1.0, operation_overhead_s=0.0, step_overhead_s=0.0)
+    from_cache = []
+    for model in MODELS:
+        timeline, _ = _problem(constants, model, OURS).cached()
+        alone, whole, full = found[model, CACHED].seconds, timeline.makespan_s / constants.mini_batch, found[model, "full"].seconds
+        from_cache.append((model, alone, whole, 100 * (1 - alone / full), 100 * (1 - whole / full)))
+    return item.result(
+        comparisons,
+        tables={
+            "costs": [(*labels, *cost) for labels, cost in found.items()],
+            "from_cache": from_cache,
+            "sensitivity": item.sensitivity(constants, score, score(plain)),
+            "sums": _sums(paper),
+        },
+        holds={"points": not off},
+        off="; ".join(f"{' '.join(labels)}: {difference:+.1f}" for labels, difference in off.items())
+        or f"the largest difference is {score(constants)[1]:.1f}",
+    )
+
+
+def _sums(paper: Mapping[tuple[str, ...], float]) -> list[tuple[str, float]]:
+    """Compare the paper's percentages with each other: forward f and backward b of full fine-tuning, side network x."""
+    left = 1 - paper["time saved by parallel_adapters", "most"] / 100
+    cached = 1 - paper["time saved by parallel_adapters_cached", "most"] / 100
+    forward = left - cached
+    own = (1 - paper["backward time saved by parallel_adapters against full", "about"] / 100) * (1 - forward)
+    return [
+        ("Parallel Adapters: forward + side network (1 - 56.24 %)", left),
+        ("side network alone, from the cache (1 - 96.39 %)", cached),
+        ("so the backbone's forward", forward),
+        ("and full fine-tuning's backward", 1 - forward),
+        ("Parallel Adapters' backward (92 % less)", own),
+        ("which is of the side network's whole", own / cached),
+    ]

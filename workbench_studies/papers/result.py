@@ -1,0 +1,142 @@
+"""The result of reproducing a table or figure: the paper's printed values, ours, and the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import stdev
+from typing import Any, Literal, TypeVar
+
+from workbench.core.catalogue import data_folder
+from workbench.core.published import PaperValue, constants_of, values_of
+
+Source = Literal["simulated", "executed", "counted"]
+Kind = Literal["fitted", "bounded", "predicted", "computed", "measured"]
+OOM = "OOM"
+Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One value of the paper and ours.
+
+    labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have none.
+    kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it, 'bounded' if ours is a
+    bound that the note names, 'computed' from sizes alone, 'measured' by an executed run.  deviation_in: 'percent' of the
+    paper's value, or 'points' (ours - paper) for a value that is a percentage itself.
+    """
+
+    labels: tuple[str, ...]
+    paper: Number
+    ours: Number
+    unit: str = ""
+    kind: Kind = "computed"
+    deviation_in: Literal["percent", "points"] = "percent"
+    note: str = ""
+
+    @property
+    def deviation(self) -> float | None:
+        """Return the deviation of ours from the paper's in per cent or points; None if one of them is not a number."""
+        if not isinstance(self.paper, int | float) or not isinstance(self.ours, int | float):
+            return None
+        if self.deviation_in == "points":
+            return self.ours - self.paper
+        return 100.0 * (self.ours / self.paper - 1.0) if self.paper else None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Return whether two words are equal (OOM where the paper has OOM); None if both are numbers or one is missing."""
+        if self.paper is None or self.ours is None or self.deviation is not None:
+            return None
+        return self.paper == self.ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Further numbers that have no counterparts in the paper: a sensitivity, a contradiction worked out, a plan."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Number, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A claim, whether it holds in our numbers, and the finding."""
+
+    claim: str
+    holds: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The reproduction of one table or figure.
+
+    item: its name in the registry.  source: the origin of our numbers.  explanation: sentences on why ours differ from the paper's, what
+    was fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
+    environment: the machine and the settings of an executed one.
+    """
+
+    item: str
+    title: str
+    paper_section: str
+    source: Source
+    label_columns: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    tables: tuple[Table, ...] = ()
+    checks: tuple[Check, ...] = ()
+    explanation: tuple[str, ...] = ()
+    series: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of executed reproductions; simulated ones ignore them.
+
+    data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: of each executed comparison.  quick: a
+    tiny version that only tests that the code runs.  workdir: for intermediate files of an executed one.  progress: called with lines.
+    trains: whether a simulated one may also train for those of its values that no simulation gives.
+    """
+
+    data: Path | None = None
+    seeds: tuple[int, ...] = (0, 1, 2)
+    quick: bool = False
+    workdir: Path | None = None
+    trains: bool = False
+    progress: Callable[[str], None] = lambda line: None
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the standard deviation of the sample; None for a single value."""
+    return stdev(values) if len(values) > 1 else None
+
+
+def paper_folder(paper: str) -> Path:
+    """Return the folder of a paper's values and texts, next to the code that reproduces it."""
+    return Path(__file__).parent / paper
+
+
+def _file(paper: str, name: str) -> Path:
+    """Return a file of the paper's values.  Those that a notebook reads as well are among the workbench's own data."""
+    own = paper_folder(paper) / name
+    return own if own.is_file() else data_folder() / "papers" / paper / name
+
+
+def read_constants(paper: str, kind: type[T], section: str = "") -> T:
+    """Return a paper's constants.toml: all of its sections in one, or one of them (see core.published)."""
+    return constants_of(_file(paper, "constants.toml"), kind, section)
+
+
+def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
+    """Return a table's values in the file's order.  Raises MissingDataError naming a missing or malformed file."""
+    return values_of(_file(paper, f"{table}.csv"))
+
+
+def printed(paper: str, table: str) -> dict[tuple[str, ...], Any]:
+    """Return a table's values by their labels, in the order of the file's columns."""
+    return {tuple(one.labels.values()): one.value for one in paper_values(paper, table)}
