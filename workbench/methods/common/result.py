@@ -269,7 +269,8 @@ class LoadedResult:
     ) -> Evaluation:
         """Return the run's metrics on a split of its own data, or on other labelled data: all rows of a file, or a folder's split.
 
-        data: as in a job; None uses the run's data.  samples: maximum number.  calibration: of a prompt's answers (prompts.calibration).
+        data: as in a job; None uses the run's data.  samples: maximum number.  calibration: of a prompt's answers
+        (tasks.prompts.scoring.Calibration).
         Raises ConfigError if the run's data have changed since, because rows that it was trained on could then be scored.
         """
         about, job = self.about, self.about.job

@@ -126,7 +126,7 @@ class QueryStep:
 
 
 class Predictor:
-    """Simulates the steps of one plan and setting on one cluster: a runtime.coordinator.Predictor.  Equal shapes are simulated once."""
+    """Simulates the steps of one plan and setting on one cluster: a runtime.commands.Predictor.  Equal shapes are simulated once."""
 
     def __init__(
         self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, setting: Setting, shape: Callable[[int], Shape]

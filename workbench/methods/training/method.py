@@ -192,7 +192,7 @@ class LayerMethod(ProfiledMethod[A]):
 class TrainingMethod(LayerMethod[P]):
     """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
 
-    plan, check, rank_job, check_plan: see Method.plan, Method.check, phases.RankJob, common.plans.require_plan.
+    plan, check, rank_job, check_plan: see Method.plan, Method.check, phases.RankJob, methods.base.require_plan.
     phases_on: makes the phases of a RankJob as a rank does them (see worker.train).  run_rank, serve_rank: what devices call, from it.
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.

@@ -203,7 +203,7 @@ class Mezo(Estimator):
     """MeZO as published: perturb all trainable values in place, regenerate the noise from its seed, restore.
 
     Works with any trainable values: LoRA-FA's, or all of a model's parameters.  Each query passes over theta four times.  Restored
-    values differ from the original ones by rounding; `replay` reproduces that too.  config.execution and copies have no effect.
+    values differ from the original ones by rounding; `replay` reproduces that too.  The settings' execution and copies have no effect.
     """
 
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:

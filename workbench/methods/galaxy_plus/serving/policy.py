@@ -30,7 +30,7 @@ _MEMORY_EVERY_S = 1.0
 
 
 class RequestSeconds(NamedTuple):
-    """A runtime.coordinator.Predictor: every request takes a plan's predicted seconds."""
+    """A runtime.commands.Predictor: every request takes a plan's predicted seconds."""
 
     request_s: float
 

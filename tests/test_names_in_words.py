@@ -1,0 +1,100 @@
+"""Docstrings and pages name only what there is: each dotted name of ours is a module, or something in one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("workbench", "workbench_labs", "workbench_studies")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/README.md", ROOT / "workbench_studies/papers/README.md"]
+DOTTED = re.compile(r"(?<![\w/.-])[a-z]\w*(?:\.\w+)+")
+QUOTED = re.compile(r"`([^`\n]+)`")
+FILES = {"py", "md", "toml", "csv", "json", "jsonl", "html", "txt", "yml", "sh", "pt", "bin", "ipynb", "safetensors"}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in SOURCES}
+
+
+@cache
+def names_in(module: str) -> dict[str, ast.AST]:
+    """Return what a module defines or imports, by name."""
+    found: dict[str, ast.AST] = {}
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0]: node for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found[node.id] = node
+    return found
+
+
+TOPS = {part for name in MODULES for part in name.split(".")}
+GROUPS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]) | {"workbench.commands"}
+NOT_OURS = {"layers.I.PATH.lora_A.default.weight", "config.bottleneck"} | GROUPS
+"""A tensor's name in a file, a field of a file; groups of entry points."""
+
+
+def resolves(name: str) -> bool:
+    """Return whether a dotted name is a module of ours or something in one.  Its first parts may be left out."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        head, rest = ".".join(parts[:end]), parts[end:]
+        modules = [module for module in MODULES if f".{module}".endswith(f".{head}")]
+        if any(not rest or rest[0] in names_in(module) for module in modules):
+            return True
+    return False
+
+
+def stale(text: str, given: Iterable[str] = ()) -> list[str]:
+    """Return the names in a text that look like ours and are not there.  given: names of arguments, whose attributes are no modules."""
+    found = []
+    for name in sorted(set(DOTTED.findall(text)) - NOT_OURS):
+        head, last = name.split(".")[0], name.split(".")[-1]
+        if last == "py":
+            found += [name] if not any(path.as_posix().endswith(f"/{name}") for path in SOURCES) else []
+        elif last not in FILES and head in TOPS and head not in given and not resolves(name):
+            found.append(name)
+    return found
+
+
+def documented(path: Path) -> Iterator[tuple[int, str, set[str]]]:
+    """Yield every docstring of a file, and every string under a constant, with its line and the names of arguments that it may mean."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for child in getattr(node, "body", ()) if isinstance(getattr(node, "body", None), list) else ():
+            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
+                arguments = {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)} if not isinstance(node, ast.Module) else set()
+                fields = {one.target.id for one in ast.walk(node) if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+                yield child.lineno, child.value.value, arguments | fields
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_name_what_there_is(package: str) -> None:
+    for path in SOURCES:
+        if path.is_relative_to(ROOT / package):
+            for line, text, given in documented(path):
+                assert stale(text, given) == [], f"{path.relative_to(ROOT)}:{line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_pages_name_what_there_is(page: Path) -> None:
+    for quoted in QUOTED.findall(page.read_text(encoding="utf-8")):
+        assert stale(quoted) == [], quoted
+
+
+@pytest.mark.parametrize("name", ["workbench.profiler.stacks", "profiler.stacks", "core.plan.Plans", "absent_file.py"])
+def test_the_rule_can_fail(name: str) -> None:
+    assert stale(f"See {name}, which is gone.") == [name]
+    assert stale("See workbench.core.plan.Plan, core.plan and plan.py, given to config.seed.", {"config"}) == []
