@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import proportional_ranges
+from workbench.core.profile import trainable_bytes
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
@@ -34,7 +35,6 @@ from workbench.plots import gantt, lines, needs
 from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
-from workbench.schedules.costs import trainable_bytes
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, lab_controls, slider
 from workbench.widgets.tables import Table

@@ -3,8 +3,9 @@ import random
 import pytest
 
 from workbench.core.cluster import Cluster, Link
-from workbench.core.costs import ring_allreduce_s
+from workbench.core.costs import collective_s
 from workbench.core.plan import Share, Stage
+from workbench.core.schedule import ALLREDUCE
 from workbench.planners import pricing
 
 from .builders import SEQUENCE_LENGTH, device, equal
@@ -90,10 +91,10 @@ def test_our_correction_is_a_lower_bound_of_1f1b_and_never_below_eq_5_6():
 def test_a_ring_of_all_reduce_is_paced_by_its_slowest_link():
     devices = [device(f"d{i}", bytes_per_s=rate, latency_s=0.01) for i, rate in enumerate((1000.0, 1000.0, 100.0))]
     cluster = Cluster(name="c", devices=tuple(devices))
-    assert ring_allreduce_s(cluster, (0,), 600) == 0
-    assert ring_allreduce_s(cluster, (0, 1), 0) == 0
-    assert ring_allreduce_s(cluster, (0, 1), 600) == pytest.approx(2 * (300 / 1000 + 0.02))
-    assert ring_allreduce_s(cluster, (0, 1, 2), 600) == pytest.approx(4 * (200 / 100 + 0.02))
+    assert collective_s(cluster, ALLREDUCE, (0,), 600) == 0
+    assert collective_s(cluster, ALLREDUCE, (0, 1), 0) == 0
+    assert collective_s(cluster, ALLREDUCE, (0, 1), 600) == pytest.approx(2 * (300 / 1000 + 0.02))
+    assert collective_s(cluster, ALLREDUCE, (0, 1, 2), 600) == pytest.approx(4 * (200 / 100 + 0.02))
 
 
 def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():

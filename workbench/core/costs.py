@@ -78,9 +78,8 @@ class TableCosts:
             return cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) + self.message_s
         if op.kind not in COLLECTIVES:
             return 0.0
-        nbytes, messages = self.spec(op.writes[0]).nbytes, num_rounds(op.kind, len(op.ranks))
-        wire_s = broadcast_s(cluster, op.ranks, nbytes) if op.kind == BROADCAST else ring_s(cluster, op.kind, op.ranks, nbytes)
-        return wire_s + messages * self.message_s
+        wire_s = collective_s(cluster, op.kind, op.ranks, self.spec(op.writes[0]).nbytes)
+        return wire_s + num_rounds(op.kind, len(op.ranks)) * self.message_s
 
     def spec(self, value: Value) -> Spec:
         """Return the table's bytes or spec for the name, 0 bytes if it is missing."""
@@ -136,28 +135,23 @@ def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> i
     return ring_steps(kind, size) * nbytes // size
 
 
-def ring_s(cluster: Cluster, kind: str, ranks: Sequence[int], nbytes: int) -> float:
-    """Return the seconds of a ring's steps; 0 for one rank or no bytes.  Each step sends nbytes/n over the slowest link of the ring."""
-    if len(ranks) < 2 or not nbytes:
+def collective_s(cluster: Cluster, kind: str, ranks: Sequence[int], nbytes: int) -> float:
+    """Return the seconds of a collective on a tensor of `nbytes`; 0 for one rank, and for a ring without bytes.
+
+    Each step of a ring sends nbytes/n over its slowest link.  A broadcast goes from ranks[0] along a binomial tree.
+    """
+    if len(ranks) < 2:
+        return 0.0
+    if kind == BROADCAST:
+        return num_rounds(kind, len(ranks)) * max(cluster.link(ranks[0], rank).transfer_s(nbytes) for rank in ranks[1:])
+    if not nbytes:
         return 0.0
     links = [cluster.link(rank, ranks[(index + 1) % len(ranks)]) for index, rank in enumerate(ranks)]
     return ring_steps(kind, len(ranks)) * max(link.transfer_s(-(-nbytes // len(ranks))) for link in links)
 
 
-def ring_allreduce_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
-    """Return the seconds of a ring all-reduce: 2(n-1) steps."""
-    return ring_s(cluster, ALLREDUCE, ranks, nbytes)
-
-
-def broadcast_s(cluster: Cluster, ranks: Sequence[int], nbytes: int) -> float:
-    """Return the seconds of a broadcast from ranks[0] along a binomial tree."""
-    if len(ranks) < 2:
-        return 0.0
-    return num_rounds(BROADCAST, len(ranks)) * max(cluster.link(ranks[0], rank).transfer_s(nbytes) for rank in ranks[1:])
-
-
 def collective_latency_s(cluster: Cluster, kind: str, ranks: Sequence[int]) -> float:
-    """Return the part of `ring_s`, or of `broadcast_s`, that is latency and not bytes / rate."""
+    """Return the part of `collective_s` that is latency and not bytes / rate."""
     if len(ranks) < 2:
         return 0.0
     first = (ranks[0],) * (len(ranks) - 1)

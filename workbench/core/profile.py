@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -181,3 +181,13 @@ class Profile:
         slower = factors or {}
         rows = (tuple(layer.scaled(slower[rank]) if rank in slower else layer for layer in self.layers[rank]) for rank in ranks)
         return replace(self, layers=tuple(rows))
+
+
+def layers_seconds(layers: Iterable[LayerProfile], kind: str, batch: int, sequence_length: int) -> float:
+    """Return the seconds of a kind of operation over some layers."""
+    return sum(layer.seconds(kind, batch, sequence_length) for layer in layers)
+
+
+def trainable_bytes(layers: Iterable[LayerProfile]) -> int:
+    """Return the bytes of the trainable parameters of some layers, and of their gradients."""
+    return sum(layer.trainable_bytes for layer in layers)

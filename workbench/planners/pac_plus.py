@@ -13,10 +13,11 @@ from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import ring_allreduce_s
+from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Profile
+from workbench.core.profile import Profile, layers_seconds, trainable_bytes
+from workbench.core.schedule import ALLREDUCE
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.memory import cached_need, readable
@@ -39,7 +40,7 @@ def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stag
     usable = sorted(range(cluster.world_size) if ranks is None else ranks)
     costs = {rank: _costs(problem, rank) for rank in usable}
     steps = {rank: _step_s(profile, rank, problem.sequence_length) for rank in usable}
-    nbytes = sum(layer.trainable_bytes for layer in profile.layers[0])
+    nbytes = trainable_bytes(profile.layers[0])
     even = max(1, batch_size // len(usable))
     best_s, best = math.inf, tuple[Share, ...]()
     for members in device_sets({rank: costs[rank][even] for rank in usable}):
@@ -47,7 +48,7 @@ def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stag
         if counts is None or 0 in counts:
             continue
         slowest = max(costs[rank][samples] for rank, samples in zip(members, counts, strict=True))
-        seconds = slowest + ring_allreduce_s(cluster, members, nbytes) + max(steps[rank] for rank in members)
+        seconds = slowest + collective_s(cluster, ALLREDUCE, members, nbytes) + max(steps[rank] for rank in members)
         if seconds < best_s * SAVES:
             best_s, best = seconds, tuple(Share(rank=rank, samples=samples) for rank, samples in zip(members, counts, strict=True))
     if not best:
@@ -59,7 +60,7 @@ def cached_step_s(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_
     """Return the predicted seconds of one cached step with the stage's shares."""
     slowest = max(_sample_s(profile, share.rank, share.samples, sequence_length) for share in stage.shares)
     step = max(_step_s(profile, share.rank, sequence_length) for share in stage.shares)
-    return slowest + ring_allreduce_s(cluster, stage.ranks, stage_trainable_bytes(profile, stage)) + step
+    return slowest + collective_s(cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(profile, stage)) + step
 
 
 def _sample_s(profile: Profile, rank: int, samples: int, sequence_length: int) -> float:
@@ -69,7 +70,7 @@ def _sample_s(profile: Profile, rank: int, samples: int, sequence_length: int) -
 
 
 def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
-    return sum(layer.seconds("STEP", 1, sequence_length) for layer in profile.layers[rank])
+    return layers_seconds(profile.layers[rank], "STEP", 1, sequence_length)
 
 
 def _costs(problem: Problem, rank: int) -> list[float]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import busiest_s, ring_allreduce_s
+from workbench.core.costs import busiest_s, collective_s
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Stage
-from workbench.core.profile import Profile
+from workbench.core.profile import Profile, trainable_bytes
+from workbench.core.schedule import ALLREDUCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Pricer:
         if stage not in self._alone:
             sums = [self._sums(share.rank, share.samples) for share in stage.shares]
             forward, backward = (max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1))
-            reduce_s = ring_allreduce_s(self._cluster, stage.ranks, stage_trainable_bytes(self._profile, stage))
+            reduce_s = collective_s(self._cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(self._profile, stage))
             self._alone[stage] = (forward, backward, reduce_s)
         return self._alone[stage]
 
@@ -171,7 +172,7 @@ def price(profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_mi
 
 def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
     """Return the bytes of gradients that a stage's group sums."""
-    return sum(layer.trainable_bytes for layer in profile.layers[stage.ranks[0]][stage.start : stage.stop])
+    return trainable_bytes(profile.layers[stage.ranks[0]][stage.start : stage.stop])
 
 
 def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False) -> float:

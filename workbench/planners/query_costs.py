@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.planners.memory import readable
 
 Execution = Literal["sequential", "outer", "inner", "both"]
@@ -87,11 +87,11 @@ class RankCosts:
     def pass_s(self, parts: int) -> float:
         """Return the seconds of one forward pass of `parts` parts."""
         rows = parts * self.size.batch_size
-        return sum(layer.seconds("F", rows, self.size.sequence_length) for layer in self._layers)
+        return layers_seconds(self._layers, "F", rows, self.size.sequence_length)
 
     def noise_s(self, queries: int) -> float:
         """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make the step."""
-        return sum(layer.seconds("STEP", queries, 1) for layer in self._layers) if queries else 0.0
+        return layers_seconds(self._layers, "STEP", queries, 1) if queries else 0.0
 
     def group_s(self, passing: Passing, queries: int | None = None) -> float:
         """Return the seconds of one group, its noise included.  queries: of the group, by default as many as the others have."""
@@ -111,10 +111,9 @@ class RankCosts:
         a pass, and its input and output.
         """
         rows, length = parts * self.size.batch_size, self.size.memory_length
-        trainable = sum(layer.trainable_bytes for layer in self._layers)
         scratch = max(layer.workspace_bytes(rows, length) for layer in self._layers)
         crossing = 2 * max(layer.output_bytes(rows, length) for layer in self._layers)
-        return sum(layer.frozen_bytes for layer in self._layers) + (2 + parts) * trainable + scratch + crossing
+        return sum(layer.frozen_bytes for layer in self._layers) + (2 + parts) * trainable_bytes(self._layers) + scratch + crossing
 
     def fits(self, parts: int) -> bool:
         """Return whether the device's memory suffices."""

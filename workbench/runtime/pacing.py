@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import MESSAGE_S, broadcast_s, collective_latency_s, num_rounds, ring_s
+from workbench.core.costs import MESSAGE_S, collective_latency_s, collective_s, num_rounds
 from workbench.core.errors import ConfigError
-from workbench.core.schedule import BROADCAST
 from workbench.core.serial import shown
 
 
@@ -55,7 +54,7 @@ class RankLinks:
         if self.fidelity == "kernel":
             seconds = collective_latency_s(self.cluster, kind, ranks)
         else:
-            seconds = broadcast_s(self.cluster, ranks, nbytes) if kind == BROADCAST else ring_s(self.cluster, kind, ranks, nbytes)
+            seconds = collective_s(self.cluster, kind, ranks, nbytes)
         return self.dilation * seconds + (self.dilation - 1) * MESSAGE_S * num_rounds(kind, len(ranks))
 
 

@@ -9,7 +9,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.core.schedule import STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
 from workbench.schedules.tensor import BEGIN, END
@@ -72,10 +72,7 @@ def plan_costs(
 
     def pass_s(rank: int, op: Op) -> float:
         first, end = layout.samples(rank, op.microbatch)
-        return sum(layer.seconds(op.kind, end - first, layout.lengths[op.microbatch]) for layer in layers[rank])
-
-    def step_s(rank: int, op: Op) -> float:
-        return sum(layer.seconds(STEP, 1, 1) for layer in layers[rank])
+        return layers_seconds(layers[rank], op.kind, end - first, layout.lengths[op.microbatch])
 
     def divided_s(rank: int, op: Op) -> float:
         division, kind = (divisions or {})[rank], op.kind.removesuffix("B")
@@ -117,7 +114,7 @@ def plan_costs(
     in_parts = dict.fromkeys((f"{kind}{back}" for kind in DIVIDED for back in ("", "B")), divided_s) if divisions else {}
     stashed = trained if stashes_weights else {}
     return TableCosts(
-        seconds_by_kind=dict.fromkeys(COMPUTED, pass_s) | {STEP: step_s} | in_parts,
+        seconds_by_kind=dict.fromkeys(COMPUTED, pass_s) | {STEP: lambda rank, op: layers_seconds(layers[rank], STEP, 1, 1)} | in_parts,
         bytes_by_name={
             "gsum": lambda value: opaque(trained[value.part]),
             "weight": lambda value: opaque(trained.get(rank_of(value), 0)),
@@ -130,11 +127,6 @@ def plan_costs(
         resident_by_rank={rank: resident_bytes(profile, own) - stashed.get(rank, 0) for rank, own in layers.items()},
         cluster=cluster,
     )
-
-
-def trainable_bytes(layers: Sequence[LayerProfile]) -> int:
-    """Return the bytes of the trainable parameters, and of their gradients."""
-    return sum(layer.trainable_bytes for layer in layers)
 
 
 def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:

@@ -33,7 +33,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Share
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import LayerProfile, Profile, layers_seconds
 from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op, Schedule, Value, paused_collector, send
 from workbench.schedules.costs import Crossing, resident_bytes
 from workbench.schedules.lowering import insert_transfers
@@ -286,7 +286,8 @@ def ring_costs(
     side_width, width = crossing.side_width, crossing.hidden_size
 
     def layers_s(rank: int, op: Op, kind: str, layers: Iterable[int]) -> float:
-        return sum(profile.layers[rank][layer].seconds(kind, sizes[op.microbatch], lengths[op.microbatch]) for layer in layers)
+        own = (profile.layers[rank][layer] for layer in layers)
+        return layers_seconds(own, kind, sizes[op.microbatch], lengths[op.microbatch])
 
     def end_s(rank: int, op: Op) -> float:
         return layers_s(rank, op, op.kind, [0 if op.kind == EMBED else -1])
@@ -295,7 +296,7 @@ def ring_costs(
         return profile.layers[rank][-1].seconds(HEAD_STEP, 1, 1)
 
     def step_s(rank: int, op: Op) -> float:
-        return sum(profile.layers[rank][layer].seconds(STEP, 1, 1) for layer in layout.layers(op))
+        return layers_seconds((profile.layers[rank][layer] for layer in layout.layers(op)), STEP, 1, 1)
 
     def load_s(rank: int, op: Op) -> float:
         is_side = side_width and op.stage != NONE

@@ -23,10 +23,10 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import LayerProfile, layers_seconds
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import layers_seconds, scale_to_cluster
+from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankSession
 from workbench.methods.pac_plus.epochs import build_stage, save_initial
 from workbench.methods.pac_plus.handlers import PacPlusHandlers, StageCompute

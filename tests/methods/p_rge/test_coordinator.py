@@ -13,10 +13,10 @@ import pytest
 from methods.conftest import four_devices
 from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, with_options
 from workbench.core.errors import ConfigError, DeviceLostError
+from workbench.core.profile import layers_seconds
 from workbench.core.schedule import STEP
 from workbench.core.seeds import query_seed
 from workbench.methods.base import Planned
-from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.p_rge.method import PRGE, reported_steps
 from workbench.methods.p_rge.policy import Done, History, Run, notes_of
 from workbench.methods.p_rge.worker import RankJob, RankPart, record_of

@@ -35,11 +35,6 @@ def profiled_length(longest: int, most: int) -> int:
     return max(longest, min(most, 1 << (longest - 1).bit_length()))
 
 
-def layers_seconds(layers: tuple[LayerProfile, ...], kind: str, batch: int, sequence_length: int) -> float:
-    """Return the seconds of an operation kind over some layers."""
-    return sum(layer.seconds(kind, batch, sequence_length) for layer in layers)
-
-
 def bytes_of_tokens(beside: int, **sizes: int) -> dict[str, int]:
     """Return bytes of each token, such as output=4, as fields of LayerProfile.  beside: the target's tokens, counted with each sample."""
     counts = {"token": 1, "sample": beside}

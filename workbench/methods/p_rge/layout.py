@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts
 from workbench.core.packing import pack_length, packs_of
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
+from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.program import Program
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.schedule import STEP, Schedule, Value
@@ -178,7 +178,7 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
         EpochRecord(epoch=epoch, cached=False, seconds=sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch))
         for epoch in range(steps[-1].epoch + 1)
     )
-    trained = sum(layer.trainable_bytes for layer in profile.layers[0])
+    trained = trainable_bytes(profile.layers[0])
     devices = sum(len(stage.shares) for stage in plan.stages)
     return Prediction(
         steps=steps,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from workbench.core.errors import DeviceLostError, DivergedError
 from workbench.core.names import FloatType
+from workbench.core.profile import layers_seconds
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP, Op
-from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankResult, RankSession, SessionJob, StepTrace, trace_of
 from workbench.methods.p_rge.layout import Change, QueryStep, samples_of, shape_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type

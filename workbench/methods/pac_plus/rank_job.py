@@ -12,11 +12,10 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.plan import Plan, Stage, homes_of
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
-from workbench.methods.common.scaling import layers_seconds
 from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
@@ -24,7 +23,7 @@ from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAda
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
-from workbench.schedules.costs import plan_costs, resident_bytes, trainable_bytes
+from workbench.schedules.costs import plan_costs, resident_bytes
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
 from workbench.schedules.pipeline import ORDERS, cached_step, hybrid_1f1b

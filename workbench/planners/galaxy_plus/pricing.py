@@ -12,9 +12,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import ring_allreduce_s
+from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape, proportional_parts
+from workbench.core.schedule import ALLREDUCE
 
 Line = tuple[float, float]
 """Fixed seconds and seconds per item, of a time that is 0 for no items."""
@@ -292,7 +293,7 @@ def _tensor(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, le
         layer = sum(max(block) for block in zip(*each, strict=True))
         layer += max(mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True))
         layer += max(con_s(profile, rank, stack, n) for rank in plan.ranks)
-        layers += shape.num_layers * (layer + num_blocks(shape) * ring_allreduce_s(cluster, plan.ranks, nbytes))
+        layers += shape.num_layers * (layer + num_blocks(shape) * collective_s(cluster, ALLREDUCE, plan.ranks, nbytes))
         ways += max((cluster.link(plan.ranks[0], rank).transfer_s(nbytes) for rank in plan.ranks[1:]), default=0.0)
     return layers, ways
 

@@ -17,7 +17,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, busiest_s, opaque
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
@@ -25,7 +25,7 @@ from workbench.planners.memory import Need, in_flight, rank_need
 from workbench.planners.orders import sorted_orders
 from workbench.planners.pac_plus import candidates
 from workbench.planners.pricing import Pricer, Problem
-from workbench.schedules.costs import COMPUTED, plan_costs, trainable_bytes
+from workbench.schedules.costs import COMPUTED, plan_costs
 
 Groups = tuple[tuple[int, ...], ...]
 MOST_IN_EVERY_ORDER = 4
@@ -120,7 +120,7 @@ def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *,
         turn_s = price.total_s / min(workers.in_flight, len(plan.stages))
         for stage in plan.stages:
             rank, (start, stop) = stage.ranks[0], (stage.start, stage.stop)
-            update_s = sum(layer.seconds("STEP", 1, 1) for layer in profile.layers[rank][start:stop])
+            update_s = layers_seconds(profile.layers[rank][start:stop], STEP, 1, 1)
             turn_s = max(turn_s, profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s)
         pipeline_s = max(pipeline_s, workers.in_flight * turn_s)
     return {"pipeline": pipeline_s, "synchronization": _synchronization_s(profile, cluster, workers)}
@@ -130,7 +130,7 @@ def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorke
     """Return the seconds to push every shard to its server and pull it back: the busiest interface in each direction."""
     pushes = []
     for shard in workers.shards() if len(workers.pipelines) > 1 else ():
-        nbytes = sum(layer.trainable_bytes for layer in profile.layers[shard.server][shard.start : shard.stop])
+        nbytes = trainable_bytes(profile.layers[shard.server][shard.start : shard.stop])
         pushes += [(owner, shard.server, nbytes) for owner in shard.owners if owner != shard.server]
     return busiest_s(cluster, pushes) + busiest_s(cluster, [(server, owner, nbytes) for owner, server, nbytes in pushes])
 
@@ -198,7 +198,7 @@ def virtual_worker_costs(profile: Profile, cluster: Cluster, workers: VirtualWor
 
     return TableCosts(
         seconds_by_kind=dict.fromkeys((*COMPUTED, STEP, PULL), alone_s)
-        | {MERGE: lambda rank, op: sum(layer.seconds(STEP, 1, 1) for layer in shard(op.stage))},
+        | {MERGE: lambda rank, op: layers_seconds(shard(op.stage), STEP, 1, 1)},
         bytes_by_name=dict.fromkeys(("weight", "ctx", "act", "grad"), alone_spec)
         | dict.fromkeys(("push", "global"), lambda value: opaque(trainable_bytes(shard(value.stage)))),
         resident_by_rank={rank: alone.resident_bytes(rank) for rank, alone in of_rank.items()},

@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.core.catalogue import MB, load_device
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.costs import broadcast_s
+from workbench.core.costs import collective_s
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile, Profile, trainable_bytes
+from workbench.core.schedule import BROADCAST
 from workbench.planners import candidates, standalone
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
@@ -209,7 +210,7 @@ def redistribution_s(asked: SimulatedProblem, plan: Plan, cached: Stage, samples
         layers = asked.profile.layers[0][stage.start : stage.stop]
         per_sample = sum(layer.tap_bytes(1, asked.sequence_length) for layer in layers)
         others = [rank for rank in sorted(cached.ranks) if rank not in stage.ranks]
-        adapters_s += broadcast_s(asked.cluster, (stage.ranks[0], *others), sum(layer.trainable_bytes for layer in layers))
+        adapters_s += collective_s(asked.cluster, BROADCAST, (stage.ranks[0], *others), trainable_bytes(layers))
         # A group with the whole model keeps its activations: owners follow the cache where possible.
         for giver, taker in product(stage.shares, cached.shares if len(plan.stages) > 1 else ()):
             if taker.rank != giver.rank:
