@@ -1,22 +1,24 @@
 """Benchmarks run once at their smallest setting: every side that they compare is there, and none fails.
 
-Those whose sides are whole runs (ringada, confidant, recovery) stand beside, simulated; the engine's and the kit's need other fixtures.
+The kit's needs real devices: it is in tests/experiment/test_real_devices.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tiny_job import profile_briefly
 
+from workbench.core.job import Job
 from workbench.fetch import ASSETS, cache_folder
 from workbench.runtime.engines import default_pool
 from workbench.runtime.network import probe
 from workbench.tasks import load_task
-from workbench_studies.bench import executor, galaxy_plus, inference_parts, p_rge, pac_plus, runtime
+from workbench_studies.bench import confidant, executor, galaxy_plus, inference_parts, p_rge, pac_plus, recovery, ringada, runtime
 from workbench_studies.bench.command import BENCHES, CHOOSING
 from workbench_studies.bench.inference_parts import BertSize, save_model
 
@@ -91,3 +93,50 @@ def test_p_rge_over_all_parameters() -> None:
     made = p_rge.bench(lambda line: None, only=("full",), model="tiny-llama-2", length=24, grid=((1, 1),), rounds=1)
     assert [(point["q"], point["E"]) for point in made["points"]] == [(1, 1), (1, 4), (4, 1), (4, 4)]
     assert all(point["ratio"] > 0 and point["first_order_ms"] > 0 for point in made["points"])
+
+
+def briefly(jobs: Mapping[str, Job], *, epochs: int, train_samples: int) -> dict[str, Job]:
+    """Return the same jobs of a tiny model and a few samples."""
+    few = {"model": "tiny-bert", "validation_samples": 8, "test_samples": 8}
+    return {name: replace(job, epochs=epochs, train_samples=train_samples, **few) for name, job in jobs.items()}
+
+
+@needs_kernel_links
+def test_ringada(monkeypatch: Patch) -> None:
+    """Of six mini-batches, so that two more layers are trained after each two."""
+    jobs = briefly(ringada.SIDES, epochs=3, train_samples=64)
+    jobs = {
+        name: replace(job, options=job.options | ({"unfreeze_every": 2} if "unfreeze_every" in job.options else {}))
+        for name, job in jobs.items()
+    }
+    monkeypatch.setattr(ringada, "SIDES", jobs)
+    made = ringada.bench(lambda line: None)
+    assert {row["side"] for row in made["points"]} == set(jobs)
+    assert all(row["s"] > 0 and row["over_bound"] > 0 and row["MB_measured"] > 0 for row in made["points"])
+    assert [row["trained"] for row in made["trained layers"]] == [2, 4, 6]
+
+
+@needs_kernel_links
+@pytest.mark.parametrize("name", ["processors", "schedule", "partition", "phones"])
+def test_confidant(name: str, monkeypatch: Patch) -> None:
+    jobs = {side: job for side, job in briefly(confidant.JOBS, epochs=1, train_samples=16).items() if side.startswith(name)}
+    monkeypatch.setattr(confidant, "JOBS", jobs)
+    made = confidant.bench(lambda line: None, only=[name], rounds=1)
+    assert {f"{row['point'].split()[0]}: {row['side']}" for row in made["points"]} == set(jobs)
+    assert all(row["s"] > 0 and row["speedup"] > 0 and row["bound"] > 0 for row in made["points"])
+
+
+@needs_kernel_links
+@pytest.mark.parametrize("method", recovery.jobs_of("recovery"))
+def test_recovery(method: str, monkeypatch: Patch) -> None:
+    """A device is killed; what follows from other faults is the same code."""
+    [job] = briefly({method: recovery.jobs_of("recovery")[method]}, epochs=1, train_samples=256).values()
+    job = replace(job, batch_size=8)
+    if method == "pac_plus, cached":
+        job = replace(job, epochs=3, train_samples=64)
+    elif job.method == "p_rge":
+        job = replace(job, model="tiny-llama-2", max_length=64, options=job.options | {"steps": 12})
+    monkeypatch.setattr(recovery, "jobs_of", lambda name: {method: job})
+    [point] = recovery.bench(lambda line: None, only=["kill"], rounds=1)["points"]
+    assert (point["method"], point["fault"], point["recovered"]) == (method, "kill", "1 of 1")
+    assert point["whole_s"] > 0
