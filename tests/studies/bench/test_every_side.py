@@ -1,6 +1,6 @@
 """Benchmarks run once at their smallest setting: every side that they compare is there, and none fails.
 
-The kit's needs real devices: it is in tests/experiment/test_real_devices.py.
+The kit's needs real devices: see test_kit_bench.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,45 @@
+"""The benchmark of a kit, on two servers of this machine over OpenSSH: each part runs once, with a tiny model and a small file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ssh_hosts import WHY_NOT, best_hosts, real_cluster
+from tiny_job import profile_briefly
+
+from workbench_studies.bench import kit
+
+NAMES = ("alpha", "beta")
+
+
+@pytest.fixture
+def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the folder of a kit.toml whose two devices answer."""
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
+    profile_briefly(monkeypatch)
+    hosts = best_hosts(tmp_path, NAMES)
+    try:
+        monkeypatch.setenv("PATH", hosts.path)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
+        hosts.trust(real_cluster(NAMES))
+        devices = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in NAMES)
+        (tmp_path / "kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\npython = "{sys.executable}"\n{devices}')
+        yield tmp_path
+    finally:
+        hosts.close()
+
+
+def test_every_part(folder_of_a_kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder_of_a_kit)
+    monkeypatch.setattr(kit, "FILE_BYTES", 1_000_000)
+    monkeypatch.setattr(kit, "JOB", replace(kit.JOB, model="tiny-bert", train_samples=160, validation_samples=8, test_samples=8))
+    made = kit.bench(lambda line: None, rounds=1)
+    expected = {f"epoch_{name}_{data}" for name in ("s", "ratio") for data in ("plain", "tls")}
+    expected |= {"check_s", "second_setup_s", "file_mb_per_s", "ssh_share_of_link", "first_step_s"}
+    expected |= {"fault_to_next_step_s", "fault_to_next_step_s_emulated"}
+    assert [name for name in sorted(expected) if not made[name] > 0] == []
