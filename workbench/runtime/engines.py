@@ -24,7 +24,7 @@ from workbench.runtime.network import Fidelity, probe
 from workbench.runtime.own_calls import Own, run_own
 
 IDLE_S = 60.0
-"""Engines end after being idle for this long, and the next run restarts them.  Engines of four devices take 0.4 GB with their helpers."""
+"""Engines end after being idle for this long, and the next run restarts them.  After a run those of four devices take 0.6 GB."""
 
 
 class EngineCluster(Engines):
