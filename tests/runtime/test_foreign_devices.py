@@ -286,6 +286,9 @@ def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(tmp_path: Pat
     seat._take_message(event)
     with pytest.raises(RuntimeSetupError, match="that nobody has read yet"):
         seat._take_message(event)
+    engines.inbox.put(0, "died", "it sent too much")  # its loss is noted all the same
+    assert [kind for _, kind, _ in engines.inbox.take(0)] == ["event", "event", "died"]
+    seat._take_message(event)
 
 
 def test_a_mute_device_is_given_up_by_whoever_waits(scripted: list[ScriptedAgent]) -> None:

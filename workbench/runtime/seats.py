@@ -82,7 +82,7 @@ class Inbox:
         self.most_bytes = LEAST_LIMIT_BYTES
         self.store = KeyStore()
         self._items: queue.SimpleQueue[tuple[int, str, Any, int]] = queue.SimpleQueue()
-        self._unread_bytes = [0] * world_size
+        self._put_bytes, self._taken_bytes = [0] * world_size, [0] * world_size  # by the thread that reads; by the one that takes
 
     def renew(self) -> None:
         """Forget everything: another job begins."""
@@ -91,9 +91,10 @@ class Inbox:
 
     def put(self, rank: int, kind: str, content: Any, nbytes: int = 0) -> None:
         """Note what happened on a device; from any thread.  nbytes: of the message.  Raises MessageError if too much waits to be read."""
-        self._unread_bytes[rank] += nbytes
-        if self._unread_bytes[rank] > 2 * self.most_bytes:
-            raise foreign("an event", f"{self._unread_bytes[rank]:,} bytes that nobody has read yet")
+        unread_bytes = self._put_bytes[rank] - self._taken_bytes[rank] + nbytes
+        if nbytes and unread_bytes > 2 * self.most_bytes:  # not for the news of its loss
+            raise foreign("an event", f"{unread_bytes:,} bytes that nobody has read yet")
+        self._put_bytes[rank] += nbytes
         self._items.put((rank, kind, content, nbytes))
 
     def take(self, timeout_s: float) -> list[tuple[int, str, Any]]:
@@ -103,7 +104,7 @@ class Inbox:
             while True:
                 waits = bool(timeout_s) and not items
                 rank, kind, content, nbytes = self._items.get(waits, timeout_s if waits else None)
-                self._unread_bytes[rank] -= nbytes
+                self._taken_bytes[rank] += nbytes
                 items.append((rank, kind, content))
         return items
 
