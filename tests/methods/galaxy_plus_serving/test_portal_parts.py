@@ -176,7 +176,7 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     """It reads nothing then, and says so; what it says again when it begins to serve is no second event."""
     cluster, layout, said = soak_cluster(), model_layout(SOAK_MODEL), []
     plan = InferencePlan(method="local", paradigm="pipeline", ranks=(1,), layers=(sum(stack.num_layers for stack in layout.stacks),))
-    channel: Any = SimpleNamespace(send=lambda kind, event: said.append(event))
+    channel: Any = SimpleNamespace(send=said.append)
     context = RankContext(rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel)
     specs = {1: shard_spec(plan, 0, layout.stacks)}
     steps: Any = {"index": 0, "requests": (), "arrivals_s": (), "first_step": 0, "last_step": 1, "begin_s": None, "timeout_s": 1.0}
