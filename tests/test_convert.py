@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.fetch import _NAMES, convert_smollm2
+from workbench.assets.fetch import _NAMES, convert_smollm2
 from workbench.models.loading import load_stack, load_tokenizer
 
 LETTERS = "abcdefgh"

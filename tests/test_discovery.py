@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.waiting import wait_for
-from workbench import discovery
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError
-from workbench.discovery import Candidate, about_this_machine, announced, discover
+from workbench.runtime import discovery
+from workbench.runtime.discovery import Candidate, about_this_machine, announced, discover
 
 LOOPBACK = ["127.0.0.1"]
 

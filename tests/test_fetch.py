@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench import fetch as module
+from workbench.assets import fetch as module
+from workbench.assets.fetch import Asset, asset_path, fetch, sha256_of, untar, unzip
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.fetch import Asset, asset_path, fetch, sha256_of, untar, unzip
 
 FILES = {"toy_weights/model/weights.bin": b"w" * 1000, "toy_weights/model/config.json": b"{}", "toy_weights/code.py": b"print()"}
 

@@ -14,21 +14,20 @@ PACKAGE = ROOT / "workbench"
 # Each package or module of workbench stands on one floor; those of one floor do not import each other.
 FLOORS = (
     ("core",),
-    ("summary",),
-    ("schedules", "planners", "plots", "network", "notebooks"),
-    ("simulator", "fetch"),
+    ("schedules", "planners", "plots", "assets"),
+    ("simulator",),
     ("models", "tasks", "profiler"),
     ("runtime",),
     ("methods",),
-    ("trainings", "calibration"),
-    ("experiment", "progress", "comparison"),
-    ("discovery", "survey", "sweeps"),
+    ("trainings", "experiment"),
+    ("runs",),
     ("widgets", "cli"),
-    ("torchrun",),
     ("__main__",),
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], *FLOORS[2], *FLOORS[3], "progress", "comparison", "cli", "__main__"}
+WITHOUT_TORCH = {*FLOORS[0], *FLOORS[1], *FLOORS[2], "cli", "__main__"}
+PROGRAM_OF_RANKS = "cli/torchrun.py"
+"""The command line never imports it: torchrun starts it on every device."""
 HEAVY = {"torch", "transformers", "datasets", "evaluate"}
 
 NEVER = {
@@ -65,7 +64,7 @@ def faults(module: str, names: set[str]) -> list[str]:
         parts = name.split(".")
         if parts[0] == "workbench" and len(parts) > 1 and parts[1] in FLOOR and parts[1] != own and FLOOR[parts[1]] >= FLOOR[own]:
             found.append(f"{module} (floor {FLOOR[own]}) imports {name} (floor {FLOOR[parts[1]]})")
-        if own in WITHOUT_TORCH and parts[0] in HEAVY:
+        if own in WITHOUT_TORCH and module != PROGRAM_OF_RANKS and parts[0] in HEAVY:
             found.append(f"{module} imports {name}, but {own} must work without it")
     return found
 
@@ -74,6 +73,21 @@ def faults(module: str, names: set[str]) -> list[str]:
 def test_module_imports_from_lower_floors_only(module: str) -> None:
     assert unit(module) in FLOOR, f"{unit(module)} stands on no floor: add it to FLOORS"
     assert faults(module, imported(PACKAGE / module)) == []
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {dotted(path): path for name in NEVER for path in (ROOT / name).rglob("*.py")}
+
+
+@pytest.mark.parametrize("folder", [*NEVER, "tests"])
+def test_modules_that_are_imported_are_there(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in NEVER:
+                assert node.module in SOURCES, f"{path}:{node.lineno}"
 
 
 @pytest.mark.parametrize("package", NEVER)

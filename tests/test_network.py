@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from workbench.network import hub_endpoint, hub_is_reachable
+from workbench.assets.hub import hub_endpoint, hub_is_reachable
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from workbench.core.errors import ConfigError
-from workbench.notebooks import require_parameters
+from workbench.runs.notebooks import require_parameters
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MAX_LINES = 45  # of a cell without the parameters

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench.core.report import Report
-from workbench.notebooks import run_notebook
+from workbench.runs.notebooks import run_notebook
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 

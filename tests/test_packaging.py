@@ -204,8 +204,8 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 import importlib
-import workbench.torchrun
-for name in workbench.torchrun.CALLS._events:
+import workbench.cli.torchrun
+for name in workbench.cli.torchrun.CALLS._events:
     importlib.import_module(name.partition(":")[0])
 """
 

@@ -6,7 +6,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
-from workbench.progress import RunState
+from workbench.runs.progress import RunState
 
 
 class Clock:

@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner
 
 from tests.methods.builders import write_sentences
-from workbench import survey
 from workbench.cli import measure as printed
 from workbench.cli.app import app
 from workbench.core.catalogue import load_cluster
@@ -21,9 +20,10 @@ from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
 from workbench.profiler.host import HostProfile, LinkSample, fit_link
+from workbench.runs import survey
+from workbench.runs.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, alike, survey_devices, survey_layers, survey_links
 from workbench.runtime.measuring import PacedGroup
 from workbench.runtime.pacing import RankLinks
-from workbench.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, alike, survey_devices, survey_layers, survey_links
 
 HOST = HostProfile(
     gemm_flops_per_s=100e9,

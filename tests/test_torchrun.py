@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import workbench
 from tests.waiting import LIMIT_S
+from workbench.cli.torchrun import main
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import CacheError, ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.core.schedule import Op
@@ -29,7 +30,6 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, encode
 from workbench.runtime.store_mail import StoreMail
 from workbench.runtime.torchrun import TorchrunEngines
-from workbench.torchrun import main
 
 
 def test_a_device_is_measured_with_the_threads_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_without_the_secret_messages_are_refused(store: dist.Store, monkeypatch:
 
 
 def test_the_table_names_functions_whose_types_travel() -> None:
-    from workbench.torchrun import CALLS
+    from workbench.cli.torchrun import CALLS
 
     for name in CALLS._events:
         call = CALLS.named(name)
@@ -257,7 +257,7 @@ def test_outside_torchrun_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_one_rank_does_not_see_is_refused(tmp_path: Path) -> None:
-    from workbench.torchrun import _require_shared
+    from workbench.cli.torchrun import _require_shared
 
     class Blind:
         world_size = 2

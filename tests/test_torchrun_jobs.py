@@ -50,7 +50,7 @@ name = "right"
 MAIN = """
 from functools import partial
 from pathlib import Path
-from workbench import torchrun
+from workbench.cli import torchrun
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.assets.fetch import cache_folder
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupError
@@ -25,7 +26,6 @@ from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoi
 from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
-from workbench.fetch import cache_folder
 from workbench.methods import load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
 from workbench.methods.common.folder import require_resumable
@@ -163,7 +163,7 @@ def run(
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
             return _report(job, cluster, decided, prediction, None, _spent(began), notes=notes)
-        from workbench.calibration import Calibration
+        from workbench.methods.calibration import Calibration
         from workbench.methods.common.result import write_result
         from workbench.runtime.engines import default_pool
 

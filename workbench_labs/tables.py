@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
+from workbench.core.summary import plan_words
 from workbench.planners import candidates
 from workbench.planners.orders import count_orders, device_types
 from workbench.plots.style import byte_unit, time_unit
-from workbench.summary import plan_words
 from workbench.widgets.tables import Table
 from workbench_labs.inference_problem import InferenceProblem
 from workbench_labs.planning import Comparison, PlanningProblem

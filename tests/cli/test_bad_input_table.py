@@ -86,7 +86,7 @@ def cases() -> Iterator[Case]:
             yield Case(words="simulate --cluster {folder}/mine.toml --model tiny-bert", quote=quote, files=(("mine.toml", spoiled),))
     for given, quote in split(bad_inputs.JOBS):
         files = (("job.json", given.format(**TEXTS)),)
-        yield Case(words="--job {folder}/job.json", quote=quote, files=files, app="workbench.torchrun")
+        yield Case(words="--job {folder}/job.json", quote=quote, files=files, app="workbench.cli.torchrun")
     sound = json.loads(to_json(made_up_report.report()))
     for given, quote in split(bad_inputs.REPORTS):
         path, _, value = given.partition(" = ")

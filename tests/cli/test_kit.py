@@ -22,7 +22,6 @@ from ssh_hosts import WHY_NOT, Hosts, over_pipes
 from typer.testing import CliRunner
 
 from tests.waiting import LIMIT_S, wait_for
-from workbench import discovery
 from workbench.cli import measure
 from workbench.cli.app import app
 from workbench.cli.doctor import TORCH_FOR_ARMV8_0
@@ -30,12 +29,12 @@ from workbench.cli.output import INTERRUPTED
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Device, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.discovery import Candidate
-from workbench.runtime import ssh_login, ssh_setup
+from workbench.runs.survey import DeviceRates, LinkRow
+from workbench.runtime import discovery, ssh_login, ssh_setup
+from workbench.runtime.discovery import Candidate
 from workbench.runtime.frames import Greeting
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_setup import index_options
-from workbench.survey import DeviceRates, LinkRow
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from made_up_report import report
 from workbench.core import Report
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.summary import energy_j, summary_rows
+from workbench.core.summary import energy_j, summary_rows
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a negative measured time": (lambda r: r["steps"][1].update(measured_s=-1), r"steps\[1\].measured_s = -1: Expected `float` >= 0"),

@@ -15,10 +15,10 @@ from tiny_job import two_devices
 
 from tests.experiment.running import at, losses, run
 from workbench import experiment
+from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.profile import Grid
-from workbench.fetch import cache_folder
 from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.runtime import ssh_devices

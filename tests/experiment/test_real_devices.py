@@ -24,11 +24,11 @@ from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, home, over_pipes, re
 
 from tests.experiment.running import losses, run
 from workbench import experiment
+from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, MemoryBudgetError, RuntimeSetupError
 from workbench.core.serving import ServingEvent, StreamSettings
-from workbench.fetch import cache_folder
 from workbench.methods.base import Event
 from workbench.methods.fine_tuning import measure as fine_tuning_measure
 from workbench.methods.fine_tuning import method as fine_tuning
@@ -43,10 +43,10 @@ from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.partial_loading import tensors_in
 from workbench.models.saving import save_tokenizer
 from workbench.models.sharding import model_layout
+from workbench.runs.sweeps import make_points
 from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 from workbench.runtime.ssh_devices import SshEngines
-from workbench.sweeps import make_points
 from workbench.tasks import load_task
 
 NAMES = ("alpha", "beta")

@@ -16,6 +16,7 @@ from workbench import experiment
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
+from workbench.core.summary import summary_rows
 from workbench.methods.ringada import method
 from workbench.methods.ringada.measure import measure_layers
 from workbench.methods.ringada.method import rank_job, with_in_flight
@@ -25,7 +26,6 @@ from workbench.methods.training.phases import Predictor
 from workbench.models.loading import load_stack
 from workbench.models.saving import load_adapter, load_trained
 from workbench.models.techniques import TechniqueStage
-from workbench.summary import summary_rows
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,10 +10,11 @@ import pytest
 from tiny_job import EPOCHS, two_devices
 
 from tests.experiment.running import KEPT_AFTER_A_RUN, predicted, run
-from workbench import calibration, experiment
+from workbench import experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.serial import from_json, to_json
+from workbench.methods import calibration
 from workbench.runtime.engines import default_pool
 
 

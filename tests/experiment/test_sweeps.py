@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from tests.waiting import LIMIT_S, wait_for
 from workbench import experiment
 from workbench.cli.app import app
-from workbench.comparison import reports_frame, sides
 from workbench.core import Report
+from workbench.runs.comparison import reports_frame, sides
 
 METHODS, BANDWIDTHS = ("pac_plus", "fine_tuning", "galaxy_plus"), (1.0, 10.0, 1000.0)
 
@@ -60,7 +60,7 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(words: list[object], tmp
     assert 0 < len(before) < len(began) + 1
     monkeypatch.setattr(experiment, "run", run)
     # Threads stand in for processes, each of which would import torch again.
-    monkeypatch.setattr("workbench.sweeps.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr("workbench.runs.sweeps.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
 
     whole = call(*words, "--at-once", 2)
     assert whole.exit_code == 1, whole.output
@@ -134,7 +134,7 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(
 ON_ENGINES = """
 import signal, sys
 from pathlib import Path
-from workbench import sweeps
+from workbench.runs import sweeps
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 with sweeps._engines(1, Path(sys.argv[1])) as workers:
     print(workers.submit(len, "abc").result(), flush=True)

@@ -12,7 +12,7 @@ from workbench.methods.common import records
 from workbench.methods.common.session import DeviceReporter, StepTrace
 from workbench.methods.pac_plus.method import PacPlus
 from workbench.models.loading import load_stack
-from workbench.progress import RunState
+from workbench.runs.progress import RunState
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.memory import MemoryBudget, MemoryReading

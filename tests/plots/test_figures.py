@@ -7,10 +7,10 @@ from made_up_report import cluster, report, timeline
 
 from workbench.core import Cluster, Device, Link, MemorySample
 from workbench.core.report import Recovery, busy_note
+from workbench.core.summary import summary_rows
 from workbench.plots import breakdown, curves, epoch_times, gantt, memory, predicted_against_measured, style, time_by_class
 from workbench.plots import cluster as cluster_figure
 from workbench.plots.memory import MAX_POINTS
-from workbench.summary import summary_rows
 
 
 def named(figure, name):

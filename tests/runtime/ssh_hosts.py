@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.waiting import LIMIT_S
+from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
-from workbench.fetch import cache_folder
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_login import agent_command, forget_host
 

@@ -219,7 +219,7 @@ def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        "import papermill\nfrom workbench.notebooks import run_notebook\n"
+        "import papermill\nfrom workbench.runs.notebooks import run_notebook\n"
         "papermill.execute_notebook = lambda *args, **settings: end()\nrun_notebook(Path('a.ipynb'), Path('b.ipynb'))",
         "from workbench.methods.pac_plus import measure\n"
         "from workbench.models.loading import load_stack\nfrom workbench.models.parallel_adapter import ParallelAdapterConfig\n"

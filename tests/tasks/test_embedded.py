@@ -2,8 +2,8 @@
 
 import pytest
 
+from workbench.assets.fetch import asset_path
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.fetch import asset_path
 from workbench.tasks import TASKS, load_task
 from workbench.tasks.embedded import SOURCES, load_sentiment, load_sentiment_rating
 

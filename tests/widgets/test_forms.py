@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from workbench import discovery
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.methods.base import read_options
+from workbench.runtime import discovery
 from workbench.widgets import ClusterForm, JobForm
 from workbench.widgets.forms import form_of
 

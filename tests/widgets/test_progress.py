@@ -9,7 +9,7 @@ from widget_reports import CLUSTER
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
-from workbench.progress import RunState, Snapshot
+from workbench.runs.progress import RunState, Snapshot
 from workbench.widgets.run_panel import RED, LiveProgress, as_html
 
 

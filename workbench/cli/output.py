@@ -25,9 +25,9 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
 from workbench.core.serial import plain, shown, to_builtins
+from workbench.core.summary import plan_rows, plan_words, summary_rows
 from workbench.methods.base import Event
-from workbench.progress import RunState
-from workbench.summary import plan_rows, plan_words, summary_rows
+from workbench.runs.progress import RunState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,7 +9,7 @@ from pathlib import Path
 from workbench.cli.output import next_steps, print_text, say, summary
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
-from workbench.notebooks import run_notebook
+from workbench.runs.notebooks import run_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "00_quickstart.ipynb"

@@ -19,7 +19,7 @@ from workbench.core.job import Fidelity
 
 if TYPE_CHECKING:
     from workbench.methods.base import Event
-    from workbench.sweeps import Done, Point
+    from workbench.runs.sweeps import Done, Point
 
 WHOLE = ("options", "faults", "columns", "data")
 """Settings whose values may hold commas: several values of these are given in a grid's file."""
@@ -68,7 +68,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of several values of any option, each as a job; the same command goes on after an interruption."""
-    from workbench.sweeps import SweepSettings, make_notebook_points, make_points, read_grid, run_points, write_table
+    from workbench.runs.sweeps import SweepSettings, make_notebook_points, make_points, read_grid, run_points, write_table
 
     values, by_method, settings = read_grid(grid) if grid is not None else ({}, {}, SweepSettings())
     values = values | given
@@ -121,7 +121,7 @@ def compare(
 ) -> None:
     """Compare reports: a row for runs with the same settings, with mean and standard deviation over seeds and repeats."""
     require_writable(out)
-    from workbench.comparison import reports_frame, sides, write_page
+    from workbench.runs.comparison import reports_frame, sides, write_page
 
     frame = reports_frame(reports)
     if out is not None:
@@ -135,7 +135,7 @@ def compare(
 
 
 def _show(reports: Sequence[Path]) -> None:
-    from workbench.comparison import reports_frame, sides, table
+    from workbench.runs.comparison import reports_frame, sides, table
 
     compared = sides(reports_frame(reports))
     heads, rows = table(compared, most_metrics=MOST_METRICS)
@@ -191,7 +191,7 @@ def _told(done: Done, number: int, count: int, seconds: float) -> str:
     elif done.kept:
         what = "done before"
     else:
-        from workbench.comparison import results_in_words, results_of
+        from workbench.runs.comparison import results_in_words, results_of
 
         what = results_in_words(results_of(done.report)) + done.report.mark
     return f"[{number}/{count}, {seconds:.0f} s] {done.point.words}: {what}"

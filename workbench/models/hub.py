@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.assets.fetch import ASSETS, asset_path, cache_folder
+from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import shown, user_path
-from workbench.fetch import ASSETS, asset_path, cache_folder
 from workbench.models.families import FAMILIES, Part, family_of
-from workbench.network import hub_endpoint, hub_is_reachable
 
 EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
 # Names of new hub repositories include the owner before a slash; these older ones of our families do not.

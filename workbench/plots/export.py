@@ -16,12 +16,12 @@ from workbench.core.errors import RuntimeSetupError
 from workbench.core.files import make_folder
 from workbench.core.report import Report, all_notes, busy_note
 from workbench.core.serial import write_text
+from workbench.core.summary import summary_rows
 from workbench.plots.breakdown import breakdown
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import cluster, memory
 from workbench.plots.predicted import predicted_against_measured
 from workbench.plots.training import curves, epoch_times
-from workbench.summary import summary_rows
 
 PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
 INDEX = "index.html"

@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.serial import from_builtins, to_builtins, write_text
-from workbench.fetch import cache_folder
 
 T = TypeVar("T")
 

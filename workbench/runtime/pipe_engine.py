@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from workbench import __version__
+from workbench.assets.fetch import cache_folder
 from workbench.core.errors import MissingDataError, RuntimeSetupError
-from workbench.fetch import cache_folder
 from workbench.models.partial_loading import LACKING
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from workbench.assets.fetch import cache_folder
 from workbench.core.cluster import Device
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.serial import shown
-from workbench.fetch import cache_folder
 
 SSH_LOG = "{log}"
 """Stands in a command for the file to which ssh writes its messages."""

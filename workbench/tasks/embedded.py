@@ -12,8 +12,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from workbench.assets.fetch import asset_path
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.fetch import asset_path
 from workbench.tasks.task import Split, Task
 
 MOVIE_REVIEWS = "movieReviewSnippets"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, DivergedError, MissingDataError, require_numbers
 from workbench.core.serial import shown
-from workbench.network import hub_endpoint, hub_is_reachable
 from workbench.tasks.task import IGNORED, Split
 from workbench.tasks.tokenize import first_tokens
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.serial import read_text, shown, text_lines, user_path
-from workbench.network import hub_endpoint, hub_is_reachable
 from workbench.tasks.task import Kind, Split, Task, fixed_order, numbered, task_table
 
 PARQUET = "refs/convert/parquet"

@@ -22,10 +22,10 @@ import traitlets
 from IPython.display import HTML, display
 from markupsafe import Markup, escape
 
+from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import read_toml, write_text
-from workbench.fetch import cache_folder
 from workbench.plots.style import only_our_tags
 from workbench.profiler.timing import tiny
 from workbench.tasks import load_task

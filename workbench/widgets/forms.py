@@ -13,7 +13,6 @@ import ipywidgets as widgets
 import traitlets
 from markupsafe import Markup
 
-from workbench import discovery
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.effects import effects_of
@@ -24,6 +23,7 @@ from workbench.core.ranges import Count, require_range
 from workbench.core.serial import shown
 from workbench.methods.base import as_published, published_settings
 from workbench.plots import cluster as draw_cluster
+from workbench.runtime import discovery
 from workbench.tasks import TASKS
 from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described, number
 

@@ -25,7 +25,7 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.methods.base import Event
 from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE
-from workbench.progress import DeviceRow, EpochRow, RunState, Snapshot
+from workbench.runs.progress import DeviceRow, EpochRow, RunState, Snapshot
 from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.forms import ClusterForm, JobForm
 from workbench.widgets.tables import report_table

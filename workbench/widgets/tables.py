@@ -9,8 +9,8 @@ from markupsafe import Markup
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.report import Report, SweepPoint, all_notes
+from workbench.core.summary import plan_rows, summary_rows
 from workbench.core.timeline import INVALID_MARK
-from workbench.summary import plan_rows, summary_rows
 
 joined = Markup().join
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.utils import logging
 
+from workbench.assets.fetch import asset_path
 from workbench.core.run_folder import scratch_folder
-from workbench.fetch import asset_path
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, StageCompute
 from workbench.methods.training.handlers import Targets
 from workbench.models.evaluation import TapStatistics, calibrate, set_statistics

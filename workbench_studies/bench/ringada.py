@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.job import Job
@@ -24,7 +25,6 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report, StepRecord
 from workbench.core.run_folder import scratch_folder
 from workbench.experiment import run
-from workbench.fetch import cache_folder
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.methods.ringada.published import depth_of, load_constants

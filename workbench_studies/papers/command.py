@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from markupsafe import Markup
 
+from workbench.assets.fetch import cache_folder
 from workbench.cli.output import Json, Png, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.serial import to_builtins, to_json, write_text
-from workbench.fetch import cache_folder
 from workbench_studies.papers import PAPERS, Item, Result, Settings, Table, find_item, items_of
 from workbench_studies.papers.result import Number
 

@@ -13,11 +13,11 @@ from tiny_job import tiny_job, write_data
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import serve_with_little, stop_after
 from workbench import experiment
+from workbench.assets.fetch import asset_path
 from workbench.cli.output import summary
 from workbench.core import Cluster, Job, Report
 from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError, ScheduleError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.fetch import asset_path
 from workbench.methods.base import Planned, ignore
 from workbench.methods.galaxy_plus import profiles
 from workbench.methods.galaxy_plus.method import GalaxyPlus, rank_job

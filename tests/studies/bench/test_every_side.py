@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tiny_job import profile_briefly
 
+from workbench.assets.fetch import ASSETS, cache_folder
 from workbench.core.job import Job
-from workbench.fetch import ASSETS, cache_folder
 from workbench.runtime.engines import default_pool
 from workbench.runtime.network import probe
 from workbench.tasks import load_task

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
+from workbench.assets.fetch import ASSETS
 from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json
-from workbench.fetch import ASSETS
 from workbench.models.loading import load_stack
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.task import Split, Task

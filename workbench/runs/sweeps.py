@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Meta
 
 from workbench import experiment
-from workbench.comparison import reports_frame, words_of
 from workbench.core.catalogue import DEFAULT_CLUSTER, load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
@@ -30,7 +29,8 @@ from workbench.core.run_folder import ProcessId, note_process, scratch_folder, u
 from workbench.core.serial import from_builtins, from_json, read_toml, shown, to_json, write_text
 from workbench.methods import load_method
 from workbench.methods.base import Event
-from workbench.notebooks import require_parameters, run_notebook
+from workbench.runs.comparison import reports_frame, words_of
+from workbench.runs.notebooks import require_parameters, run_notebook
 
 TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 """In a sweep's folder: the table of all points, the errors of those that failed, and the folders of executed runs."""

@@ -1,4 +1,4 @@
-"""Run a job on real devices under torchrun: `torchrun ... -m workbench.torchrun`, the same command on every machine.
+"""Run a job on real devices under torchrun: `torchrun ... -m workbench.cli.torchrun`, the same command on every machine.
 
 Rank 0 reads the command line, lets every device measure itself, plans, directs the other ranks, evaluates and writes the Report.
 """
@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 import typer
 
+from workbench.assets.fetch import cache_folder
 from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
 from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_json, print_text, report_error, summary
 from workbench.core.catalogue import load_cluster
@@ -24,7 +25,6 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text
 from workbench.experiment import run, run_name
-from workbench.fetch import cache_folder
 from workbench.methods.calls import CALLS
 from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_file
 

@@ -1,0 +1,1 @@
+"""Weights and data by package name, in a cache; whether the hub answers."""

@@ -1,0 +1,1 @@
+"""Around runs: their progress, sweeps of many and their comparison, notebooks as batches, devices measured."""
