@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -123,3 +124,13 @@ def test_third_party_imports_are_declared() -> None:
             if not known and canonicalize_name(distribution.get(top, top)) not in declared:
                 undeclared[str(path)] = top
     assert undeclared == {}
+
+
+def test_the_page_on_architecture_lists_the_floors_and_names_files_that_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2] for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == [set(names) for names in FLOORS[:-1]]
+    assert all(f"`{package}`" in text for package in NEVER)
+    assert all((ROOT / name).is_file() for name in re.findall(r"`(workbench/[\w/]+\.py)`", text))
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {path.stem for path in PACKAGE.glob("[a-z]*.py")}
+    assert rooms | {"__main__"} == {name for names in FLOORS for name in names}
