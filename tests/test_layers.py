@@ -134,3 +134,23 @@ def test_the_page_on_architecture_lists_the_floors_and_names_files_that_are_ther
     assert all((ROOT / name).is_file() for name in re.findall(r"`(workbench/[\w/]+\.py)`", text))
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {path.stem for path in PACKAGE.glob("[a-z]*.py")}
     assert rooms | {"__main__"} == {name for names in FLOORS for name in names}
+
+
+METHODS = sorted(path.parent.name for path in PACKAGE.glob("methods/*/options.py") if path.parent.name != "training")
+USERS = {
+    "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py", "methods/confidant/prepare.py"},
+    "galaxy_plus": {"cli/serve.py"},
+    "p_rge": {"cli/engine.py", "cli/predict.py", "cli/published.py", "trainings/queries.py"},
+    "ringada": {"cli/published.py"},
+}
+"""What imports from a method's folder: its commands, small trainings, and Confidant, which extends fine-tuning."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_a_folder_that_can_be_deleted(method: str) -> None:
+    others = [module for module in MODULES if not module.startswith(f"methods/{method}/")]
+    package = f"workbench.methods.{method}"
+    users = {module for module in others if any(f"{name}.".startswith(f"{package}.") for name in imported(PACKAGE / module))}
+    assert users == USERS.get(method, set())
+    named = [module for module in others if re.search(rf"\b{method}\b", (PACKAGE / module).read_text())]
+    assert len(named) <= 4 or method == "fine_tuning", named

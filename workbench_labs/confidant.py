@@ -19,7 +19,9 @@ from workbench.core.profile import trainable_bytes
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
-from workbench.planners.confidant import (
+from workbench.methods.confidant.equations import printed_need
+from workbench.methods.confidant.heads import EPSILONS, HeadProfile, allocate_as_printed, best_allocation, epsilon_name, random_profile
+from workbench.planners.asynchronous import (
     Partition,
     StageCosts,
     asynchronous_plan,
@@ -27,9 +29,7 @@ from workbench.planners.confidant import (
     pace_of,
     partition_in_any_order,
     partition_in_order,
-    printed_need,
 )
-from workbench.planners.heads import EPSILONS, HeadProfile, allocate_as_printed, best_allocation, epsilon_name, random_profile
 from workbench.planners.memory import readable
 from workbench.plots import gantt, lines, needs
 from workbench.plots.style import CYCLE, Unit, finish, time_unit

@@ -18,20 +18,20 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.core.spread import Spread
 from workbench.core.timeline import Timeline
 from workbench.methods import load_method
 from workbench.methods.base import ignore
+from workbench.methods.galaxy_plus import planners as galaxy_plus
+from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.planning import as_plan, inference_of
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.prices import InferencePrices, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
+from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
-from workbench.planners import galaxy_plus
-from workbench.plots import request_latencies, serving
-from workbench.profiler.inference import analytic_inference
 from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
 from workbench_labs.planning import Comparison, as_described, compared, costs_on, with_bandwidth
 from workbench_labs.plots.overlapping import OverlapCell

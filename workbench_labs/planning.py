@@ -20,11 +20,11 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
+from workbench.methods.p_rge.queries import plan_queries
+from workbench.methods.p_rge.query_costs import StepSize, whole
 from workbench.planners import candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
-from workbench.planners.queries import plan_queries
-from workbench.planners.query_costs import StepSize, whole
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.style import time_unit
 from workbench.profiler.analytic import analytic_profile

@@ -14,13 +14,13 @@ import plotly.graph_objects as go
 from workbench.core.plan import Plan
 from workbench.core.timeline import Timeline
 from workbench.methods.ringada.options import Unfreezing
+from workbench.methods.ringada.planner import ring_stages
 from workbench.methods.ringada.prepare import Policy
-from workbench.methods.ringada.published import FEDERATED, RING, layer_times, load_constants
+from workbench.methods.ringada.published import FEDERATED, RING, layer_times, load_constants, simulated_round
+from workbench.methods.ringada.schedule import Iteration, terminator
 from workbench.models.loading import model_facts
-from workbench.planners.ringada import ring_stages
 from workbench.plots import gantt, lines
-from workbench.schedules.ringada import Iteration, terminator
-from workbench.simulator.steps import SAMPLES, equal_blocks, simulated_round
+from workbench.simulator.steps import SAMPLES, equal_blocks
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html, lab_controls
 from workbench.widgets.tables import Table

@@ -11,14 +11,14 @@ import ipywidgets as widgets
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from workbench.methods.p_rge.analytic import Execution, Machine, matrix_params, parts_at_once, pass_flops, pass_s, step_s
 from workbench.methods.p_rge.published import load_constants
+from workbench.methods.p_rge.zeroth_order import CausalModel, PromptLike
 from workbench.models.products import linear
-from workbench.models.zeroth_order import CausalModel, PromptLike
 from workbench.plots.style import time_unit
 from workbench.profiler.descriptions import describe
 from workbench.profiler.host import gemm_rate, memory_rate
 from workbench.profiler.timing import time_calls
-from workbench.profiler.zeroth_order import Execution, Machine, matrix_params, parts_at_once, pass_flops, pass_s, step_s
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html, lab_controls
 from workbench.widgets.tables import Table
 from workbench_labs.plots.zeroth_order import Pass, roofline

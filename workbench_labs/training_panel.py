@@ -19,8 +19,8 @@ from markupsafe import Markup
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
-from workbench.models.zeroth_order import CausalModel, Prge
+from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
+from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.trainings.queries import Curve, QueryTraining, Trial
 from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls, number

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.waiting import LIMIT_S, wait_for
 from workbench.cli.app import app
 from workbench.core.report import Report
-from workbench.models.zeroth_order import read_log
+from workbench.methods.p_rge.zeroth_order import read_log
 from workbench.runtime.engines import default_pool
 
 STEPS = 30

@@ -12,7 +12,14 @@ from workbench.cli.serve import event_line
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
-from workbench.core.serving import ReschedulingSettings, ServedRequest, ServiceInterrupted, ServingEvent, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import (
+    ReschedulingSettings,
+    ServedRequest,
+    ServiceInterrupted,
+    ServingEvent,
+    ServingReport,
+    StreamSettings,
+)
 
 CLUSTER = load_cluster("galaxy-env-b")
 

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import json, resource
 import numpy as np
-from workbench.models.zeroth_order.loading import keep_freed_memory
+from workbench.methods.p_rge.zeroth_order.loading import keep_freed_memory
 
 def layers():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -10,7 +10,7 @@ from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.core.serial import from_builtins, to_builtins
-from workbench.core.serving import ReschedulingSettings, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, StreamSettings
 
 NAN, INF = float("nan"), float("inf")
 LINK = Link(bytes_per_s=1e6)

@@ -28,11 +28,11 @@ from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, MemoryBudgetError, RuntimeSetupError
-from workbench.core.serving import ServingEvent, StreamSettings
 from workbench.methods.base import Event
 from workbench.methods.fine_tuning import measure as fine_tuning_measure
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
+from workbench.methods.galaxy_plus.serving.records import ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.methods.galaxy_plus.serving.soak import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
 from workbench.methods.p_rge import measure as p_rge_measure

@@ -8,7 +8,7 @@ from widget_reports import CLUSTER, PLAN, make_report
 from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.report import SweepPoint
-from workbench.planners.heads import HeadProfile
+from workbench.methods.confidant.heads import HeadProfile
 from workbench_labs import exercises
 from workbench_labs.exercises import Verdict
 from workbench_labs.planning import compare, paper_problem, with_bandwidth, with_memory

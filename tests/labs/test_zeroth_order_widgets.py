@@ -15,10 +15,10 @@ import torch
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.core.seeds import query_seed
-from workbench.models.inference_engine import EngineConfig, EngineStep
-from workbench.models.zeroth_order import CausalModel, StepLog
-from workbench.planners.query_costs import StepSize
+from workbench.methods.p_rge.inference_engine import EngineConfig, EngineStep
+from workbench.methods.p_rge.query_costs import StepSize
+from workbench.methods.p_rge.seeds import query_seed
+from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.tasks.prompts import PromptBatch
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench_labs import exercises, training_panel

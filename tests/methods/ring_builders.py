@@ -21,11 +21,11 @@ from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.ringada.phases import RingPhase
 from workbench.methods.ringada.prepare import Policy
 from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
+from workbench.methods.ringada.schedule import Iteration
 from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import Kind, ParallelAdapterStage, task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.schedules.ringada import Iteration
 from workbench.tasks import load_task
 from workbench.tasks.tokenize import Batch, collate, tokenize
 

@@ -19,12 +19,12 @@ from workbench.methods.common.result import LoadedResult, load_result, write_res
 from workbench.methods.fine_tuning import prepare as fine_tuning_prepare
 from workbench.methods.p_rge import prepare as p_rge_prepare
 from workbench.methods.p_rge import worker as p_rge_worker
+from workbench.methods.p_rge.zeroth_order.loading import save_trained as save_prompted
 from workbench.methods.pac_plus import prepare as pac_plus_prepare
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import TrainedDescription, save_adapter, save_trained
 from workbench.models.techniques import TechniqueStage
-from workbench.models.zeroth_order.loading import save_trained as save_prompted
 from workbench.tasks import load_task
 
 METRICS = {"classification": "accuracy", "regression": "pearson", "sequence_to_sequence": "accuracy"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.models.fast_side import FastSide, rounded, unsupported
+from workbench.methods.pac_plus.fast_side import FastSide, rounded, unsupported
 from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, task_loss
 from workbench.models.side_layers import Packing
 from workbench.runtime.memory import read_memory

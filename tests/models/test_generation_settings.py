@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from workbench.core.errors import ConfigError
+from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.prepare import Request, local_texts
-from workbench.models.generation import Greedy
 from workbench.models.loading import model_config
 
 COUNT = 10

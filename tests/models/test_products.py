@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
+from workbench.methods.pac_plus.fast_side import multiplies_bfloat16
 from workbench.models import products
-from workbench.models.fast_side import multiplies_bfloat16
 from workbench.models.products import ForwardLinear, filled_length, is_even, linear, use_fastest
-from workbench.models.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 
 from .zeroth_order.prompts import prompts
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
-from workbench.planners.galaxy_plus import SequenceProblem
-from workbench.planners.galaxy_plus.memory import InferenceNeed
+from workbench.methods.galaxy_plus.planners import SequenceProblem
+from workbench.methods.galaxy_plus.planners.memory import InferenceNeed
 
 
 def costs(speed: float, *, hidden: int, unit_width: int, per_op_s: float = 0.0, conn: float = 1.0, cross: bool = False) -> StackCosts:

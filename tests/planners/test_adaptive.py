@@ -7,7 +7,8 @@ import math
 import pytest
 
 from workbench.core.errors import PlanError
-from workbench.planners.adaptive import Pace, Price, Setting, candidates, choose
+from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
+from workbench.planners.pace import Pace
 
 ASKED = Setting(4, 4)
 

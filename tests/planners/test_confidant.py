@@ -17,17 +17,16 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.virtual_workers import VersionRule, delay_of
-from workbench.planners.confidant import (
+from workbench.methods.confidant.equations import compatibilities, printed_need
+from workbench.planners.asynchronous import (
     Partition,
     StageCosts,
     asynchronous_plan,
-    compatibilities,
     even_partition,
     pace_of,
     partition_in_any_order,
     partition_in_order,
     plan_asynchronous,
-    printed_need,
 )
 from workbench.planners.memory import rank_need
 from workbench.schedules import asynchronous_1f1b, insert_transfers, plan_costs

@@ -13,7 +13,15 @@ from workbench.core import Device, Link, Processor
 from workbench.core.division import part_s
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.planners.heads import HeadProfile, allocate_as_printed, best_allocation, divide, quickened, random_profile, without_surplus
+from workbench.methods.confidant.heads import (
+    HeadProfile,
+    allocate_as_printed,
+    best_allocation,
+    divide,
+    quickened,
+    random_profile,
+    without_surplus,
+)
 
 NO_BYTES = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
 

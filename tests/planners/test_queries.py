@@ -13,10 +13,11 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.layout import QueryStep, Shape
-from workbench.planners.adaptive import Setting
-from workbench.planners.queries import _share_s, chain_s, chosen_passings, plan_queries, smallest_maximum
-from workbench.planners.query_costs import Passing, RankCosts, StepSize, whole
+from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
+from workbench.methods.p_rge.query_costs import Passing, RankCosts, StepSize, whole
+from workbench.planners.shares import smallest_maximum
 from workbench.schedules.costs import Crossing
 from workbench.simulator import simulate
 

@@ -6,7 +6,8 @@ import pytest
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.planners import Problem, candidates, fixed_plan, memory, pac_plus, pricing, refine
+from workbench.planners import Problem, candidates, fixed_plan, memory, pricing, refine
+from workbench.planners import hybrid as pac_plus
 
 from .builders import SEQUENCE_LENGTH, env_b, equal, rough, simulated_s, unequal
 from .random_clusters import compare, planned, random_cluster

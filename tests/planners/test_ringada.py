@@ -12,7 +12,7 @@ import pytest
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.planners.ringada import RingPricer, Segment, Stages, change_s, plan_ring, plan_segments, ring_stages
+from workbench.methods.ringada.planner import RingPricer, Segment, Stages, change_s, plan_ring, plan_segments, ring_stages
 
 FREE = Link(bytes_per_s=1e12)
 

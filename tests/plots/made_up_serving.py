@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferencePlan
-from workbench.core.serving import (
+from workbench.methods.galaxy_plus.serving.records import (
     DeviceSample,
     ReschedulingSettings,
     ServedRequest,

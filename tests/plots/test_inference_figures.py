@@ -10,7 +10,8 @@ from made_up_serving import report
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread
-from workbench.plots import request_latencies, serving, style
+from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
+from workbench.plots import style
 from workbench_labs.plots.layer_cut import Arrow, Matrix, held_bytes, layer_cut, layer_parts, sent_bytes
 from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
 

@@ -21,6 +21,7 @@ from workbench import plots
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
+from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
 from workbench.plots import export
 from workbench.plots.style import empty, not_kept
 from workbench_labs.plots import zeroth_order
@@ -60,9 +61,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
     "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
     "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),
-    "request_latencies": lambda: plots.request_latencies(SERVED),
+    "request_latencies": lambda: request_latencies(SERVED),
     "roofline": lambda: zeroth_order.roofline({NAME: [zeroth_order.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID),
-    "serving": lambda: plots.serving({NAME: SERVED, "": SERVED}, title=NAME),
+    "serving": lambda: serving({NAME: SERVED, "": SERVED}, title=NAME),
     "slopes": lambda: zeroth_order.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
     "speedups": lambda: speedups({NAME: {125.0: POINT}}, note=NAME, **SAID),
     "stacked_bars": lambda: plots.stacked_bars([NAME], {NAME: [1.0]}, x_title=NAME, **SAID),
@@ -74,7 +75,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
 def test_every_figure_is_in_the_table() -> None:
     packages = ((plots, "workbench.plots."), (workbench_labs.plots, "workbench_labs.plots."))
     names = [module.name for package, prefix in packages for module in pkgutil.iter_modules(package.__path__, prefix)]
-    modules = [importlib.import_module(name) for name in names]
+    modules = [importlib.import_module(name) for name in (*names, request_latencies.__module__)]
     public = [function for module in modules for function in vars(module).values() if inspect.isfunction(function)]
     drawing = {one.__name__ for one in public if one.__annotations__.get("return") == "go.Figure" and not one.__name__.startswith("_")}
     assert drawing == FIGURES.keys() | {"finish", "bowl"}  # all end with the former; the latter shows no name

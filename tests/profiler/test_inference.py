@@ -11,9 +11,9 @@ import torch
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import PieceCost
+from workbench.methods.galaxy_plus.costs import analytic_costs, analytic_inference, end_bytes, scaled_to, stack_sizes
+from workbench.methods.galaxy_plus.timing import cached_inference, fit_piece, measure_inference
 from workbench.profiler.descriptions import MODELS, ModelDescription
-from workbench.profiler.inference import analytic_costs, analytic_inference, end_bytes, scaled_to, stack_sizes
-from workbench.profiler.inference_timing import cached_inference, fit_piece, measure_inference
 
 TINY = ModelDescription(name="tiny", kind="encoder", num_layers=2, hidden=32, heads=4, feed_forward=64, vocab=50)
 TINY_LLAMA = replace(TINY, name="tiny-llama", kind="decoder", kv_heads=2, gated=True, biases=False, norm_vectors=1)
@@ -100,7 +100,7 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
         timed.append(budget_s)
         return {cell: made.seconds(cell[2] ** 2 if cell[1] in ("ATT", "CATT") else cell[2], cell[3]) for cell in cells}
 
-    monkeypatch.setattr("workbench.profiler.inference_timing.time_calls", time_them)
+    monkeypatch.setattr("workbench.methods.galaxy_plus.timing.time_calls", time_them)
 
     def measure():
         makers = [products(sizes) for sizes in stacks]

@@ -8,16 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.core.errors import ConfigError
-from workbench.models.zeroth_order import TrainableConfig, load_causal_model
+from workbench.methods.p_rge.analytic import Machine, adapter_params, parts_at_once, pass_flops, pass_s, step_s
+from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.profiler.zeroth_order import (
-    Machine,
-    adapter_params,
-    parts_at_once,
-    pass_flops,
-    pass_s,
-    step_s,
-)
 from workbench.tasks.prompts import PromptBatch
 from workbench_studies.papers.p_rge.counted import (
     MemoryRule,

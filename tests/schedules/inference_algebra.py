@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.core.inference import StackShape
 from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Schedule, Value
-from workbench.schedules.inference import InferenceLayout
+from workbench.methods.galaxy_plus.schedules import InferenceLayout
 
 PRIME = 2_147_483_647
 Numbers = tuple[int, ...]

@@ -6,8 +6,10 @@ import pytest
 from inference_algebra import shape
 from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, workers_of
 
+from workbench.cli.published import build_published
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Schedule
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
 from workbench.schedules import (
     asynchronous_1f1b,
     cached_step,
@@ -20,8 +22,6 @@ from workbench.schedules import (
     ring_gemm_reducescatter,
     split_heads,
 )
-from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
-from workbench.schedules.published import build_published
 
 
 def inference_layout(paradigm: str, *, is_decoding: bool = False, encoder_decoder: bool = False, **given) -> InferenceLayout:

@@ -12,8 +12,8 @@ from schedule_plans import timed
 from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.schedule import SEND, Op, Schedule
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
 from workbench.schedules import check
-from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_schedule
 
 ENCODER_DECODER = (shape(2, 6, 12), shape(1, 3, 7, has_cross_attention=True))
 

@@ -12,9 +12,9 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
 from workbench.core.program import Program
 from workbench.core.schedule import Value
+from workbench.methods.galaxy_plus.planners import SequenceProblem
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, smallest_tile, tune
-from workbench.planners.galaxy_plus import SequenceProblem
-from workbench.schedules.inference import InferenceLayout, inference_costs, inference_schedule
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.simulator import simulate
 
 HOMOGENEOUS, HETEROGENEOUS = (8.8, 8.8, 8.8, 8.8), (15.7, 15.7, 8.8, 4.3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from schedule_plans import timed
 
+from workbench.cli.published import PUBLISHED, SECONDS, build_published
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import Schedule
 from workbench.schedules import check
-from workbench.schedules.published import PUBLISHED, SECONDS, build_published
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

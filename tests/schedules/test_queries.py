@@ -8,7 +8,8 @@ from schedule_plans import timed
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Share, Stage
 from workbench.core.schedule import SEND, Schedule
-from workbench.schedules import check, insert_transfers, query_groups, query_step
+from workbench.methods.p_rge.schedule import query_groups, query_step
+from workbench.schedules import check, insert_transfers
 
 
 def stage(start: int, stop: int, **queries: int) -> Stage:

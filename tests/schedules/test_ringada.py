@@ -13,8 +13,8 @@ from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import Timeline
-from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
-from workbench.schedules.ringada import Iteration, layers_of, ring_round, terminator
+from workbench.methods.ringada.planner import RingPricer, Segment, plan_ring, plan_segments
+from workbench.methods.ringada.schedule import Iteration, layers_of, ring_round, terminator
 from workbench.simulator import simulate
 from workbench.simulator.steps import SAMPLES, equal_blocks
 

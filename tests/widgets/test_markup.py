@@ -23,7 +23,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event
-from workbench.planners.query_costs import StepSize
+from workbench.methods.p_rge.query_costs import StepSize
 from workbench.trainings import queries
 from workbench.widgets.controls import FigureBox, Html, Message
 from workbench.widgets.tables import report_table

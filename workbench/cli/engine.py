@@ -45,7 +45,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a model with LoRA-FA to an ExecuTorch program with the methods train_step, read_state and write_state."""
-    from workbench.models.inference_engine import EngineConfig, export_program, require_executorch
+    from workbench.methods.p_rge.inference_engine import EngineConfig, export_program, require_executorch
 
     require_executorch()
     require_writable(out, prompts)
@@ -58,8 +58,8 @@ def export(
         backend=backend,  # type: ignore[arg-type]
         noise=noise,  # type: ignore[arg-type]
     )
+    from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
     from workbench.models.loading import model_facts, require_known
-    from workbench.models.zeroth_order import TrainableConfig, load_causal_model
 
     require_known(model)
     if max_length > (context := model_facts(model).max_length):
@@ -100,8 +100,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train in ExecuTorch's runtime, without PyTorch's arithmetic; interrupted, the same command with its --log goes on."""
-    from workbench.models.inference_engine import EngineTrainer
-    from workbench.models.inference_engine.config import EnginePrompts
+    from workbench.methods.p_rge.inference_engine import EngineTrainer
+    from workbench.methods.p_rge.inference_engine.config import EnginePrompts
 
     require_writable(log, out)
     rows = EnginePrompts.read(prompts)
@@ -110,8 +110,8 @@ def train(
     if out is not None:
         from safetensors.numpy import save_file
 
+        from workbench.methods.p_rge.zeroth_order import metadata_of
         from workbench.models.saving import TrainedDescription
-        from workbench.models.zeroth_order import metadata_of
 
         description = TrainedDescription(config=trainer.description.trainable, model=trainer.description.model)
         with whole_file(out) as part:
@@ -127,7 +127,7 @@ def train(
 
 
 def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int, path: Path | None) -> list[float]:
-    from workbench.models.zeroth_order import LogFile
+    from workbench.methods.p_rge.zeroth_order import LogFile
     from workbench.tasks.prompts import step_indices
 
     header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": to_json(trainer.description, indent=-1)}
@@ -167,7 +167,7 @@ def _tokenized(model: str, task: str, data: str | None, columns: str, samples: i
 
 
 def _write_prompts(path: Path, encoded: EncodedPrompts, length: int) -> None:
-    from workbench.models.inference_engine.config import EnginePrompts
+    from workbench.methods.p_rge.inference_engine.config import EnginePrompts
     from workbench.tasks.prompts import collate_prompts
 
     whole = collate_prompts(encoded, range(len(encoded)), length=length)

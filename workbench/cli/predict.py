@@ -81,7 +81,7 @@ def _prompted(
 ) -> Any:
     """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
     from workbench.methods.common.result import Evaluation, model_encoder
-    from workbench.models.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
+    from workbench.methods.p_rge.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
     from workbench.tasks.prompts import evaluate as score
     from workbench.tasks.prompts import load_prompt_task
 

@@ -87,7 +87,7 @@ def schedule(
 
 
 def _list(as_json: bool) -> None:
-    from workbench.schedules.published import PUBLISHED
+    from workbench.cli.published import PUBLISHED
 
     if as_json:
         print_json({name: {"paper": one.paper, "sizes": dict(one.sizes)} for name, one in PUBLISHED.items()})
@@ -97,7 +97,7 @@ def _list(as_json: bool) -> None:
 
 
 def _program(what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None) -> Program:
-    from workbench.schedules.published import PUBLISHED, build_published
+    from workbench.cli.published import PUBLISHED, build_published
 
     if what in PUBLISHED or not user_path(what, "The schedule").exists():
         return _priced(build_published(what, sizes), costs, nbytes, mbits)
@@ -117,8 +117,8 @@ def _program(what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nb
 
 
 def _priced(schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None) -> Program:
+    from workbench.cli.published import SECONDS
     from workbench.core.costs import TableCosts
-    from workbench.schedules.published import SECONDS
 
     if mbits is not None:
         require_range(mbits, range_of(Link, "bytes_per_s"), "The schedule", "mbits", unit=125_000)

@@ -18,7 +18,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Mode
 from workbench.core.serial import to_builtins
-from workbench.core.serving import (
+from workbench.methods.base import read_options
+from workbench.methods.galaxy_plus.serving.records import (
     Reaction,
     ReschedulingSettings,
     ServedRequest,
@@ -27,7 +28,6 @@ from workbench.core.serving import (
     ServingReport,
     StreamSettings,
 )
-from workbench.methods.base import read_options
 
 _SETTINGS = ", ".join(f"{key}={value:g}" for key, value in to_builtins(ReschedulingSettings()).items() if key != "reaction")
 SHOWN_EVERY = 500  # answers of a soak
@@ -125,8 +125,8 @@ def _require_length(model: str, length: int) -> None:
 
 def _profile(model: str, cluster: Cluster, length: int) -> tuple[Any, tuple[int, ...]]:
     """Return the profile of the catalogue's devices for a described model or a real one, and the tokens in each stack."""
+    from workbench.methods.galaxy_plus.costs import analytic_inference
     from workbench.profiler.descriptions import MODELS
-    from workbench.profiler.inference import analytic_inference
 
     if model in MODELS:
         profile = analytic_inference(model, cluster)
@@ -160,8 +160,8 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
     if path is not None:
         files.append(report.write(path))
     if out is not None:
+        from workbench.methods.galaxy_plus.serving.figures import serving
         from workbench.plots.export import write_html
-        from workbench.plots.serving import serving
 
         files.append(write_html(serving(report), out / "serving.html"))
     if as_json:

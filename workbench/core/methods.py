@@ -96,6 +96,8 @@ class Declaration:
     calls: the functions that other devices may ask for, as 'module:function' or 'module:class.function', each with the
     types of its messages besides dicts: the 'module:class' of its events ('' for none), or Parts if it serves a coordinator.
     form: the fields of the notebooks' form, by the name of the Job's attribute or the option.
+    load_prompted: 'module:function' that loads a folder of weights that were trained by prompts, as (model, TrainedDescription);
+    '' for a method that trains a head.
     trains: False for a method that answers the test split's samples as requests.  backpropagates: False if forward passes alone train.
     converges: an epoch's mean loss says whether training may end.  runs_jax: JAX may compute a device's layers.
     """
@@ -104,6 +106,7 @@ class Declaration:
     implementation: str
     calls: Mapping[str, str | Parts]
     form: Mapping[str, FormField] = field(default_factory=lambda: JOB_FIELDS)
+    load_prompted: str = ""
     trains: bool = True
     backpropagates: bool = True
     converges: bool = True

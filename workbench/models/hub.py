@@ -115,7 +115,7 @@ def require_settings(name: str, settings: Mapping[str, Any], common_names: Mappi
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         found = f"Its weights are already quantized, by {shown(method)}."
-        todo = "Give the model with its full weights. The option backbone_dtype of fine_tuning and pac_plus quantizes them."
+        todo = "Give the model with its full weights. Methods with the option backbone_dtype quantize them."
         raise refused(name, found, todo)
 
 

@@ -16,8 +16,8 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
+from workbench.planners.hybrid import candidates, plan
 from workbench.planners.orders import sorted_orders
-from workbench.planners.pac_plus import candidates, plan
 from workbench.planners.pricing import Problem, price
 
 Dispatch = Literal["speed", "equal", "best"]
@@ -162,7 +162,7 @@ def asteroid(problem: Problem) -> Plan:
 def homogeneous(problem: Problem, *, cached: bool = True) -> Plan:
     """Return PAC+ (Homo)'s plan: Algorithm 1 with all devices at their mean speed; its predicted time uses the real devices.
 
-    It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.  cached: see pac_plus.plan.
+    It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.  cached: see hybrid.plan.
     Raises PlanError, naming device, stage and bytes, if it finds no plan or one does not fit.
     """
     profile, cluster, longest = problem.profile, problem.cluster, problem.longest

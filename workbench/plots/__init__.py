@@ -5,5 +5,4 @@ from workbench.plots.export import browser_path, write_figures
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import cluster, memory, needs, placement
 from workbench.plots.predicted import compared_bars, lines, predicted_against_measured
-from workbench.plots.serving import request_latencies, serving
 from workbench.plots.training import curves, epoch_times

@@ -49,7 +49,7 @@ class Side(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the settings in words: 'pac_plus, bandwidth 100'."""
+        """Return the settings in words: 'METHOD, bandwidth 100'."""
         return words_of(self.settings) or "all runs"
 
     def without(self, name: str) -> Side:
@@ -121,7 +121,7 @@ def results_of(report: Report) -> dict[str, float]:
 
 
 def words_of(settings: Mapping[str, Any]) -> str:
-    """Return settings as one line of text: 'pac_plus, bandwidth 100'."""
+    """Return settings as one line of text: 'METHOD, bandwidth 100'."""
     return ", ".join(
         str(value) if name in ("method", "label") else f"{name} {value:g}" if isinstance(value, float) else f"{name} {shown(value, 40)}"
         for name, value in settings.items()

@@ -94,7 +94,7 @@ class Done(NamedTuple):
 def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], SweepSettings]:
     """Read a TOML file: return its grid, the grids of single methods, and the settings of the sweep itself.
 
-    [options] holds options of the method; [p_rge] and [p_rge.options] apply to that method's points only.
+    [options] holds options of the method; [METHOD] and [METHOD.options] apply to that method's points only.
     """
     tables = read_toml(path, "the grid")
     given = {field.name: tables.pop(field.name) for field in fields(SweepSettings) if field.name in tables}

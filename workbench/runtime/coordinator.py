@@ -15,7 +15,7 @@ from typing import Any
 from workbench.core.device_faults import WITH_FACTOR, Fault
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.report import Recovery
-from workbench.planners.adaptive import Pace
+from workbench.planners.pace import Pace
 from workbench.runtime.commands import (
     Abort,
     Change,

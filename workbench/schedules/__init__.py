@@ -4,5 +4,4 @@ from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import check, insert_allreduce, insert_transfers
 from workbench.schedules.pipeline import backpropagation, cached_step, gpipe, hybrid_1f1b, one_f_one_b
-from workbench.schedules.queries import query_groups, query_step
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter, split_heads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,13 +10,12 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
-from workbench.planners.pac_plus import plan_cached
+from workbench.planners.hybrid import plan_cached
 from workbench.planners.pricing import Problem
-from workbench.schedules.costs import Crossing, plan_costs
+from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
-from workbench.schedules.ringada import Iteration, RingLayout, ring_costs, ring_round
 from workbench.simulator.simulate import simulate
 
 THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "adapters", "lora")
@@ -82,13 +80,3 @@ def equal_blocks(layers: int, devices: int, backward: float = 1.0, transfer_s: f
     link = Link(bytes_per_s=FP32_BYTES * SAMPLES / transfer_s if transfer_s else 1e18)
     made = (Device(name=f"device {rank + 1}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(devices))
     return profile, Cluster(name="equal", devices=tuple(made))
-
-
-def simulated_round(profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, has_side: bool = False) -> Timeline:
-    """Return a round of mini-batches of SAMPLES samples."""
-    sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
-    crossing = Crossing(hidden_size=1, side_width=int(has_side))
-    layout = RingLayout(plan, iterations, sizes, (1,) * len(sizes))
-    costs = ring_costs(profile, cluster, layout, crossing=crossing, head_values=1, beside_bytes=0)
-    schedule = ring_round(plan, iterations, costs.seconds, in_flight=8, has_side=has_side)
-    return simulate(Program.on(cluster, schedule, costs), memory=False)

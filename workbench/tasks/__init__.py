@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.methods import declaration_of, registered
 from workbench.core.serial import user_path
 from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
 from workbench.tasks.instructions import load_instruction_tuning, load_instructions
@@ -72,5 +73,6 @@ def unknown_task(name: str) -> ConfigError:
         kind = PROMPTS[name].kind.replace("_", " ")
         other = "the task question_answering" if kind == "question answering" else "another task"
         found = f"It is {kind} by the words that follow a prompt, not by a class."
-        return ConfigError(f"The task '{name}' was asked for.", found, f"Choose the method p_rge, or {other}.")
+        methods = " or ".join(method for method in registered() if declaration_of(method).load_prompted)
+        return ConfigError(f"The task '{name}' was asked for.", found, f"Choose the method {methods}, or {other}.")
     return ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", did_you_mean(name, TASKS))

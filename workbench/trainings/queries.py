@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from workbench.core.errors import ConfigError, check_choice
 from workbench.core.serial import to_json, write_text
 from workbench.methods.common.result import model_encoder
-from workbench.models.zeroth_order import (
+from workbench.methods.p_rge.zeroth_order import (
     FirstOrder,
     LogFile,
     Mezo,

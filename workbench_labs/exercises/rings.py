@@ -9,10 +9,11 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan
+from workbench.methods.confidant.equations import compatibilities
+from workbench.methods.confidant.heads import HeadProfile, best_allocation
 from workbench.methods.ringada.rank_job import initiator_order
-from workbench.planners.confidant import Partition, StageCosts, compatibilities, partition_in_order
-from workbench.planners.heads import HeadProfile, best_allocation
-from workbench.schedules.ringada import terminator
+from workbench.methods.ringada.schedule import terminator
+from workbench.planners.asynchronous import Partition, StageCosts, partition_in_order
 from workbench_labs.confidant import delayed_descent
 from workbench_labs.exercises.training import Verdict, code_verdict, exercise, number_verdict
 from workbench_labs.ring import ring_plan

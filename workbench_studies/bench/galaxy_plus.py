@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.run_folder import scratch_folder
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
 from workbench.profiler.host import gemm_rate
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.engines import EngineCluster

@@ -20,15 +20,15 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.methods.galaxy_plus import planners as galaxy_plus
+from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.methods.galaxy_plus.prices import InferencePrices, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.methods.galaxy_plus.timing import cached_inference
 from workbench.models.sharding import model_layout, open_weights
 from workbench.models.tokenizer import tiny_tokenizer
-from workbench.planners import galaxy_plus
 from workbench.profiler.descriptions import describe
-from workbench.profiler.inference import analytic_from, end_bytes, scaled_to, stack_sizes
-from workbench.profiler.inference_timing import cached_inference
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.frame import Progress, line_of
 from workbench_studies.bench.inference_sides import Side, SidesJob, SidesResult, block_ends, run_sides

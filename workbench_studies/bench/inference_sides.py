@@ -18,12 +18,12 @@ from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import InferencePrices
+from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.methods.galaxy_plus.session import Holding, InferenceHandlers, InferenceSession, SessionSetup
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
 from workbench.runtime.transport import empty
-from workbench.schedules.inference import InferenceLayout
 
 OVERLAP_ROUNDS = 3
 DTENSOR = "DTensor"

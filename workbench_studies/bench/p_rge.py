@@ -18,9 +18,8 @@ import torch
 
 from workbench.core.names import StorageType
 from workbench.methods.common.result import model_encoder
-from workbench.models.products import library
-from workbench.models.quantization import QuantizationConfig
-from workbench.models.zeroth_order import (
+from workbench.methods.p_rge.options import Execution
+from workbench.methods.p_rge.zeroth_order import (
     CausalModel,
     Copies,
     FirstOrder,
@@ -30,7 +29,8 @@ from workbench.models.zeroth_order import (
     ZerothOrderConfig,
     load_causal_model,
 )
-from workbench.planners.query_costs import Execution
+from workbench.models.products import library
+from workbench.models.quantization import QuantizationConfig
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts, load_prompt_task

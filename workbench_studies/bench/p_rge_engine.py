@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from workbench.core.run_folder import scratch_folder
-from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
-from workbench.models.inference_engine.config import bindings
+from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
+from workbench.methods.p_rge.inference_engine.config import bindings
+from workbench.methods.p_rge.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
 from workbench.models.products import library
-from workbench.models.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
 from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
 from workbench_studies.bench.frame import Progress, child_peak_bytes, peak_bytes

@@ -21,11 +21,11 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.methods.base import Planned, ignore
 from workbench.methods.galaxy_plus import profiles
 from workbench.methods.galaxy_plus.method import GalaxyPlus, rank_job
+from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.worker import RankJob
-from workbench.planners.galaxy_plus.search import is_split
 from workbench.plots.export import figures
 from workbench.runtime.engines import EngineCluster
 from workbench.simulator import simulate

@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
-from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 

@@ -13,9 +13,9 @@ import torch
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
-from workbench.core.serving import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import StragglerDetector, Verdict, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
 from workbench.methods.galaxy_plus.serving.soak import SOAK_MODEL, soak_cluster

@@ -11,8 +11,8 @@ import pytest
 
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.serving import ServedRequest, ServiceInterrupted, ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.profiles import made_up_host
+from workbench.methods.galaxy_plus.serving.records import ServedRequest, ServiceInterrupted, ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.methods.galaxy_plus.serving.soak import (
     SETTINGS,

@@ -11,7 +11,7 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
-from workbench.core.serving import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld
 
 SLOW = Fault(kind="slow", rank=1, start=2.0, end=8.0, factor=4.0)

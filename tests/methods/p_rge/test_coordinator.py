@@ -15,12 +15,12 @@ from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, wi
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.profile import layers_seconds
 from workbench.core.schedule import STEP
-from workbench.core.seeds import query_seed
 from workbench.methods.base import Planned
 from workbench.methods.p_rge.method import PRGE, reported_steps
 from workbench.methods.p_rge.policy import Done, History, Run, notes_of
+from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.worker import RankJob, RankPart, record_of
-from workbench.models.zeroth_order import StepLog
+from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
 from workbench.runtime.virtual_devices import VirtualDevices
 

@@ -11,12 +11,12 @@ import torch
 from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, load_as_asked, one_pace, prepared_job, run, shared, theta, trained_by
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
-from workbench.core.seeds import query_seed
 from workbench.methods.base import Event, Outcome, Planned, ignore
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.seeds import query_seed
+from workbench.methods.p_rge.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
 from workbench.models.quantization import held_bytes
-from workbench.models.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import training_batch
 

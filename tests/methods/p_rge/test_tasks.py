@@ -15,7 +15,7 @@ from tests.tasks.prompts.official_files import write_official
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError
 from workbench.methods.common.result import model_encoder
-from workbench.models.zeroth_order import load_trained
+from workbench.methods.p_rge.zeroth_order import load_trained
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import evaluate
 

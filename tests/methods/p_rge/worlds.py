@@ -20,7 +20,7 @@ from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.measure import layer_sizes
 from workbench.methods.p_rge.prepare import PreparedJob, prepare
 from workbench.methods.p_rge.worker import load_model
-from workbench.models.zeroth_order import CausalModel, Prge, StepLog, TrainableConfig, load_causal_model, read_log, replay
+from workbench.methods.p_rge.zeroth_order import CausalModel, Prge, StepLog, TrainableConfig, load_causal_model, read_log, replay
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import training_batch
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError, DivergedError
-from workbench.models.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise, replayed, require_executorch
-from workbench.models.inference_engine.config import EnginePrompts
-from workbench.models.inference_engine.modules import TrainStep, engine_attention, exportable
+from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise, replayed, require_executorch
+from workbench.methods.p_rge.inference_engine.config import EnginePrompts
+from workbench.methods.p_rge.inference_engine.modules import TrainStep, engine_attention, exportable
+from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model, load_trained, read_log
 from workbench.models.saving import TrainedDescription
-from workbench.models.zeroth_order import TrainableConfig, load_causal_model, load_trained, read_log
 
 from ..memory_growth import least_growth
 
@@ -332,7 +332,7 @@ def test_settings_that_cannot_be_meant(changes, found: str) -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr("workbench.models.inference_engine.config.find_spec", lambda name: None)
+    monkeypatch.setattr("workbench.methods.p_rge.inference_engine.config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"Install the extra: pip install 'edge-llm-workbench\[executorch\]'"):
         require_executorch()
 

@@ -7,17 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from workbench.core.seeds import query_seed
+from workbench.methods.p_rge.seeds import query_seed
+from workbench.methods.p_rge.zeroth_order import Mezo, Prge, TrainableConfig, ZerothOrderConfig, gradients_of, load_causal_model, make_log
 from workbench.models.quantization import QuantizationConfig
-from workbench.models.zeroth_order import (
-    Mezo,
-    Prge,
-    TrainableConfig,
-    ZerothOrderConfig,
-    gradients_of,
-    load_causal_model,
-    make_log,
-)
 
 from .prompts import Naive, prompts
 

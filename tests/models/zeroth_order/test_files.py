@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
+from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model, save_for_peft
 from workbench.models.lora import require_peft
 from workbench.models.quantization import QuantizationConfig
-from workbench.models.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model, save_for_peft
 
 from .prompts import prompts
 

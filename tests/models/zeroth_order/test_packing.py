@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from workbench.core.packing import computed_length, packs_of
-from workbench.models.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
+from workbench.methods.p_rge.packing import computed_length, packs_of
+from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 
 from .prompts import prompts
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError, DivergedError
-from workbench.core.seeds import MAX_QUERIES, MAX_STEPS, query_seed
-from workbench.models.zeroth_order import (
+from workbench.methods.p_rge.seeds import MAX_QUERIES, MAX_STEPS, query_seed
+from workbench.methods.p_rge.zeroth_order import (
     LogFile,
     Mezo,
     Prge,

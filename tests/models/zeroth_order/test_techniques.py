@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.loading import load_stack
-from workbench.models.lora import require_peft
-from workbench.models.quantization import QuantizationConfig
-from workbench.models.zeroth_order import (
+from workbench.methods.p_rge.zeroth_order import (
     FirstOrder,
     Mezo,
     PrecisionWarning,
@@ -18,7 +15,10 @@ from workbench.models.zeroth_order import (
     smallest_epsilon,
     warn_of_rounding,
 )
-from workbench.models.zeroth_order import load_causal_model as load
+from workbench.methods.p_rge.zeroth_order import load_causal_model as load
+from workbench.models.loading import load_stack
+from workbench.models.lora import require_peft
+from workbench.models.quantization import QuantizationConfig
 
 from .prompts import prompts
 

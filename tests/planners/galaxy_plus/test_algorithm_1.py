@@ -4,7 +4,7 @@ import pytest
 from galaxy_plus_builders import check_inference, inference_needs, instance, shape, unequal
 
 from workbench.core.errors import PlanError
-from workbench.planners.galaxy_plus import PAPER, SequenceProblem, algorithm_1
+from workbench.methods.galaxy_plus.planners import PAPER, SequenceProblem, algorithm_1
 
 STACK = shape(10, 8, unit_width=16)
 UNIT, COLUMN = 10 * STACK.unit_bytes, 10 * STACK.column_bytes

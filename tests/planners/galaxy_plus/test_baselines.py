@@ -6,7 +6,7 @@ from galaxy_plus_builders import check_inference, instance, shape, unequal
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
-from workbench.planners.galaxy_plus import (
+from workbench.methods.galaxy_plus.planners import (
     INFERENCE_SYSTEMS,
     SequenceProblem,
     edgeshard,

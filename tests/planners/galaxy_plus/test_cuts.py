@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from workbench.planners.galaxy_plus.search import water_level
+from workbench.methods.galaxy_plus.planners.search import water_level
 
 
 def one_by_one(seconds, caps, total):

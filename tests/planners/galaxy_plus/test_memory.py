@@ -5,7 +5,7 @@ from galaxy_plus_builders import check_inference, inference_needs, instance, sha
 
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
-from workbench.planners.galaxy_plus import HELD, PAPER, MemoryRule
+from workbench.methods.galaxy_plus.planners import HELD, PAPER, MemoryRule
 
 STACK = shape(4, 4)
 PLAN = InferencePlan(

@@ -5,9 +5,9 @@ import pytest
 from galaxy_plus_builders import check_inference, inference_needs, instance, shape, unequal
 
 from workbench.core.errors import ConfigError
-from workbench.planners.galaxy_plus import PAPER, SequenceProblem, oracle, price_plan
-from workbench.planners.galaxy_plus.pricing import Cut
-from workbench.planners.galaxy_plus.programme import hybrid_plan
+from workbench.methods.galaxy_plus.planners import PAPER, SequenceProblem, oracle, price_plan
+from workbench.methods.galaxy_plus.planners.pricing import Cut
+from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
 
 TINY = replace(shape(2, 3, unit_width=4, columns=4), layer_bytes=0)
 

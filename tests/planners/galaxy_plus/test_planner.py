@@ -8,11 +8,11 @@ from galaxy_plus_builders import check_inference, instance, shape, unequal
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
+from workbench.methods.galaxy_plus.planners import PAPER, SequenceProblem, algorithm_1, oracle, plan, plans, price_plan
+from workbench.methods.galaxy_plus.planners.search import Search
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, tune
-from workbench.planners.galaxy_plus import PAPER, SequenceProblem, algorithm_1, oracle, plan, plans, price_plan
-from workbench.planners.galaxy_plus.search import Search
 from workbench.profiler.descriptions import describe
-from workbench.profiler.inference import analytic_from, end_bytes, stack_sizes
 
 
 @pytest.mark.parametrize("first", range(0, 12, 3))

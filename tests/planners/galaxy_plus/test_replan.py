@@ -4,14 +4,8 @@ import pytest
 from galaxy_plus_builders import check_inference, instance, shape
 
 from workbench.core.errors import PlanError
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan, price_plan
 from workbench.methods.galaxy_plus.prices import replan
-from workbench.planners.galaxy_plus import (
-    INFERENCE_SYSTEMS,
-    SequenceProblem,
-    algorithm_1,
-    plan,
-    price_plan,
-)
 
 STACK = shape(6, 12, unit_width=16)
 

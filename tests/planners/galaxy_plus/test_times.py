@@ -4,7 +4,7 @@ from galaxy_plus_builders import instance, shape
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
-from workbench.planners.galaxy_plus import (
+from workbench.methods.galaxy_plus.planners import (
     all_gather_s,
     capacity,
     con_s,
@@ -14,7 +14,7 @@ from workbench.planners.galaxy_plus import (
     price_plan,
     stack_lengths,
 )
-from workbench.planners.galaxy_plus.pricing import HybridPricer, cut_of, hop_lines, ring_s
+from workbench.methods.galaxy_plus.planners.pricing import HybridPricer, cut_of, hop_lines, ring_s
 
 STACK = StackShape(num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100)
 

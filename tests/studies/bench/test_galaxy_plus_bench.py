@@ -9,8 +9,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
+from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.prices import InferencePrices
-from workbench.profiler.inference import scaled_to
 from workbench_studies.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies
 from workbench_studies.bench.inference_parts import _layer_s, emulated_cluster
 from workbench_studies.bench.inference_sides import Side, SidesResult, overlap_point

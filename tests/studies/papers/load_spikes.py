@@ -7,7 +7,7 @@ from dataclasses import replace
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
-from workbench.core.serving import Reaction, ReschedulingSettings, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, cut

@@ -11,9 +11,9 @@ from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Link
 from workbench.core.device_faults import Fault
 from workbench.core.serial import from_json, to_json
+from workbench.methods.galaxy_plus.costs import analytic_inference
+from workbench.methods.galaxy_plus.planners import price_plan, stack_lengths
 from workbench.methods.galaxy_plus.prices import InferencePrices
-from workbench.planners.galaxy_plus import price_plan, stack_lengths
-from workbench.profiler.inference import analytic_inference
 from workbench_studies.papers import Item, Result, Settings, find_item, items_of
 from workbench_studies.papers.galaxy_plus import counted, environments, scaling, speedups, straggler
 from workbench_studies.papers.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system

@@ -7,8 +7,8 @@ from load_spikes import load_spike_simulated
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault
+from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
-from workbench.profiler.inference import analytic_inference
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult
 
 

@@ -12,7 +12,7 @@ import pytest
 from workbench.core.sealed import read_lines
 from workbench.core.serial import from_json
 from workbench.methods.common.result import model_encoder
-from workbench.models.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
+from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
 from workbench.tasks.prompts import evaluate, load_prompt_task
 from workbench.trainings.queries import Trial
 from workbench_studies.papers.p_rge import executed

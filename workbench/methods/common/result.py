@@ -18,6 +18,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.job import Job
+from workbench.core.methods import attribute, declaration_of
 from workbench.core.ranges import Tokens, require_ranges
 from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
@@ -27,7 +28,6 @@ from workbench.models import evaluation, saving, techniques
 from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
-from workbench.models.zeroth_order import load_trained
 from workbench.tasks import load_task
 from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import answers, score, tags
@@ -189,7 +189,11 @@ class LoadedResult:
         self._tokenizer: Any = load_tokenizer(name)
         described: TrainedDescription[Any]
         if about.prompt is not None:
-            model, described = load_trained(folder)
+            load = declaration_of(about.job.method).load_prompted
+            if not load:
+                asked = f"The result '{shown(str(folder), 200)}' was asked for."
+                raise ConfigError(asked, f"Its {RESULT} has a prompt; {about.job.method} trains a head.", "Take both files of one run.")
+            model, described = attribute(load)(folder)
             self._logits_of: Any = model.logits_at
         else:
             described, self._logits_of, self._logits_at = _head_model(folder)

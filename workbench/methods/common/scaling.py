@@ -13,9 +13,13 @@ from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.quantization.stored import embedding_block_size
+from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import NumberFormat
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
+
+TARGET_LENGTH = 1
+"""Tokens of a decoder: classification and regression need only the first."""
 
 Layers = tuple[LayerProfile, ...]
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -33,6 +37,14 @@ def profiled_length(longest: int, most: int) -> int:
     longest: tokens of the longest sample.  most: tokens that the model accepts.  Grid interpolates between the measured lengths.
     """
     return max(longest, min(most, 1 << (longest - 1).bit_length()))
+
+
+def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[str, int]:
+    """Return the bytes that cross behind a layer, in both directions, and its scratch, as fields of LayerProfile."""
+    hidden = 4 * stack.hidden_size
+    beside = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)
+    side = 4 * side_width
+    return bytes_of_tokens(beside, output=hidden + side, gradient=side or hidden, workspace=4 * hidden)
 
 
 def bytes_of_tokens(beside: int, **sizes: int) -> dict[str, int]:

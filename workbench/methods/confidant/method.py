@@ -19,6 +19,8 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned, ignore
 from workbench.methods.common.scaling import describe_facts, kept_layers
+from workbench.methods.confidant.equations import compatibilities, printed_need
+from workbench.methods.confidant.heads import divide, quickened
 from workbench.methods.confidant.options import ConfidantOptions
 from workbench.methods.confidant.prepare import prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
@@ -28,16 +30,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
 from workbench.models.layer_parts import column_groups, require_divisible
 from workbench.models.loading import load_stack
-from workbench.planners.confidant import (
-    StageCosts,
-    asynchronous_plan,
-    compatibilities,
-    even_partition,
-    partition_in_order,
-    plan_asynchronous,
-    printed_need,
-)
-from workbench.planners.heads import divide, quickened
+from workbench.planners.asynchronous import StageCosts, asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
 from workbench.planners.memory import readable
 from workbench.profiler.descriptions import LayerShape
 from workbench.profiler.processors import Place, pinned, place_of
@@ -45,7 +38,7 @@ from workbench.runtime.context import RankContext
 
 
 def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict[int, Division]:
-    """Return how devices with several processors divide their layers, by rank.  Raises the errors of planners.heads.divide."""
+    """Return how devices with several processors divide their layers, by rank.  Raises the errors of methods.confidant.heads.divide."""
     options, facts = _options(prepared), prepared.facts
     columns = column_groups(facts.feed_forward_size) if options.split == "heads_and_columns" else 0
     sizes = {"samples": prepared.job.batch_size, "length": prepared.typical_length}

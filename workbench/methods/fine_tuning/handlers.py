@@ -17,6 +17,7 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
+from workbench.methods.common.scaling import TARGET_LENGTH
 from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, Targets, joined, named
 from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
@@ -29,8 +30,6 @@ from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
 from workbench.schedules.tensor import divide_layers
 
-TARGET_LENGTH = 1
-"""Tokens of a decoder: classification and regression need only the first."""
 FP32_BYTES = 4
 
 

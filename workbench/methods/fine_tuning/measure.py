@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, LayerProfile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
-from workbench.methods.fine_tuning.handlers import TARGET_LENGTH, StageCompute
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
+from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.families import LayerContext
 from workbench.models.layer_parts import LayerParts
@@ -92,14 +92,6 @@ def measure_parts(
         makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     return time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
-
-
-def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[str, int]:
-    """Return the bytes that cross behind a layer, in both directions, and its scratch, as fields of LayerProfile."""
-    hidden = 4 * stack.hidden_size
-    beside = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)
-    side = 4 * side_width
-    return bytes_of_tokens(beside, output=hidden + side, gradient=side or hidden, workspace=4 * hidden)
 
 
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -23,27 +23,14 @@ from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepa
 from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob
-from workbench.methods.training.prepare import PreparedTechnique
-from workbench.models.evaluation import Predictions
+from workbench.methods.training.trained import Trained
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.quantization import quantize
-from workbench.models.saving import (
-    TrainedDescription,
-    kept_name,
-    save_adapter,
-    save_tokenizer,
-    save_trained,
-    set_trained,
-)
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueStage
-from workbench.models.techniques import predict as predict_split
 from workbench.planners import PARADIGMS, asteroid, refine
-from workbench.planners.confidant import StageCosts, plan_asynchronous
+from workbench.planners.asynchronous import StageCosts, plan_asynchronous
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
-from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
@@ -98,34 +85,6 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 def begin(prepared: PreparedJob, stack: LayerStack, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
     """Store the backbone in the form that the run computes with."""
     quantize(stack, prepared.quantization)
-
-
-class Trained:
-    """The whole model with the trained parameters after each epoch."""
-
-    def __init__(self, prepared: PreparedTechnique, stack: LayerStack, job: RankJob) -> None:
-        self._prepared, self._weights, self._quantization = prepared, job.trained, job.quantization
-        self._model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
-
-    def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
-        """Return the predictions after each of some epochs."""
-        found = []
-        for epoch in epochs:
-            set_trained(self._model, self._weights(epoch))
-            found.append(predict_split(self._model, evaluation_batches(split)))
-        return found
-
-    def save(self, folder: Path, epoch: int) -> Path:
-        """Write the trained parameters after an epoch."""
-        set_trained(self._model, self._weights(epoch))
-        job, task, adapters = self._prepared.job, self._prepared.task, self._model.adapters
-        quantization = self._quantization
-        if isinstance(adapters, ParallelAdapterStage):  # as PAC+ saves them
-            save_tokenizer(job.model, folder)
-            adapter = TrainedDescription(config=adapters.config, model=kept_name(job.model), quantization=quantization)
-            return save_adapter(folder, adapters.state_dict(), adapter)
-        described = TrainedDescription(config=self._prepared.config, model=job.model, quantization=quantization)
-        return save_trained(folder, self._model, described, class_names=task.class_names)
 
 
 class FineTuning(TrainingMethod[PreparedJob]):

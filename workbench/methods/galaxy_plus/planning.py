@@ -18,11 +18,11 @@ from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plans
+from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tune
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plans
-from workbench.planners.galaxy_plus.search import is_split
-from workbench.schedules.inference import InferenceLayout
+from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.simulator import simulate
 
 

@@ -14,9 +14,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.base import read_options
+from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
-from workbench.models.generation import Greedy
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
@@ -48,7 +48,7 @@ def is_right(found: Any, expected: Tensor) -> bool:
 
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
-    """Return the most likely next tokens of each request (see models.generation.Greedy), each from a forward pass of the whole text."""
+    """Return the most likely next tokens of each request (see generation.Greedy), each from a forward pass of the whole text."""
     model: Any = load_model(name)
     has_decoder, greedy = model.config.is_encoder_decoder, Greedy(name)
     with torch.inference_mode():

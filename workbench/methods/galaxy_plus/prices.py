@@ -20,10 +20,10 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
-from workbench.planners.galaxy_plus import INFERENCE_SYSTEMS, SequenceProblem
-from workbench.planners.galaxy_plus import plans as candidates
-from workbench.planners.galaxy_plus.search import Search
-from workbench.schedules.inference import InferenceLayout, decode_schedule, inference_costs, inference_schedule
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem
+from workbench.methods.galaxy_plus.planners import plans as candidates
+from workbench.methods.galaxy_plus.planners.search import Search
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_costs, inference_schedule
 from workbench.simulator import simulate
 
 KEPT_PROGRAMS = 128

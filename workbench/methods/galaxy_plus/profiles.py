@@ -13,8 +13,12 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Notify
+from workbench.methods.galaxy_plus.costs import analytic_from
 from workbench.methods.galaxy_plus.options import METHOD
+from workbench.methods.galaxy_plus.planners import stack_lengths
+from workbench.methods.galaxy_plus.planners.pricing import layer_s
 from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
+from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
 from workbench.models.loading import model_facts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (
@@ -27,10 +31,6 @@ from workbench.models.sharding import (
     model_layout,
     open_weights,
 )
-from workbench.planners.galaxy_plus import stack_lengths
-from workbench.planners.galaxy_plus.pricing import layer_s
-from workbench.profiler.inference import analytic_from
-from workbench.profiler.inference_timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
 from workbench.profiler.timing import Call
 
 BUDGET_S = 25.0

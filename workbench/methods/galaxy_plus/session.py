@@ -20,9 +20,11 @@ from workbench.core.errors import DeviceLostError, require_numbers
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, Op, Value
 from workbench.methods.common.session import DeviceSession
+from workbench.methods.galaxy_plus.costs import scaled_to
+from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.prepare import Answer, Request, check_request
 from workbench.methods.galaxy_plus.prices import Prepared, Programs
-from workbench.models.generation import Greedy
+from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.models.sharding import (
     KeyValueCache,
     ModelLayout,
@@ -35,11 +37,9 @@ from workbench.models.sharding import (
     shard_spec,
 )
 from workbench.models.sharding.held import What
-from workbench.profiler.inference import scaled_to
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Handler
 from workbench.runtime.pacing import Pacer
-from workbench.schedules.inference import InferenceLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class InferenceSession(DeviceSession):
     def generate(self, holding: Holding, request: Request, num_tokens: int) -> tuple[list[int], list[Answer]]:
         """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
 
-        Returns the answers of all steps, first the text's, and the new tokens up to an end of the text (see models.generation.Greedy).
+        Returns the answers of all steps, first the text's, and the new tokens up to an end of the text (see generation.Greedy).
         Only the plan's first device knows the tokens.
         Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide a token.
         """

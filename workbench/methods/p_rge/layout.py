@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts
-from workbench.core.packing import pack_length, packs_of
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.program import Program
@@ -18,13 +17,14 @@ from workbench.core.schedule import STEP, Schedule, Value
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Prediction
 from workbench.methods.common.records import traced_step
+from workbench.methods.p_rge.adaptive import Setting
+from workbench.methods.p_rge.packing import pack_length, packs_of
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.planners.adaptive import Setting
-from workbench.planners.queries import chosen_passings
-from workbench.planners.query_costs import Passing, StepSize, stage_costs
-from workbench.schedules import insert_transfers, query_groups, query_step
+from workbench.methods.p_rge.queries import chosen_passings
+from workbench.methods.p_rge.query_costs import Passing, StepSize, stage_costs
+from workbench.methods.p_rge.schedule import Group, query_groups, query_step
+from workbench.schedules import insert_transfers
 from workbench.schedules.costs import Crossing
-from workbench.schedules.queries import Group
 from workbench.simulator import simulate
 from workbench.tasks.prompts import step_indices
 from workbench.tasks.tokenize import padded_length

@@ -13,14 +13,13 @@ from workbench.core.names import FloatType
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, number_format, profiled_length
+from workbench.methods.p_rge.options import METHOD, Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.worker import load_model, stored_as
+from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.quantization import QuantizationConfig
-from workbench.models.zeroth_order import CausalModel, StepLog
-from workbench.planners.adaptive import Precision
-from workbench.planners.query_costs import METHOD
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.layers import Span, Stacks, profile_layers
 from workbench.profiler.timing import Call, Maker

@@ -21,19 +21,19 @@ from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measu
 from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import kept_layers, profiled_length, scale_to_cluster
 from workbench.methods.common.session import RankResult
+from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.layout import Change, predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
+from workbench.methods.p_rge.options import METHOD, Precision
 from workbench.methods.p_rge.policy import Done, History, ProfileOf, Run, changed_notes, fitted_setting, notes_of, words
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
+from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
+from workbench.methods.p_rge.zeroth_order import CausalModel, replay
+from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.policy import served
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
-from workbench.models.zeroth_order import CausalModel, replay
-from workbench.models.zeroth_order.loading import TRAINED, save_for_peft, save_trained
-from workbench.planners.adaptive import Precision, Setting
-from workbench.planners.queries import chosen_passings, plan_queries
-from workbench.planners.query_costs import METHOD
 from workbench.runtime.devices import Lender
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.templates import PromptSample

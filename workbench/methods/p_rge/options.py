@@ -13,8 +13,8 @@ from workbench.core.errors import check_choice
 from workbench.core.methods import Declaration, FormField, Parts
 from workbench.core.names import FloatType
 from workbench.core.ranges import Positive, Width
-from workbench.core.seeds import MAX_QUERIES
 from workbench.methods.base import Published
+from workbench.methods.p_rge.seeds import MAX_QUERIES
 
 METHOD = "p_rge"
 Execution = Literal["sequential", "outer", "inner", "both"]
@@ -91,7 +91,7 @@ DECLARATION = Declaration(
     calls={
         "workbench.methods.p_rge.method:PRGE.measure_rank": "",
         f"{_WORKER}:run_rank": f"{_WORKER}:Logged",
-        f"{_WORKER}:serve_rank": Parts(f"{_WORKER}:RankJob", f"{_WORKER}:RankPart", done="workbench.models.zeroth_order:StepLog"),
+        f"{_WORKER}:serve_rank": Parts(f"{_WORKER}:RankJob", f"{_WORKER}:RankPart", done="workbench.methods.p_rge.zeroth_order:StepLog"),
     },
     form={
         "queries": FormField(label="Queries q", tooltip="Random directions of a step, divided among the devices"),
@@ -114,6 +114,7 @@ DECLARATION = Declaration(
             values={"without its queries": "drop", "again, with all": "repeat"},
         ),
     },
+    load_prompted="workbench.methods.p_rge.zeroth_order:load_trained",
     backpropagates=False,
     converges=False,
 )

@@ -25,15 +25,16 @@ from workbench.core.serial import from_json
 from workbench.methods.base import REAL_TIMEOUT_S, SILENT_AFTER_STEPS, Engines, Notify
 from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
 from workbench.methods.common.records import Progress
+from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
 from workbench.methods.p_rge.layout import Change, Predictor, Shape, shape_of
+from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.queries import plan_queries
+from workbench.methods.p_rge.query_costs import whole
 from workbench.methods.p_rge.worker import Logged, RankJob, RankPart, load_model, record_of, run_rank
+from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
 from workbench.methods.training.policy import ToldPolicy
 from workbench.methods.training.succession import shares_of
-from workbench.models.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
-from workbench.planners.adaptive import Precision, Price, Setting, candidates, choose
-from workbench.planners.queries import plan_queries
-from workbench.planners.query_costs import whole
 from workbench.runtime.commands import Generation, Parts, StepDone
 from workbench.runtime.devices import Devices
 

@@ -9,16 +9,16 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.names import FloatType
-from workbench.core.packing import computed_length
 from workbench.core.plan import Plan
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.common.result import model_encoder
-from workbench.methods.p_rge.options import METHOD, PRGEOptions
+from workbench.methods.p_rge.adaptive import Setting
+from workbench.methods.p_rge.options import METHOD, Precision, PRGEOptions
+from workbench.methods.p_rge.packing import computed_length
+from workbench.methods.p_rge.query_costs import StepSize
+from workbench.methods.p_rge.zeroth_order import TrainableConfig, ZerothOrderConfig
 from workbench.models.loading import ModelFacts, model_facts
 from workbench.models.loading import require_known as require_known_model
-from workbench.models.zeroth_order import TrainableConfig, ZerothOrderConfig
-from workbench.planners.adaptive import Precision, Setting
-from workbench.planners.query_costs import StepSize
 from workbench.schedules.costs import Crossing
 from workbench.tasks.prompts import (
     OWN_PROMPT,
@@ -152,7 +152,7 @@ def prepare(job: Job) -> PreparedJob:
     facts = model_facts(job.model)
     if facts.vocabulary_size == 0:
         asked, found = f"P-RGE of '{job.model}' was asked for.", "It reads pictures, and the tasks of P-RGE are texts."
-        raise ConfigError(asked, found, "Choose a model of text, such as SmolLM2-135M, or the method pac_plus.")
+        raise ConfigError(asked, found, "Choose a model of text, such as SmolLM2-135M, or another method.")
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
     task = load_prompt_task(job.task, data=job.data, columns=job.columns, **counts)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from workbench.core.catalogue import data_folder
 from workbench.core.published import constants_of
-from workbench.profiler.zeroth_order import Machine
+from workbench.methods.p_rge.analytic import Machine
 
 Precision = Literal["float16", "int8", "nf4"]
 

@@ -19,10 +19,10 @@ from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP, Op
 from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankResult, RankSession, SessionJob, StepTrace, trace_of
 from workbench.methods.p_rge.layout import Change, QueryStep, samples_of, shape_of
+from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
-from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
-from workbench.models.quantization import QuantizationConfig
-from workbench.models.zeroth_order import (
+from workbench.methods.p_rge.query_costs import Passing
+from workbench.methods.p_rge.zeroth_order import (
     CausalModel,
     PrecisionWarning,
     Prge,
@@ -34,8 +34,8 @@ from workbench.models.zeroth_order import (
     passes_of,
     replay,
 )
-from workbench.planners.adaptive import Precision
-from workbench.planners.query_costs import Passing
+from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
+from workbench.models.quantization import QuantizationConfig
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device

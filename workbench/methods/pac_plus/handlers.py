@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.schedule import Op
+from workbench.methods.pac_plus.fast_side import FastContext, FastSide, HeadContext, unsupported
 from workbench.methods.training.handlers import StageContext, StepHandlers, Targets, joined, named
-from workbench.models.fast_side import FastContext, FastSide, HeadContext, unsupported
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.stack import BackboneStage

@@ -68,7 +68,7 @@ class RingCompute:
 
     @torch.no_grad()
     def ahead(self, state: Tensor, attention_mask: Tensor, layers: range, first_unfrozen: int) -> tuple[Any, ...]:
-        """Run what waits for no update, and return the values that it writes (see schedules.ringada, P).
+        """Run what waits for no update, and return the values that it writes (see methods.ringada.schedule, P).
 
         Serial: the frozen layers; (n, t, d).  Parallel: all layers, and the frozen side layers; the next block's input, and that of the
         trained side layers, if there are any: (side state, taps).  state: (n, t, d), with the side state (n, t, d + d / r) while all side

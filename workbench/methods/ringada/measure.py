@@ -15,10 +15,9 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, lengths_up_to
-from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
-from workbench.methods.fine_tuning.measure import crossing_bytes
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
+from workbench.methods.ringada.schedule import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.stack import LayerStack
@@ -27,7 +26,6 @@ from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, 
 from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.costs import Crossing
-from workbench.schedules.ringada import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
 
 
 def measure_layers(
@@ -40,7 +38,7 @@ def measure_layers(
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed (see profiler.layers and schedules.ringada).
+    """Return the profile of every layer on one core of this host at full speed (see profiler.layers and methods.ringada.schedule).
 
     caches: whether frozen layers keep their inputs.
     """

@@ -15,17 +15,17 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Planned
-from workbench.methods.fine_tuning.method import Trained
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
+from workbench.methods.ringada.planner import RingPricer, Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
 from workbench.methods.training.backups import with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor
+from workbench.methods.training.trained import Trained
 from workbench.models.loading import load_stack
 from workbench.planners.memory import readable
-from workbench.planners.ringada import RingPricer, Segment, plan_ring, plan_segments
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.tasks.batching import check_rule, split_samples
 

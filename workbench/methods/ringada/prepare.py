@@ -92,7 +92,7 @@ def require_known(job: Job) -> RingAdaOptions:
     options = read_options("ringada", RingAdaOptions, job.options)
     if options.technique == "parallel" and options.federated:
         asked = "The option federated of ringada was asked for with technique = 'parallel'."
-        raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out, or use method pac_plus.")
+        raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out.")
     require_task_and_model(job)
     return options
 
@@ -112,7 +112,7 @@ def prepare(job: Job) -> PreparedJob:
     task = samples["task"]
     if task.kind == "text_generation":
         asked, found = f"The task '{job.task}' was asked for with the method ringada.", "It trains a head, and words have the model's own."
-        raise ConfigError(asked, found, "Choose the method fine_tuning, confidant or pac_plus.")
+        raise ConfigError(asked, found, "Choose a method that trains words.")
     config = TechniqueConfig(
         technique=options.technique,
         hidden_size=facts.hidden_size,

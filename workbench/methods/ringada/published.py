@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
 from workbench.core.catalogue import data_folder
+from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.published import constants_of
-from workbench.planners.ringada import RingPricer, plan_ring
+from workbench.core.timeline import Timeline
+from workbench.methods.ringada.planner import RingPricer, plan_ring
+from workbench.methods.ringada.schedule import Iteration, RingLayout, ring_costs, ring_round
 from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import ModelDescription
-from workbench.schedules.ringada import Iteration
-from workbench.simulator.steps import SAMPLES, equal_blocks, simulated_round
+from workbench.schedules.costs import Crossing
+from workbench.simulator import simulate
+from workbench.simulator.steps import SAMPLES, equal_blocks
 
 SINGLE, PIPE, RING, FEDERATED, PARALLEL = "Single", "PipeAdapter", "RingAda", "FedAvg", "Parallel Adapters"
 TOGETHER = 40
 """Mini-batches simulated one after the other and averaged: the paper's number between two unfreezings."""
+
+
+def simulated_round(profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, has_side: bool = False) -> Timeline:
+    """Return a round of mini-batches of SAMPLES samples."""
+    sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
+    crossing = Crossing(hidden_size=1, side_width=int(has_side))
+    layout = RingLayout(plan, iterations, sizes, (1,) * len(sizes))
+    costs = ring_costs(profile, cluster, layout, crossing=crossing, head_values=1, beside_bytes=0)
+    schedule = ring_round(plan, iterations, costs.seconds, in_flight=8, has_side=has_side)
+    return simulate(Program.on(cluster, schedule, costs), memory=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

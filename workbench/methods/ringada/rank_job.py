@@ -18,16 +18,16 @@ from workbench.core.costs import TableCosts
 from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
-from workbench.methods.fine_tuning.handlers import TARGET_LENGTH
+from workbench.methods.common.scaling import TARGET_LENGTH
 from workbench.methods.ringada.options import RingAdaOptions
+from workbench.methods.ringada.planner import change_s, ring_homes
 from workbench.methods.ringada.prepare import Policy, PreparedJob, rounds_per_epoch
+from workbench.methods.ringada.schedule import Iteration, RingLayout, federated_round, ring_costs, ring_round
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.loading import ModelFacts
 from workbench.models.techniques import TechniqueConfig
-from workbench.planners.ringada import change_s, ring_homes
 from workbench.schedules.costs import Crossing
-from workbench.schedules.ringada import Iteration, RingLayout, federated_round, ring_costs, ring_round
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -120,7 +120,7 @@ class RingRankJob(RankJob):
         return replace(self, cache_since=former.cached_from, cache_homes=ring_homes(former.present.stages))
 
     def change_s(self, former: tuple[Stage, ...], stages: tuple[Stage, ...], first: int) -> float:
-        """Return the seconds of moving layers from one assignment to another before a round (see planners.ringada.change_s)."""
+        """Return the seconds of moving layers from one assignment to another before a round (see methods.ringada.planner.change_s)."""
         width, tokens = 4 * (self.crossing.hidden_size + self.crossing.side_width), self.crossing.tokens
         return change_s(
             self.profile,

@@ -21,7 +21,7 @@ from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.succession import Replanned, Succession
 from workbench.methods.training.timetable import Timetable
-from workbench.planners.adaptive import Pace
+from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.coordinator import Coordinator

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from workbench.core.catalogue import load_cluster
-from workbench.planners.confidant import StageCosts, plan_asynchronous
+from workbench.planners.asynchronous import StageCosts, plan_asynchronous
 from workbench.profiler.analytic import TechniqueSizes, analytic_profile
 from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
 from workbench_studies.papers.items import Item

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from statistics import fmean
 
-from workbench.planners.heads import (
+from workbench.methods.confidant.heads import (
     EPSILON_STEPS,
     EPSILONS,
     HeadProfile,

@@ -12,7 +12,8 @@ from workbench.core.catalogue import data_folder, load_cluster, load_device
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.serial import read_toml
-from workbench.planners.confidant import StageCosts, plan_asynchronous, printed_need
+from workbench.methods.confidant.equations import printed_need
+from workbench.planners.asynchronous import StageCosts, plan_asynchronous
 from workbench.planners.memory import Need, rank_need
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES

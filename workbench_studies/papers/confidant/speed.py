@@ -8,7 +8,7 @@ from functools import cache
 from workbench.core.catalogue import load_cluster
 from workbench.core.plan import Plan
 from workbench.core.summary import BATTERY_V, device_j
-from workbench.planners.confidant import StageCosts, asynchronous_plan, partition_in_order, plan_asynchronous
+from workbench.planners.asynchronous import StageCosts, asynchronous_plan, partition_in_order, plan_asynchronous
 from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import mini_batches
 from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants

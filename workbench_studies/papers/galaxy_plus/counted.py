@@ -6,10 +6,10 @@ from itertools import product
 
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import SEND
-from workbench.planners.galaxy_plus import SequenceProblem
+from workbench.methods.galaxy_plus.costs import stack_sizes, working_bytes
+from workbench.methods.galaxy_plus.planners import SequenceProblem
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.profiler.descriptions import FP32_BYTES
-from workbench.profiler.inference import stack_sizes, working_bytes
-from workbench.schedules.inference import InferenceLayout, inference_costs, inference_schedule
 from workbench_studies.papers.galaxy_plus.testbed import GIB, MODELS, PAPER, Constants, cluster, load_constants, profile
 from workbench_studies.papers.items import Item, Rows, worst
 from workbench_studies.papers.result import OOM, Number, Result, Settings, printed

@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any
 
 from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.methods.galaxy_plus.costs import stack_sizes
+from workbench.methods.galaxy_plus.planners import stack_lengths
 from workbench.methods.galaxy_plus.prices import InferencePrices
-from workbench.planners.galaxy_plus import stack_lengths
-from workbench.profiler.inference import stack_sizes
 from workbench_studies.papers.galaxy_plus.systems import BASELINES, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
 from workbench_studies.papers.galaxy_plus.testbed import (
     ENVIRONMENTS,

@@ -11,9 +11,9 @@ from itertools import product
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1
+from workbench.methods.galaxy_plus.costs import stack_sizes
+from workbench.methods.galaxy_plus.planners import SequenceProblem, algorithm_1
 from workbench.plots.export import Captioned
-from workbench.profiler.inference import stack_sizes
 from workbench_studies.papers.drawing import draw, paired_bars
 from workbench_studies.papers.galaxy_plus.scaling import plans, scheduled
 from workbench_studies.papers.galaxy_plus.systems import BASELINES, OURS, run_system

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from workbench.core.device_faults import Fault
-from workbench.core.serving import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.base import ignore
+from workbench.methods.galaxy_plus.planners import SequenceProblem, algorithm_1, stack_lengths
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, made_up_host
+from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
-from workbench.planners.galaxy_plus import SequenceProblem, algorithm_1, stack_lengths
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, load_spike_executed
 from workbench_studies.papers.galaxy_plus.testbed import FIG_16, PAPER, Constants, cluster, described, load_constants, profile

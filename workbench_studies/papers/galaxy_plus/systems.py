@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
-from workbench.planners import galaxy_plus
+from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, profile
 from workbench_studies.papers.result import OOM
 
@@ -33,7 +33,7 @@ def printed_s(
     lengths: tokens of each stack.  handling_s_per_byte: by rank, the processor time for a byte sent while a product is computed, because
     the device has no other processor to handle it.
 
-    Baselines, and plans without overlap, overlap nothing (planners.galaxy_plus.price_plan).
+    Baselines, and plans without overlap, overlap nothing (methods.galaxy_plus.planners.price_plan).
     """
     priced = galaxy_plus.price_plan(plan, profile, cluster, length=lengths[0], decoder_length=lengths[-1])
     if plan.paradigm != "hybrid" or not plan.overlap:

@@ -8,10 +8,10 @@ from functools import lru_cache, partial
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
-from workbench.planners.galaxy_plus import PAPER as EQUATION_8
-from workbench.planners.galaxy_plus import MemoryRule
+from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
+from workbench.methods.galaxy_plus.planners import PAPER as EQUATION_8
+from workbench.methods.galaxy_plus.planners import MemoryRule
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.profiler.inference import analytic_from, end_bytes, stack_sizes
 from workbench_studies.papers.result import read_constants
 
 PAPER = "galaxy_plus"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from workbench.methods.p_rge.analytic import FP16_BYTES, Machine, adapter_params, launched_s, matrix_params, pass_flops, pass_s
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
-from workbench.profiler.zeroth_order import FP16_BYTES, Machine, adapter_params, launched_s, matrix_params, pass_flops, pass_s
 
 FirstOrder = Literal["full", "lora_fa"]
 PROBABILITY_BYTES = FP32_BYTES + FP16_BYTES

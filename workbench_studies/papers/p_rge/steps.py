@@ -7,9 +7,9 @@ from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
+from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, pass_s, step_s
 from workbench.methods.p_rge.published import Constants, Precision, load_constants
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order import FP16_BYTES, SWEEPS, Execution, pass_s, step_s
 from workbench_studies.papers.items import Item, Rows
 from workbench_studies.papers.p_rge.counted import first_order_step_s, free_rows
 from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, spread

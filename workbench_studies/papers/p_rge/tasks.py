@@ -14,9 +14,9 @@ from scipy.optimize import brentq
 
 from workbench.core.errors import MissingDataError, WorkbenchError
 from workbench.methods.common.result import model_encoder
+from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, step_s
 from workbench.methods.p_rge.published import Constants, load_constants
 from workbench.profiler.descriptions import describe
-from workbench.profiler.zeroth_order import FP16_BYTES, SWEEPS, Execution, step_s
 from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, PaddingRow, load_prompt_task, padding_statistics
 from workbench_studies.papers.items import Item, Rows, median_deviation, swapped, worst
 from workbench_studies.papers.p_rge.counted import FirstOrder, first_order_memory, forward_memory

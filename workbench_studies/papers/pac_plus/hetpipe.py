@@ -21,9 +21,9 @@ from workbench.core.profile import LayerProfile, Profile, layers_seconds, traina
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
+from workbench.planners.hybrid import candidates
 from workbench.planners.memory import Need, in_flight, rank_need
 from workbench.planners.orders import sorted_orders
-from workbench.planners.pac_plus import candidates
 from workbench.planners.pricing import Pricer, Problem
 from workbench.schedules.costs import COMPUTED, plan_costs
 

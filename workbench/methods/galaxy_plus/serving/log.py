@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from workbench.core.inference import InferencePlan
-from workbench.core.serving import (
+from workbench.methods.galaxy_plus.serving.records import (
     DeviceSample,
     EventKind,
     ReschedulingSettings,

@@ -14,10 +14,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan
-from workbench.core.serving import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob, UnderWay
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec

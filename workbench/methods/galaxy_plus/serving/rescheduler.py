@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
-from workbench.core.serving import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.log import ServingLog
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
 
 BlockSeconds = Mapping[int, Mapping[int, float]]
 """Seconds of computation by rank and block number (blocks are counted through the whole model)."""

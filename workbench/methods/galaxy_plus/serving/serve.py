@@ -13,7 +13,16 @@ from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Fidelity
 from workbench.core.report import dilation_note
-from workbench.core.serving import (
+from workbench.core.timeline import BUSY_OVERRUN_SHARE
+from workbench.methods.base import Event, Notify, ignore
+from workbench.methods.galaxy_plus.costs import scaled_to
+from workbench.methods.galaxy_plus.planners import SequenceProblem, plan, plans
+from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
+from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, replan, tune
+from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
+from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
+from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
     ServedRequest,
     ServiceInterrupted,
@@ -21,19 +30,10 @@ from workbench.core.serving import (
     ServingReport,
     StreamSettings,
 )
-from workbench.core.timeline import BUSY_OVERRUN_SHARE
-from workbench.methods.base import Event, Notify, ignore
-from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
-from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, replan, tune
-from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
-from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
-from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
-from workbench.planners.galaxy_plus import SequenceProblem, plan, plans
-from workbench.profiler.inference import scaled_to
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import EngineDevices, Fleet
 from workbench.runtime.engines import EngineCluster, default_pool

@@ -13,8 +13,8 @@ from functools import partial
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Rescheduler, Times, means
 from workbench.runtime.virtual_devices import Agenda
 

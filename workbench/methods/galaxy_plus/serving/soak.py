@@ -13,8 +13,8 @@ import psutil
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
-from workbench.core.serving import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.profiles import made_up_host
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import end_template
 from workbench.runtime.engines import EngineCluster

@@ -1,0 +1,25 @@
+"""Plan single-shot inference: Galaxy+'s planning (section III-C), its exact optimum, and its baselines' planners (section IV-A)."""
+
+from workbench.methods.galaxy_plus.planners.baselines import (
+    INFERENCE_SYSTEMS,
+    InferencePlanner,
+    edgeshard,
+    galaxy,
+    local,
+    megatron_lm,
+    sequence_parallel,
+)
+from workbench.methods.galaxy_plus.planners.memory import HELD, PAPER, MemoryRule, SequenceProblem
+from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan, plans
+from workbench.methods.galaxy_plus.planners.pricing import (
+    all_gather_s,
+    capacity,
+    con_s,
+    hop_lines,
+    mha_s,
+    mlp_sequence_s,
+    mlp_tensor_s,
+    price_plan,
+    stack_lengths,
+)
+from workbench.methods.galaxy_plus.planners.programme import oracle

@@ -1,0 +1,168 @@
+"""Planners of Galaxy+'s baselines (section IV-A): local inference, Megatron-LM, sequence parallelism, Galaxy, EdgeShard.
+
+Each returns a plan, or raises PlanError if it does not fit.
+
+EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer and its device, and stores the path to it:
+used devices and their memory follow from that.  It is exact where memory does not force a detour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.methods.galaxy_plus.planners.memory import SequenceProblem
+from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
+from workbench.methods.galaxy_plus.planners.pricing import boundary_bytes, ends_s, layer_s, price_plan
+
+InferencePlanner = Callable[[SequenceProblem], InferencePlan]
+"""Returns a plan for one sequence.  Raises PlanError, naming device and bytes, if none fits."""
+
+
+def _finished(made: InferencePlan, problem: SequenceProblem) -> InferencePlan:
+    """Return a plan with its predicted time.  Raises PlanError if it does not fit."""
+    problem.check(made)
+    return replace(made, predicted_s=price_plan(made, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s)
+
+
+def local(problem: SequenceProblem) -> InferencePlan:
+    """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if it fits on none."""
+    made, refusals = [], []
+    for rank in problem.members:
+        layers = (problem.profile.num_layers,)
+        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=problem.lengths[0])
+        try:
+            made.append(_finished(one, problem))
+        except PlanError as error:
+            refusals.append((problem.cluster.devices[rank].memory_bytes, error))
+    if not made:
+        raise max(refusals, key=lambda refusal: refusal[0])[1]
+    return min(made, key=lambda plan: plan.predicted_s)
+
+
+def megatron_lm(problem: SequenceProblem) -> InferencePlan:
+    """Return tensor parallelism with equal heads and columns on every device, regardless of speed and memory (Megatron-LM).
+
+    Raises PlanError if the number of heads is not a multiple of the devices, or if a device runs out of memory.
+    """
+    profile, ranks = problem.profile, problem.members
+    count, units = len(ranks), profile.stacks[0].num_units
+    if any(shape.num_units % count for shape in profile.stacks):
+        able = max(number for number in range(1, count) if all(shape.num_units % number == 0 for shape in profile.stacks))
+        raise PlanError(
+            f"Equal parts of '{profile.model}' on {count} devices were asked for (Megatron-LM).",
+            f"Its attention has {units} units, which {count} does not divide.",
+            f"Use {able} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
+        )
+    columns = proportional_parts(profile.stacks[0].columns, (1,) * count)
+    parts = (units // count,) * count
+    length = problem.lengths[0]
+    made = InferencePlan(method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=length)
+    return _finished(made, problem)
+
+
+def sequence_parallel(problem: SequenceProblem) -> InferencePlan:
+    """Return sequence parallelism: equal parts of the sequence, and the whole model on every device.
+
+    Raises PlanError if the sequence has fewer tokens than there are devices, or if a device runs out of memory.
+    """
+    ranks, lengths = problem.members, problem.lengths
+    if min(lengths) < len(ranks):
+        raise PlanError(
+            f"Equal parts of {min(lengths)} tokens on {len(ranks)} devices were asked for (sequence parallelism).",
+            "That leaves a device without a token.",
+            f"Use {min(lengths)} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
+        )
+    shares = (1.0,) * len(ranks)
+    made = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=shares, length=lengths[0])
+    return _finished(made, problem)
+
+
+galaxy: InferencePlanner = partial(algorithm_1, substitute=False, method="galaxy")
+"""The conference version: Algorithm 1, scheme 1 in every layer, overlapped (Galaxy)."""
+
+Path = tuple[tuple[int, int], ...]
+"""A sequence of (rank, layers)."""
+
+
+def edgeshard(problem: SequenceProblem) -> InferencePlan:
+    """Return the sequential pipeline of EdgeShard's dynamic programme, for the least latency; devices that do not help are left out.
+
+    Embedding and head are on the first device, and the result is sent back to it.
+    Raises PlanError with the missing memory if no pipeline fits.
+    """
+    path = _Paths(problem).best()
+    if path is None:
+        raise problem.least_missing()
+    ranks, layers = zip(*path, strict=True)
+    return _finished(InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.length), problem)
+
+
+class _Paths:
+    """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are finished."""
+
+    def __init__(self, problem: SequenceProblem) -> None:
+        profile, cluster, lengths, memory = problem.profile, problem.cluster, problem.lengths, problem.memory
+        ranks = self.ranks = problem.members
+        self.layers = profile.num_layers
+        stacks = [profile.stack_of(layer) for layer in range(self.layers)]
+        shapes = [profile.stacks[stack] for stack in stacks]
+        sizes = [shape.attention_bytes + shape.feed_forward_bytes + memory.layers * shape.layer_bytes for shape in shapes]
+        held = np.concatenate([[0], np.cumsum(sizes)])
+        self.ends = [ends_s(profile, rank, lengths) for rank in ranks]
+        crossing = [boundary_bytes(profile, layer, lengths) for layer in range(self.layers + 1)]
+        self.hop = {
+            (a, b): np.array([cluster.link(ranks[a], ranks[b]).transfer_s(nbytes) for nbytes in crossing])
+            for a, b in itertools.permutations(range(len(ranks)), 2)
+        }
+        working = profile.working_bytes_per_token * max(problem.longest) if memory.working else 0
+        self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
+        nbytes = held[None, :] - held[:, None]
+        for rank in ranks:
+            done = np.concatenate([[0.0], np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks])])
+            seconds, budget = done[None, :] - done[:, None], memory.budget_bytes(cluster, rank) - working
+            rooms = {first: budget - memory.ends_bytes(profile, 1 - first) for first in (True, False)}
+            self.cost.append({first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()})
+
+    def best(self) -> Path | None:
+        """Return the fastest path found, None if none fits."""
+        n, best, best_path = len(self.ranks), math.inf, None
+        states: list[dict[int, tuple[float, Path]]] = [{} for _ in range(self.layers + 1)]
+        for d in range(n):
+            for i in range(1, self.layers + 1):
+                seconds = float(self.cost[d][True][0, i]) + self.ends[d]
+                if math.isfinite(seconds):
+                    states[i][d] = seconds, ((d, i),)
+        for i in range(1, self.layers + 1):
+            for last, (seconds, path) in list(states[i].items()):
+                for d in range(n):
+                    if any(d == one for one, _ in path):
+                        continue
+                    for j in range(i + 1, self.layers + 1):
+                        value = seconds + float(self.hop[last, d][i]) + float(self.cost[d][False][i, j])
+                        if value < states[j].get(d, (math.inf, ()))[0]:
+                            states[j][d] = value, (*path, (d, j - i))
+        for last, (seconds, path) in states[self.layers].items():
+            first = path[0][0]
+            value = seconds + (0.0 if last == first else float(self.hop[last, first][-1]))
+            if value < best:
+                best, best_path = value, path
+        return None if best_path is None else tuple((self.ranks[d], count) for d, count in best_path)
+
+
+INFERENCE_SYSTEMS: dict[str, InferencePlanner] = {
+    "galaxy_plus": plan,
+    "algorithm_1": algorithm_1,
+    "galaxy": galaxy,
+    "megatron_lm": megatron_lm,
+    "sequence_parallel": sequence_parallel,
+    "edgeshard": edgeshard,
+    "local": local,
+}

@@ -1,0 +1,248 @@
+"""Divide q queries among unequal devices (P-RGE's outer loop, Algorithm 1 line 4, spread over a cluster; our extension of the paper).
+
+Every device that has the model computes some of the queries, both signs of each.  The devices exchange losses and make the same update.
+The step ends when the slowest device has sent its last losses.  If a model fits on no single device, a chain of stages computes it.
+
+There is no backward pass, so a chain is only filled and emptied.  With G groups of queries, a step takes one group's way through all
+stages and links, plus G - 1 times the slowest of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, permutations
+from typing import NamedTuple
+
+from workbench.core.cluster import Cluster
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
+from workbench.methods.p_rge.options import METHOD
+from workbench.methods.p_rge.query_costs import LOSS_BYTES, Passing, RankCosts, StepSize, stage_costs, too_small, whole
+from workbench.planners.shares import SAVES, device_sets, smallest_maximum
+
+
+def chosen_passings(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> dict[int, Passing]:
+    """Return how every rank of a plan computes its queries: the fastest way that fits in its memory; in a chain the same for all.
+
+    Raises PlanError, naming device and bytes, if a rank's share fits in no way.
+    """
+    if len(plan.stages) > 1:
+        passing = chain_passing(profile, cluster, plan, size)
+        return dict.fromkeys((rank for stage in plan.stages for rank in stage.ranks), passing)
+    costs = whole(profile, cluster, size)
+    chosen: dict[int, Passing] = {}
+    for share in plan.stages[0].shares:
+        if share.queries:
+            best = costs[share.rank].best(share.queries)[1]
+            if best is None:
+                raise too_small(costs[share.rank], share.queries)
+            chosen[share.rank] = best
+    return chosen
+
+
+def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
+    seconds, passing = costs.best(queries)
+    return seconds if passing is None else seconds + costs.told_s(ranks, 2 * passing.queries)
+
+
+def plan_queries(profile: Profile, cluster: Cluster, size: StepSize) -> Plan:
+    """Return the plan with the shortest step: the queries, or the layers, of each device.
+
+    Exact: no division of the queries among any set of devices is faster (with more than ALL_SETS_UP_TO devices: among the sets
+    of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does not fit on a device, chains
+    of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing fits.
+    """
+    found = _divided(profile, cluster, size)
+    holds_all = all(costs.fits(1) for costs in whole(profile, cluster, size))
+    if cluster.world_size > 1 and not holds_all:
+        chain = plan_chain(profile, cluster, size)
+        if chain is not None and (found is None or chain.total_s < found.total_s):
+            found = chain
+    if found is None:
+        roomiest = max(whole(profile, cluster, size), key=lambda costs: cluster.devices[costs.rank].memory_bytes)
+        raise too_small(roomiest, 1)
+    return found
+
+
+def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
+    costs, queries = whole(profile, cluster, size), size.queries
+    able = [rank for rank in range(cluster.world_size) if costs[rank].best(1)[1] is not None]
+    best_s, update_s, best = math.inf, 0.0, tuple[Share, ...]()
+    for ranks in device_sets({rank: costs[rank].best(1)[0] for rank in able}):
+        if len(ranks) > queries:
+            continue
+        tables = [_rising(costs[rank], ranks, queries) for rank in ranks]
+        counts = smallest_maximum(tables, queries)
+        if counts is None or 0 in counts:
+            continue
+        noise_s = max(costs[rank].noise_s(queries) for rank in ranks)
+        seconds = noise_s + max(table[count] for table, count in zip(tables, counts, strict=True))
+        if seconds < best_s * SAVES:
+            best_s, update_s = seconds, noise_s
+            best = tuple(Share(rank=rank, queries=count) for rank, count in zip(ranks, counts, strict=True))
+    if not best:
+        return None
+    return Plan(
+        method=METHOD,
+        stages=(Stage(start=0, stop=profile.num_layers, shares=best),),
+        micro_batch_size=size.batch_size,
+        num_micro_batches=1,
+        predicted_s={"losses": best_s - update_s, "update": update_s},
+    )
+
+
+def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]:
+    """Return the seconds of 0, 1, ... queries, made monotone: a decrease in measured times is noise."""
+    return list(accumulate((_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)), max))
+
+
+ALL_ORDERS_UP_TO = 4
+"""Up to this many devices are tried in every order; with more, the cluster's order and the order by memory."""
+
+
+class _Way(NamedTuple):
+    """A chain that covers some first layers.  sum_s: one group's way through it; slowest_s: of its stages and links.
+
+    update_s: of the stage whose update takes longest.
+    """
+
+    sum_s: float
+    slowest_s: float
+    update_s: float
+    stops: tuple[int, ...]
+
+
+class _Tables(NamedTuple):
+    """Running sums of seconds over the layers, and fits[start][stop]."""
+
+    group_s: list[float]
+    update_s: list[float]
+    fits: list[list[bool]]
+
+
+def _tables(profile: Profile, cluster: Cluster, size: StepSize, rank: int, passing: Passing) -> _Tables:
+    layers, budget = profile.layers[rank], cluster.devices[rank].memory_bytes
+    times, parts = passing.passes(passing.queries)
+    rows, count = parts * size.batch_size, len(layers)
+    seconds = [times * layer.seconds("F", rows, size.sequence_length) + layer.seconds("STEP", passing.queries, 1) for layer in layers]
+    update = [layer.seconds("STEP", size.queries, 1) for layer in layers]
+    fixed = [layer.frozen_bytes + (2 + parts) * layer.trainable_bytes for layer in layers]
+    scratch = [layer.workspace_bytes(rows, size.memory_length) for layer in layers]
+    crossing = [2 * layer.output_bytes(rows, size.memory_length) for layer in layers]
+    fits = [[False] * (count + 1) for _ in range(count)]
+    for start in range(count):
+        total = most = widest = 0
+        for stop in range(start + 1, count + 1):
+            total, most, widest = total + fixed[stop - 1], max(most, scratch[stop - 1]), max(widest, crossing[stop - 1])
+            if total + most + widest > budget:
+                break
+            fits[start][stop] = True
+    return _Tables([0.0, *accumulate(seconds)], [0.0, *accumulate(update)], fits)
+
+
+def plan_chain(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
+    """Return the fastest chain of at least two stages with one device each; None if the model fits on no chain.
+
+    Exact in its cost (`chain_s`) for up to ALL_ORDERS_UP_TO devices: no other order, cut or execution is faster.
+    """
+    best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
+    for passing in size.passings(size.queries, cut=True):
+        groups = passing.groups(size.queries)
+        tables = [_tables(profile, cluster, size, rank, passing) for rank in range(cluster.world_size)]
+        for order in _orders(cluster):
+            for way in _ways(profile, cluster, size, order, tables, passing):
+                seconds = way.sum_s + (groups - 1) * way.slowest_s + way.update_s
+                if best is None or seconds < best[0]:
+                    best = (seconds, order[: len(way.stops)], way.stops)
+    if best is None:
+        return None
+    seconds, ranks, stops = best
+    stages, start = [], 0
+    for rank, stop in zip(ranks, stops, strict=True):
+        stages.append(Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=size.queries),)))
+        start = stop
+    predicted = {"losses and update": seconds}
+    return Plan(method=METHOD, stages=tuple(stages), micro_batch_size=size.batch_size, num_micro_batches=1, predicted_s=predicted)
+
+
+def chain_passing(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> Passing:
+    """Return the fastest way to run all queries through a chain.  Raises PlanError if a stage fits in no way."""
+    passing = min(size.passings(size.queries, cut=True), key=lambda passing: chain_s(profile, cluster, plan, size, passing))
+    if math.isinf(chain_s(profile, cluster, plan, size, passing)):
+        smallest = min(size.passings(size.queries, cut=True), key=lambda passing: passing.parts)
+        stages = stage_costs(profile, cluster, plan, size).values()
+        raise next(too_small(costs, smallest.queries) for costs in stages if not costs.fits(smallest.parts))
+    return passing
+
+
+def chain_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize, passing: Passing) -> float:
+    """Return the seconds of a step under a chain; infinity if a stage does not fit."""
+    total = slowest = update = 0.0
+    ranks = [stage.ranks[0] for stage in plan.stages]
+    for index, costs in enumerate(stage_costs(profile, cluster, plan, size).values()):
+        if not costs.fits(passing.parts):
+            return math.inf
+        seconds = costs.group_s(passing)
+        is_last = index + 1 == len(ranks)
+        sent = 0.0 if is_last else _crossing_s(profile, cluster, size, ranks[index], ranks[index + 1], costs.stop, passing)
+        total, slowest = total + seconds + sent, max(slowest, seconds, sent)
+        update = max(update, costs.noise_s(size.queries))
+    told = sum(cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1])
+    return total + (passing.groups(size.queries) - 1) * slowest + told + update
+
+
+def _crossing_s(profile: Profile, cluster: Cluster, size: StepSize, source: int, target: int, stop: int, passing: Passing) -> float:
+    rows = 2 * passing.queries * size.batch_size
+    nbytes = profile.layers[source][stop - 1].output_bytes(rows, size.sequence_length)
+    return cluster.link(source, target).transfer_s(nbytes)
+
+
+def _orders(cluster: Cluster) -> Iterable[tuple[int, ...]]:
+    ranks = range(cluster.world_size)
+    if cluster.world_size <= ALL_ORDERS_UP_TO:
+        return permutations(ranks)
+    by_memory = sorted(ranks, key=lambda rank: -cluster.devices[rank].memory_bytes)
+    return [tuple(ranks), tuple(by_memory)]
+
+
+def _ways(
+    profile: Profile,
+    cluster: Cluster,
+    size: StepSize,
+    order: Sequence[int],
+    tables: Sequence[_Tables],
+    passing: Passing,
+) -> Iterable[_Way]:
+    """Yield the chains of the first 2, 3, ... devices of an order, except those that another chain of the same devices beats in all times.
+
+    sum_s includes sending the losses.
+    """
+    count = profile.num_layers
+    front: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}
+    for index, rank in enumerate(order):
+        sums, updates, fits = tables[rank]
+        reached: dict[int, list[_Way]] = {}
+        for start, ways in front.items():
+            sent = _crossing_s(profile, cluster, size, order[index - 1], rank, start, passing) if index else 0.0
+            for stop in range(start + 1, count + 1):
+                if not fits[start][stop]:
+                    break
+                seconds, update = sums[stop] - sums[start], updates[stop] - updates[start]
+                reached.setdefault(stop, []).extend(
+                    _Way(way.sum_s + sent + seconds, max(way.slowest_s, sent, seconds), max(way.update_s, update), (*way.stops, stop))
+                    for way in ways
+                )
+        front = {stop: _undominated(ways) for stop, ways in reached.items()}
+        ended = front.pop(count, [])
+        if index >= 1:
+            told = sum(cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries) for other in order[:index])
+            yield from (way._replace(sum_s=way.sum_s + told) for way in ended)
+
+
+def _undominated(ways: list[_Way]) -> list[_Way]:
+    kept: list[_Way] = []
+    for way in sorted(ways):
+        if not any(other.slowest_s <= way.slowest_s and other.update_s <= way.update_s for other in kept):
+            kept.append(way)
+    return kept

@@ -1,0 +1,219 @@
+"""The values that forward passes train: their places, their noise, and their update (P-RGE, Algorithms 1 and 3).
+
+A query's noise is standard normal and depends only on its seed: it is the same wherever it is drawn, all at once or one layer at a time
+(Algorithm 1, line 6).  Definition: one torch.Generator for each query; normals are drawn parameter after parameter in stack order, each
+in pieces of at most PIECE values.  On other kinds of processors the last bit may differ, because logarithm and cosine do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.core.ranges import Positive, Width, require_ranges
+from workbench.methods.p_rge.zeroth_order.step_log import StepLog
+
+HEAD = -1
+"""The layer number of trainable values after the last layer."""
+PIECE = 1 << 20
+"""Number of values drawn at a time: small enough for the cache, and full fine-tuning needs no noise as large as a word embedding."""
+
+
+ZerothOrderTechnique = Literal["lora_fa", "lora", "dora", "vera", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainableConfig:
+    """Which values are trained.
+
+    technique: LoRA-FA trains B next to a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors next to frozen,
+    shared A and B (Appendix B); full all parameters.
+    rank, alpha: r and alpha, the update is alpha / r x A B (Appendix D.3).  VeRA has no alpha.
+    num_outputs: of the linear head added to models without a vocabulary (encoders, images); 0 if the model has one.
+    seed: of A and of that head.
+    """
+
+    technique: ZerothOrderTechnique = "lora_fa"
+    rank: Width = 16
+    alpha: Positive = 32.0
+    num_outputs: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "Training by forward passes")
+
+    def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
+        a, b = inputs * self.rank, self.rank * outputs
+        known = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
+        return known.get(self.technique, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One trainable parameter.  name: in the model.  layer: its number in the whole model, or HEAD.  start: first index in theta."""
+
+    name: str
+    layer: int = HEAD
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the number of its values."""
+        return math.prod(self.shape)
+
+
+class Binding:
+    """The values with which the adapted layers compute: theta itself, or perturbed copies of a range of it.
+
+    copies: (P, values) for P parts, or None for theta.  start: of the range in theta.
+    """
+
+    def __init__(self) -> None:
+        self.copies: Tensor | None = None
+        self.start = 0
+
+
+class Trainables:
+    """theta: named parameters in stack order.
+
+    parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the parameters are views,
+    or None if they are a model's own.
+    ranges: for each layer the range of its values in theta, and the sizes of its parameters.
+    preceding: sizes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own noise is the same
+    as in the whole model.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], layers: Sequence[int], flat: Tensor | None, binding: Binding) -> None:
+        self.parameters = dict(parameters)
+        self.flat, self.binding = flat, binding
+        starts = [0, *accumulate(parameter.numel() for parameter in self.parameters.values())]
+        self.slots = tuple(
+            Slot(name=name, layer=layer, start=start, shape=tuple(parameter.shape))
+            for (name, parameter), layer, start in zip(self.parameters.items(), layers, starts, strict=False)
+        )
+        self.ranges = _ranges(self.slots)
+        self.preceding: tuple[int, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the parameters are still views of `flat`.  A copied or converted module has separate parameters."""
+        return self.flat is None or all(
+            parameter.data_ptr() == self.flat[slot.start :].data_ptr()
+            for slot, parameter in zip(self.slots, self.parameters.values(), strict=True)
+        )
+
+    @property
+    def num_values(self) -> int:
+        """Return d, the number of values of this stage."""
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of values of each parameter."""
+        return tuple(slot.size for slot in self.slots)
+
+    def bind(self, copies: Tensor | None, start: int = 0) -> None:
+        """Make the next passes compute with perturbed copies (P, values) of theta from `start`.  None: with theta itself."""
+        self.binding.copies, self.binding.start = copies, start
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Return a query's generator, advanced past the noise of earlier stages."""
+        generator = torch.Generator().manual_seed(seed)
+        for size in self.preceding:
+            for _ in _pieces(generator, size):
+                pass
+        return generator
+
+    def noise(self, seed: int) -> Tensor:
+        """Return a query's noise (d,) float32."""
+        drawn = torch.empty(self.num_values)
+        fill(drawn, self.generator(seed), self.sizes)
+        return drawn
+
+    @torch.no_grad()
+    def move(self, seed: int, scale: float) -> None:
+        """Add scale times a query's noise to theta, in place (Algorithm 3, PerturbParameters)."""
+        generator = self.generator(seed)
+        for parameter in self.parameters.values():
+            values = parameter.detach()
+            # A view even of a column-major matrix: noise follows the memory order.
+            values = (values if values.is_contiguous() else values.t()).view(-1)
+            for place, piece in _pieces(generator, parameter.numel()):
+                values[place].add_(piece, alpha=scale)
+
+    def apply(self, log: StepLog) -> None:
+        """Apply a step (Algorithm 1, line 14).  The arithmetic is the same, bit for bit, however the gradients were computed."""
+        for seed, gradient in zip(log.seeds, log.gradients, strict=True):
+            self.move(seed, -log.learning_rate * gradient / len(log.seeds))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of the values by name."""
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set the values.  Raises ConfigError unless names and shapes match."""
+        expected = {slot.name: slot.shape for slot in self.slots}
+        found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        if found != expected:
+            wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+            raise ConfigError(
+                f"Trained values of {len(found)} parameters were to be loaded.",
+                f"They are not this model's: {wrong[0]} differs, and {len(wrong) - 1} more.",
+                "Give the values of the same model, technique and rank.",
+            )
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state[name])
+
+
+def flatten(modules: Sequence[tuple[str, int, nn.Module]], binding: Binding) -> Trainables:
+    """Move the parameters of modules into one vector, of which they become views.
+
+    modules: name, layer and module of each, in stack order.
+    """
+    found = [
+        (f"{name}.{own}", layer, module, own) for name, layer, module in modules for own in dict(module.named_parameters(recurse=False))
+    ]
+    flat = torch.empty(sum(module.get_parameter(own).numel() for _, _, module, own in found))
+    parameters, at = {}, 0
+    for name, _, module, own in found:
+        old = module.get_parameter(own)
+        piece = flat[at : at + old.numel()].view(old.shape)
+        piece.copy_(old.detach())
+        module.register_parameter(own, nn.Parameter(piece))
+        parameters[name] = module.get_parameter(own)
+        at += old.numel()
+    return Trainables(parameters, [layer for _, layer, _, _ in found], flat, binding)
+
+
+def fill(out: Tensor, generator: torch.Generator, sizes: Sequence[int]) -> None:
+    """Draw the noise of the next parameters into out (sum of sizes,), float32."""
+    for own in out.split(list(sizes)):
+        for piece in own.split(PIECE):
+            piece.normal_(generator=generator)
+
+
+def _pieces(generator: torch.Generator, size: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the noise of a parameter of `size` values: the slice of each piece, and the piece, which the next one overwrites."""
+    scratch = torch.empty(min(size, PIECE))
+    for at in range(0, size, PIECE):
+        piece = scratch[: min(PIECE, size - at)]
+        yield slice(at, at + len(piece)), piece.normal_(generator=generator)
+
+
+def _ranges(slots: Sequence[Slot]) -> dict[int, tuple[int, int, tuple[int, ...]]]:
+    found: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+    for slot in slots:
+        first, _, sizes = found.get(slot.layer, (slot.start, slot.start, ()))
+        found[slot.layer] = (first, slot.start + slot.size, (*sizes, slot.size))
+    return found

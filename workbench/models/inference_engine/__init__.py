@@ -1,4 +1,0 @@
-"""Training inside an inference engine: the dual-forwarding model as an ExecuTorch program (P-RGE, section 3.3)."""
-
-from workbench.models.inference_engine.config import EngineBackend, EngineConfig, require_executorch
-from workbench.models.inference_engine.trainer import EngineStep, EngineTrainer, export_program, philox_noise, replayed

@@ -1,0 +1,219 @@
+"""Plan hybrid data and pipeline parallelism for heterogeneous devices (PAC+, section V-A, Algorithm 1, Eq. 3-7).
+
+Cached epochs: section V-B.  Eq. 3-4 and their reading are in balance.py, Eq. 5-6 in pricing.py.
+The paper uses one device order; order="all" shows the loss by that: Algorithm 1 on other orders of the same devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, Literal, get_args
+
+from workbench.core.cluster import Cluster
+from workbench.core.costs import collective_s
+from workbench.core.errors import ConfigError, PlanError, check_choice
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile, layers_seconds, trainable_bytes
+from workbench.core.schedule import ALLREDUCE
+from workbench.planners import memory
+from workbench.planners.balance import Balanced, StageTimes, balance
+from workbench.planners.memory import cached_need, readable
+from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
+from workbench.planners.pricing import Price, Pricer, Problem, stage_trainable_bytes
+from workbench.planners.shares import SAVES, device_sets, smallest_maximum
+
+SAMPLE_KINDS = ("LOAD", "SF", "SB")
+
+
+def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stage:
+    """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
+
+    The all-reduce takes longer with more devices, so a device may be left out.  With up to 10 devices every subset is tried, with more the
+    fastest n for every n.  ranks: the devices that may take part (default: all).  Raises PlanError if the adapters do not fit.
+    """
+    profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
+    if batch_size < 1:
+        raise ConfigError(f"A cached step of {batch_size} samples was asked for.", "It must be at least 1.", "Raise batch_size.")
+    usable = sorted(range(cluster.world_size) if ranks is None else ranks)
+    costs = {rank: _costs(problem, rank) for rank in usable}
+    steps = {rank: _step_s(profile, rank, problem.sequence_length) for rank in usable}
+    nbytes = trainable_bytes(profile.layers[0])
+    even = max(1, batch_size // len(usable))
+    best_s, best = math.inf, tuple[Share, ...]()
+    for members in device_sets({rank: costs[rank][even] for rank in usable}):
+        counts = smallest_maximum([costs[rank] for rank in members], batch_size)
+        if counts is None or 0 in counts:
+            continue
+        slowest = max(costs[rank][samples] for rank, samples in zip(members, counts, strict=True))
+        seconds = slowest + collective_s(cluster, ALLREDUCE, members, nbytes) + max(steps[rank] for rank in members)
+        if seconds < best_s * SAVES:
+            best_s, best = seconds, tuple(Share(rank=rank, samples=samples) for rank, samples in zip(members, counts, strict=True))
+    if not best:
+        raise _cached_refusal(problem, usable)
+    return Stage(start=0, stop=profile.num_layers, shares=best)
+
+
+def cached_step_s(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_length: int) -> float:
+    """Return the predicted seconds of one cached step with the stage's shares."""
+    slowest = max(_sample_s(profile, share.rank, share.samples, sequence_length) for share in stage.shares)
+    step = max(_step_s(profile, share.rank, sequence_length) for share in stage.shares)
+    return slowest + collective_s(cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(profile, stage)) + step
+
+
+def _sample_s(profile: Profile, rank: int, samples: int, sequence_length: int) -> float:
+    if samples == 0:
+        return 0.0
+    return sum(layer.seconds(kind, samples, sequence_length) for layer in profile.layers[rank] for kind in SAMPLE_KINDS)
+
+
+def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
+    return layers_seconds(profile.layers[rank], "STEP", 1, sequence_length)
+
+
+def _costs(problem: Problem, rank: int) -> list[float]:
+    """Return the seconds of 0 to batch_size samples, infinite where the device runs out of memory; a decrease is noise."""
+    budget = problem.cluster.devices[rank].memory_bytes
+    seconds = [0.0]
+    for samples in range(1, problem.batch_size + 1):
+        need = cached_need(problem.profile, rank, samples=samples, sequence_length=problem.longest)
+        seconds.append(math.inf if need.total_bytes > budget else _sample_s(problem.profile, rank, samples, problem.sequence_length))
+    return list(accumulate(seconds, max))
+
+
+def _cached_refusal(problem: Problem, usable: Sequence[int]) -> PlanError:
+    smallest = {rank: cached_need(problem.profile, rank, samples=1, sequence_length=problem.longest).total_bytes for rank in usable}
+    rank = min(usable, key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes)
+    device = problem.cluster.devices[rank]
+    return PlanError(
+        f"Device '{device.name}' has {readable(device.memory_bytes)};",
+        f"in the cached epochs the adapters and one sample need {readable(smallest[rank])}, and {problem.batch_size} samples"
+        f" do not fit on {len(usable)} devices together.",
+        "Add a device, raise its memory, lower the batch size, or raise the adapters' reduction factor.",
+    )
+
+
+Objective = Literal["paper", "bottleneck"]
+MAX_CELLS = 1_600_000
+"""The table entries of Eq. 3 computed for all orders together: 0.05 s for 8 orders of 8 devices and 48 layers."""
+CELLS_OF_AN_ORDER = 12_000
+"""The fixed cost of an order, in table entries."""
+MAX_PLANS = 32
+"""The number of plans returned for all orders together."""
+MORE_ORDERS = 10
+"""If nothing fits in these orders, this many times as many are tried to find one in which something does."""
+
+
+def plan(problem: Problem, *, order: Sequence[int] | Literal["all"] | None = None, cached: bool = True, **settings: Any) -> Plan:
+    """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
+
+    order: the ordered set D as ranks, or "all" to try every distinct order (see orders.search_orders: all of them if MAX_CELLS
+    allows, else a local search).  Default: the cluster's order; if nothing fits in it, as for "all", with a note.
+    objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
+    settings: others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
+    """
+    best = candidates(problem, order=order, **settings)[0]
+    return replace(best, cached=plan_cached(problem, ranks=None if isinstance(order, str) else order)) if cached else best
+
+
+def candidates(
+    problem: Problem,
+    *,
+    order: Sequence[int] | Literal["all"] | None = None,
+    objective: Objective = "paper",
+    method: str = "pac_plus",
+    max_group: int | None = None,
+) -> list[Plan]:
+    """Return W_s for every number of stages s that fits, in order of the objective, for re-ranking by simulation.
+
+    With several orders these are the MAX_PLANS cheapest, with a W_s of each order.
+    max_group: the most devices of a group (1: a plain pipeline).  Raises PlanError if nothing fits.
+    """
+    profile, cluster, size, micro_batches = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
+    check_choice("objective", objective, get_args(Objective))
+    times = StageTimes(problem)
+    best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
+    given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
+    if max_group is not None and max_group * profile.num_layers < len(given):
+        raise ConfigError(
+            f"Groups of at most {max_group} devices were asked for.",
+            f"{len(given)} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
+            "Raise max_group, or name fewer devices in order.",
+        )
+    pricer = Pricer(profile, cluster, sequence_length=problem.sequence_length)
+
+    def look(ranks: tuple[int, ...]) -> float:
+        least = math.inf
+        for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
+            cost = pricer(balanced.stages, micro_batches)
+            value = cost.total_s if objective == "paper" else cost.bottleneck_s
+            least = min(least, value)
+            if balanced.stages not in best:
+                made = Plan(
+                    method=method,
+                    stages=balanced.stages,
+                    micro_batch_size=size,
+                    num_micro_batches=micro_batches,
+                    predicted_s=cost.parts(),
+                    notes=_notes(cost, balanced),
+                )
+                best[balanced.stages] = (value, made)
+        return least
+
+    starts = [given, *sorted_orders(profile, cluster, problem.sequence_length)]
+    types = device_types(profile, cluster)
+    max_orders = MAX_CELLS // (CELLS_OF_AN_ORDER + profile.num_layers**2 * cluster.world_size**3 // 6) + len(starts)
+    if isinstance(order, str):
+        if order != "all":
+            raise ConfigError(f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them.")
+        search_orders(types, look, starts, max_orders=max_orders)
+    else:
+        look(given)
+    if not best:
+        is_fixed = order is not None and not isinstance(order, str)
+        over = StageTimes(problem, excess=True)
+        nearest: dict[tuple[int, ...], Balanced] = {}
+
+        def missing(ranks: tuple[int, ...]) -> float:
+            found = balance(over, profile.num_layers, ranks, micro_batches, max_group=max_group)
+            nearest[ranks] = min(found, key=lambda balanced: balanced.bottleneck_s)
+            return nearest[ranks].bottleneck_s
+
+        if is_fixed:
+            missing(given)
+        else:
+            search_orders(types, missing, starts, max_orders=MORE_ORDERS * max_orders)
+        closest = min(nearest, key=lambda ranks: nearest[ranks].bottleneck_s)
+        if nearest[closest].bottleneck_s > 0:
+            raise _refusal(problem, nearest[closest], is_fixed=is_fixed)
+        search_orders(types, look, [closest, *starts], max_orders=max_orders)
+        if order is None:
+            best = {stages: (value, replace(made, notes=(OTHER_ORDER, *made.notes))) for stages, (value, made) in best.items()}
+    ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))[:MAX_PLANS]
+    for _, made in ranked:
+        memory.check(profile, cluster, made, sequence_length=problem.longest)
+    return [made for _, made in ranked]
+
+
+def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
+    if cost.slowest_stage == len(balanced.stages) - 1:
+        return ()
+    return (
+        f"Stage {cost.slowest_stage} is slower than the last one, to which Eq. 5 charges the execution phase:"
+        f" {cost.bottleneck_s:.4g} s with it, {cost.total_s:.4g} s by Eq. 5-6.",
+    )
+
+
+def _refusal(problem: Problem, nearest: Balanced, *, is_fixed: bool) -> PlanError:
+    """Return the error for the plan that comes closest to fitting, with its missing bytes."""
+    cluster = problem.cluster
+    made = Plan(method="", stages=nearest.stages, micro_batch_size=problem.micro_batch_size, num_micro_batches=problem.micro_batches)
+    needs = memory.plan_needs(problem.profile, made, sequence_length=problem.longest)
+    rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
+    index = made.stage_of(rank)
+    assert index is not None
+    where = "No plan in this order of the devices" if is_fixed else "No plan"
+    why = f" {where} comes nearer ({made.partition()} on {made.grouping()})."
+    return memory.too_small(cluster, rank, index, made.stages[index], needs[rank], why=why)

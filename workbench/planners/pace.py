@@ -1,0 +1,50 @@
+"""Detect lasting changes of a device's or a link's speed during a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class Pace:
+    """Detects lasting changes of a device's or a link's speed, by each step's seconds relative to the plan's expectation.
+
+    window: the number of steps considered; more, if these together take less than least_s to compute: what passes within moments is noise.
+    threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
+    If all devices of a cluster slow down by the same factor, that is a change too: the prediction of its step changes.
+    """
+
+    window: int = 5
+    threshold: float = 1.3
+    least_s: float = 0.0
+    factors: dict[Any, float] = field(default_factory=dict)
+    """The assumed slow-down of a device relative to its profile, by rank, or of a link, by 'sender>receiver'; 1 if missing."""
+    _seen: dict[Any, deque[tuple[float, float]]] = field(default_factory=dict)
+
+    def observe(self, rank: int | str, busy_s: float, expected_s: float) -> None:
+        """Record one step of a device, or a link's fastest message in it.  expected_s: as described, at full speed."""
+        if busy_s > 0 and expected_s > 0:
+            seen = self._seen.setdefault(rank, deque())
+            seen.append((busy_s, busy_s / expected_s))
+            while len(seen) > self.window and sum(seconds for seconds, _ in seen) - seen[0][0] >= self.least_s:
+                seen.popleft()
+
+    def changed(self) -> dict[Any, float]:
+        """Return the devices and links whose last `window` steps give a slow-down different from the assumed one, with the new value."""
+        found = {}
+        for rank, seen in self._seen.items():
+            if len(seen) < self.window or sum(seconds for seconds, _ in seen) < self.least_s:
+                continue
+            factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
+            if max(factor / planned, planned / factor) > self.threshold:
+                found[rank] = factor
+        return found
+
+    def accept(self, factors: Mapping[Any, float]) -> None:
+        """Assume these factors from now on, and discard earlier observations."""
+        self.factors.update(factors)
+        self._seen.clear()
