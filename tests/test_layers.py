@@ -97,6 +97,40 @@ def test_package_imports_no_other_that_stands_beside_it(package: str) -> None:
         assert {name.split(".")[0] for name in imported(path)} & NEVER[package] == set(), path
 
 
+STANDING = (
+    {"workbench.core.effects", "workbench.core.job"},
+    {"workbench.runtime.devices", "workbench.runtime.jobs"},
+    {"workbench.runtime.network", "workbench.runtime.veth"},
+    {"workbench.runtime.ssh_devices", "workbench.runtime.ssh_seat"},
+    {"workbench.models.initialization", "workbench.models.parallel_adapter", "workbench.models.side_layers"},
+    {"workbench.models.zeroth_order.adapted", "workbench.models.zeroth_order.causal_model"},
+    {"workbench.methods.common.model_card", "workbench.methods.common.result"},
+)
+"""Circles that are still to be cut.  Nothing is added here."""
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    imports = {}
+    for name, path in SOURCES.items():
+        nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+        pairs = [(node.module or "", alias.name) for node in nodes for alias in node.names]
+        named = {f"{module}.{what}" if f"{module}.{what}" in SOURCES else module for module, what in pairs}
+        imports[name] = named & SOURCES.keys() - {name}
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for one in imports[waiting.pop()] - seen:
+                seen.add(one)
+                waiting.append(one)
+        return seen
+
+    reach = {name: reached(name) for name in SOURCES}
+    circles = {frozenset(other for other in reach[name] if name in reach[other]) for name in SOURCES if name in reach[name]}
+    assert circles == {frozenset(one) for one in STANDING}
+
+
 def test_the_rule_can_fail() -> None:
     assert faults("core/plan.py", {"workbench.plots.gantt"})
     assert faults("plots/gantt.py", {"workbench.simulator"})

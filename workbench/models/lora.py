@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,9 +28,6 @@ from workbench.models.families import layer_paths
 from workbench.models.partial_loading import save_tensors
 from workbench.models.quantization.stored import QuantizedLinear
 from workbench.models.stack import BackboneStage, part_of
-
-if TYPE_CHECKING:
-    from workbench.models.saving import Published
 
 ADAPTER_ROLES = ("output", "down")
 DEVIATION = 0.01
@@ -185,6 +182,17 @@ def peft_names(stage: BackboneStage, names: Iterable[str], prefix: str) -> dict[
         number = int(index) if part is stage.family else int(index) - (stage.num_encoder_layers or 0)
         found[name] = f"base_model.model.{prefix}{part.layers}.{number}.{rest.replace('.default', '')}"
     return found
+
+
+PeftTask = Literal["TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM"]
+
+
+class Published(NamedTuple):
+    """task: peft's name of the task.  prefix: of the base model's parameters in the class.  head: the name of its last matrix."""
+
+    task: PeftTask
+    prefix: str
+    head: str
 
 
 def save_lora(

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +28,7 @@ from workbench.core.serial import from_json, shown, to_json, user_path, write_te
 from workbench.models.families import family_of
 from workbench.models.hub import EMBEDDED_MODELS, locate
 from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_tokenizer, local_folder, model_config, stored_weights
-from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, peft_names, save_lora
+from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask, Published, peft_names, save_lora
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -197,7 +197,6 @@ def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription
     return model, description
 
 
-PeftTask = Literal["TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM"]
 _MAKERS = {
     "TOKEN_CLS": "AutoModelForTokenClassification",
     "QUESTION_ANS": "AutoModelForQuestionAnswering",
@@ -205,14 +204,6 @@ _MAKERS = {
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
 }
 _BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *TOKENIZER_FILES)
-
-
-class Published(NamedTuple):
-    """task: peft's name of the task.  prefix: of the base model's parameters in the class.  head: the name of its last matrix."""
-
-    task: PeftTask
-    prefix: str
-    head: str
 
 
 def published(name: str, task: PeftTask) -> Published | None:

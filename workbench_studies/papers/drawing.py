@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.export import Captioned
 from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, VERMILLION, finish
-from workbench_studies.papers.items import Chart, matches
+from workbench_studies.papers.charts import Chart, matches
 from workbench_studies.papers.result import Comparison, Result
 
 PAPER_COLOUR, OUR_COLOUR = GREY, BLUE

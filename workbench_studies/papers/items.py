@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.serial import from_builtins, read_toml
+from workbench_studies.papers.charts import Chart, Rules, matches
 from workbench_studies.papers.result import Check, Comparison, Kind, Number, Result, Settings, Source, Table, paper_folder, paper_values
 
 if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need it
@@ -23,8 +24,6 @@ CHANGE = 0.05
 _ROMAN = {"i": "1", "ii": "2", "iii": "3", "iv": "4", "v": "5", "vi": "6", "vii": "7", "viii": "8", "ix": "9", "x": "10"}
 Rows = Sequence[Sequence[Any]]
 """Rows of numbers, words and None, as in Table.rows."""
-Rules = tuple[tuple[str, ...], ...]
-"""Each rule is a value and its labels; '*' is any label, and omitted labels match any.  The first match counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,37 +36,6 @@ class TableText:
 
 
 SENSITIVITY = TableText(title="Sensitivity to 5 % of each constant, and what a trivial rule scores", columns=("constants",))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A figure of a result; drawing.py documents each field.
-
-    only: patterns of labels, whose cells are drawn in this order.  labels, line: templates of a cell's labels, such as '{1} tokens'.
-    parts: columns of the result's first table, by name.  x_axis, y_axis: plotly's own settings.
-    """
-
-    name: str
-    caption: str
-    kind: Literal["bars", "lines", "stacked"]
-    title: str = "{title}"
-    subtitle: str = ""
-    unit: str = ""
-    only: Rules = ()
-    labels: tuple[str, ...] = ()
-    facet: int | None = None
-    parts: dict[str, int] = field(default_factory=dict)
-    panel: str = ""
-    line: str = ""
-    x: tuple[int, ...] = ()
-    paper: bool = False
-    x_title: str = ""
-    y_title: str = ""
-    dashes: dict[str, str] = field(default_factory=dict)
-    logarithmic: bool = False
-    colour_by_group: bool = False
-    x_axis: dict[str, Any] = field(default_factory=dict)
-    y_axis: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +160,6 @@ class Item:
             explanation=tuple(map(said, self.explanation)),
             series=series or {},
         )
-
-
-def matches(pattern: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return whether labels match a pattern (see Rules)."""
-    return all(wanted in ("*", label) for wanted, label in zip(pattern, labels, strict=False))
 
 
 def first_match(rules: Rules, labels: Sequence[str], default: str) -> str:
