@@ -130,6 +130,7 @@ def try_while_a_cell_runs(notebook: Notebook) -> None:
     end.touch()
     notebook.press("Reset")
     wait_until(lambda: not notebook.last_cell_runs(), "the cell to end")
+    wait_until(lambda: "50" not in notebook.text_of(bars).split(), "the old bars")  # else the reset may undo what is done next
 
 
 def try_reopening(notebook: Notebook) -> None:
