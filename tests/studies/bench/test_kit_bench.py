@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,14 +12,18 @@ import pytest
 from ssh_hosts import WHY_NOT, best_hosts, real_cluster
 from tiny_job import profile_briefly
 
+from workbench import experiment
+from workbench.assets.fetch import cache_folder
+from workbench.core.catalogue import load_cluster
 from workbench_studies.bench import kit
 
 NAMES = ("alpha", "beta")
+JOB = replace(kit.JOB, model="tiny-bert", train_samples=160, validation_samples=8, test_samples=8)
 
 
 @pytest.fixture
 def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the folder of a kit.toml whose two devices answer."""
+    """Give the folder of a kit.toml whose two devices answer, and have been measured: they are this machine."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
     profile_briefly(monkeypatch)
@@ -27,6 +32,10 @@ def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         monkeypatch.setenv("PATH", hosts.path)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
         hosts.trust(real_cluster(NAMES))
+        for epochs in (1, JOB.epochs):
+            experiment.profile(replace(JOB, epochs=epochs), load_cluster("laptop-equal"), "execute")
+        for name in NAMES:
+            shutil.copytree(cache_folder() / "profiles", hosts.home(name) / ".workbench-kit/cache/profiles")
         devices = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in NAMES)
         (tmp_path / "kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\npython = "{sys.executable}"\n{devices}')
         yield tmp_path
@@ -37,7 +46,7 @@ def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_every_part(folder_of_a_kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder_of_a_kit)
     monkeypatch.setattr(kit, "FILE_BYTES", 1_000_000)
-    monkeypatch.setattr(kit, "JOB", replace(kit.JOB, model="tiny-bert", train_samples=160, validation_samples=8, test_samples=8))
+    monkeypatch.setattr(kit, "JOB", JOB)
     made = kit.bench(lambda line: None, rounds=1)
     expected = {f"epoch_{name}_{data}" for name in ("s", "ratio") for data in ("plain", "tls")}
     expected |= {"check_s", "second_setup_s", "file_mb_per_s", "ssh_share_of_link", "first_step_s"}
