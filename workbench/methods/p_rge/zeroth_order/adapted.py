@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from workbench.methods.p_rge.zeroth_order.trainables import Binding
-from workbench.models.quantization import dense_weight
+from workbench.core.errors import ConfigError
+from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Binding, TrainableConfig, Trainables, flatten
+from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
+from workbench.models.lora import ROLES, projections
+from workbench.models.quantization import QuantizedLinear, dense_weight
+from workbench.models.stack import BackboneStage
 
 if TYPE_CHECKING:
     from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
-from typing import Any
-
-from workbench.core.errors import ConfigError
-from workbench.methods.p_rge.zeroth_order.trainables import HEAD, TrainableConfig, Trainables, flatten
-from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
-from workbench.models.lora import ROLES, projections
-from workbench.models.quantization import QuantizedLinear
-from workbench.models.stack import BackboneStage
 
 
 class PartModule(nn.Module):
