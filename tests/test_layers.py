@@ -103,7 +103,6 @@ STANDING = (
     {"workbench.runtime.network", "workbench.runtime.veth"},
     {"workbench.runtime.ssh_devices", "workbench.runtime.ssh_seat"},
     {"workbench.models.initialization", "workbench.models.parallel_adapter", "workbench.models.side_layers"},
-    {"workbench.methods.p_rge.zeroth_order.adapted", "workbench.methods.p_rge.zeroth_order.causal_model"},
     {"workbench.methods.common.model_card", "workbench.methods.common.result"},
 )
 """Circles that are still to be cut.  Nothing is added here."""

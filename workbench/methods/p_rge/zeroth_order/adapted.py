@@ -3,16 +3,11 @@
 A batch of P parts has rows (P*E, t): part p has rows [p*E, (p+1)*E).  All parts share x W; the trainable values use batched matmuls.
 LoRA: Hu et al., ICLR 2022.  LoRA-FA: Zhang et al., arXiv:2308.03303.  DoRA: Liu et al., ICML 2024, Eq. 5.  VeRA: Kopiczko et al.,
 ICLR 2024, Eq. 2.
-
-A pass in 16 bits (P-RGE, section 4.2) keeps 8 (bfloat16) or 11 (float16) binary digits of every number.  A perturbation smaller than half
-the last digit is rounded away, and the two losses then differ only by chance.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +18,6 @@ from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import ROLES, projections
 from workbench.models.quantization import QuantizedLinear, dense_weight
 from workbench.models.stack import BackboneStage
-
-if TYPE_CHECKING:
-    from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 
 
 class PartModule(nn.Module):
@@ -155,49 +147,6 @@ def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
         return torch.baddbmm(parts, low, b).view_as(y)
     parts.baddbmm_(low, b)
     return y
-
-
-class PrecisionWarning(UserWarning):
-    """The compute dtype rounds perturbations away."""
-
-
-def smallest_epsilon(model: CausalModel) -> float:
-    """Return the epsilon below which the compute dtype rounds away the perturbations of at least half of the trainable values.
-
-    For parameters perturbed in place, a value w keeps a change of half its last digit: unit / 2 |w|.  A change of LoRA's
-    B appears in a projection's output: for inputs of variance 1 it is epsilon times |A| (Frobenius), relative to outputs of about
-    |W| / sqrt(outputs), of which again half the last digit is kept.  The median over layers is returned; 0 if there is nothing to
-    compare with (VeRA).
-    """
-    half = torch.finfo(model.dtype).eps / 2
-    if model.trainables.flat is None:
-        values = (one.detach().float() for one in model.trainables.parameters.values() if one.dim() > 1)
-        found = [half * float(value.square().mean().sqrt()) for value in values]
-    else:
-        found = [
-            half * float(dense_weight(module.base).float().norm()) / math.sqrt(module.B.shape[1]) / float(_a(module).float().norm())
-            for module in model.modules()
-            if isinstance(module, LoraFaLinear | LoraLinear)
-        ]
-    return float(torch.tensor(found).median()) if found else 0.0
-
-
-def warn_of_rounding(model: CausalModel, epsilon: float) -> None:
-    """Warn (PrecisionWarning) if epsilon is too small for the model's compute dtype."""
-    smallest = smallest_epsilon(model)
-    if epsilon < smallest:
-        name = str(model.dtype).removeprefix("torch.")
-        warnings.warn(
-            f"epsilon = {epsilon:g} is too small for {name}: it keeps {1 - round(math.log2(torch.finfo(model.dtype).eps))} binary digits, "
-            f"and below {smallest:.1g} most of the perturbation is rounded away, so that the two losses of a query differ by chance. "
-            f"Raise epsilon{'' if model.dtype == torch.float32 else ', or compute in float32'}.",
-            PrecisionWarning,
-            stacklevel=3,
-        )
-
-
-def _a(module: LoraFaLinear | LoraLinear) -> Tensor:
-    return module.a if isinstance(module, LoraFaLinear) else module.A.detach() * module.scale
 
 
 _NAMES = {"lora_fa": "LoRA-FA", "lora": "LoRA", "dora": "DoRA", "vera": "VeRA"}

@@ -20,8 +20,8 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, check_choice
 from workbench.methods.p_rge.options import Execution
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order.adapted import warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel, PromptLike
+from workbench.methods.p_rge.zeroth_order.rounding import warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.step_log import StepLog, ZerothOrderConfig, gradients_of, make_log
 from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Trainables, fill
 
