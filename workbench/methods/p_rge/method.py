@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import PlanError
+from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import EpochRecord, StepRecord, SweepPoint
@@ -111,24 +111,24 @@ class PRGE(LayerMethod[PreparedJob]):
         plan = planned.plan
         run = self._run(planned, engines, folder=folder, resume=resume, notify=notify)
         notify(Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train"))
-        if isinstance(engines, Lender):
-            with served(engines, serve_rank) as devices:
-                done = run.on_devices(plan, devices)
-        else:
-            done = run.together(plan, engines)
+        done = _done_on(engines, run, plan)
         return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
 
     def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
         prepared, _, cluster, plan = planned
-        short = replace(prepared, options=replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False))
+        options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
+        short = replace(prepared, job=replace(prepared.job, faults=""), options=options)
         planned = planned._replace(prepared=short)
         check_plan(short, cluster, plan, self._settled(planned)[0])
         steps = self.predict(planned).steps
         results = None
         if engines is not None:
             run = self._run(planned, engines, folder=folder, resume=False, notify=ignore)
-            results = results_of(run.together(plan, engines))
+            done = _done_on(engines, run, plan)
+            if len(done.parts) > 1:  # the others went on under another plan, whose steps are not the ones to measure
+                raise DeviceLostError(f"The steps of the plan '{name}' were to be timed.", " ".join(done.notes), "Run the sweep again.")
+            results = results_of(done)
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
 
     def _run(self, planned: Planned[PreparedJob], engines: Engines, **settings: Any) -> Run:
@@ -160,6 +160,14 @@ class PRGE(LayerMethod[PreparedJob]):
             return in_precision(profile, asked, precision)
 
         return profile_of
+
+
+def _done_on(engines: Engines, run: Run, plan: Plan) -> Done:
+    """Do a run's remaining steps on engines that a coordinator commands; those of torchrun do one job together."""
+    if not isinstance(engines, Lender):
+        return run.together(plan, engines)
+    with served(engines, serve_rank) as devices:
+        return run.on_devices(plan, devices)
 
 
 def results_of(done: Done) -> list[RankResult]:
