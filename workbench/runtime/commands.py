@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
 
@@ -171,16 +171,11 @@ class Predictor(Protocol):
         """Return the predicted compute seconds of a member in a step, with the slowdown assumed by the plan."""
 
 
-def whole(job: Any, place: int) -> Any:
-    """Return the complete job, for every member."""
-    return job
-
-
 class Generation(NamedTuple):
     """A sequence of steps done by the same devices under the same plan.
 
     members: their ranks in the cluster.  plan, job, predictor: number the devices by their position among the members.
-    job: the job that is sent to the members.  own(job, place): the part of the job sent to the member at a position.
+    job: the job that is sent to the members (see Policy.part).
     timeout_s: a member that is silent for longer is given up.
     prepares: the members that prepare for this generation while the previous one is still working.
     """
@@ -192,7 +187,6 @@ class Generation(NamedTuple):
     predictor: Predictor
     timeout_s: float = 20.0
     prepares: tuple[int, ...] = ()
-    own: Callable[[Any, int], Any] = whole
 
 
 Parts = Mapping[int, Ended]
@@ -222,6 +216,10 @@ class Policy(Protocol):
         'sender>receiver'; and the share of its memory that a device has for the run, by its name.
         Raises PlanError if the work does not fit on the devices.
         """
+
+    def part(self, generation: Generation, place: int) -> Any:
+        """Return the part of a generation's job that is sent to the member at a position: by default all of it."""
+        return generation.job
 
     def begun(self, generation: Generation) -> Generation:
         """Record that a planned generation begins, and return it with its starting state.  Not every planned generation begins."""

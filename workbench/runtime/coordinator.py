@@ -232,7 +232,7 @@ class Coordinator:
         if rank in planned.members:
             self._preparing.add(rank)
             place = planned.members.index(rank)
-            self.fleet.command((rank,), Prepare(planned.own(planned.job, place), place))
+            self.fleet.command((rank,), Prepare(self.policy.part(planned, place), place))
 
     # Generations.
 
@@ -276,7 +276,7 @@ class Coordinator:
             self.say(f"From step {self.policy.step + 1} on: {generation.plan.at(self.policy.step).told(names)}")
         self._last_step = -1
         for place, rank in enumerate(generation.members):
-            self.fleet.command((rank,), Train(generation.number, generation.members, generation.own(generation.job, place)))
+            self.fleet.command((rank,), Train(generation.number, generation.members, self.policy.part(generation, place)))
 
     def _require_progress(self) -> None:
         """Raise DeviceLostError if several generations in a row ended without a completed step and without a lost device."""
@@ -325,7 +325,7 @@ class Coordinator:
         self._planned, self._unprepared = planned, set(planned.prepares)
         for rank in planned.prepares:
             place = planned.members.index(rank)
-            self.fleet.command((rank,), Prepare(planned.own(planned.job, place), place))
+            self.fleet.command((rank,), Prepare(self.policy.part(planned, place), place))
         if not planned.prepares:
             self._pause()
 

@@ -33,8 +33,7 @@ from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import whole
 from workbench.methods.p_rge.worker import Logged, RankJob, RankPart, load_model, record_of, run_rank
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
-from workbench.methods.training.policy import ToldPolicy
-from workbench.methods.training.succession import shares_of
+from workbench.methods.training.policy import ToldPolicy, shares_of
 from workbench.runtime.commands import Generation, Parts, StepDone
 from workbench.runtime.devices import Devices
 

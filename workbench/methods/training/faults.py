@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
+from typing import Any
 
 from workbench.core.errors import DeviceLostError
 from workbench.core.plan import Homes, with_backups
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
-from workbench.methods.base import Prediction
+from workbench.methods.base import Planned, Prediction, ignore
 from workbench.methods.common.records import traced_step
 from workbench.methods.common.session import transfers_of
 from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
-from workbench.methods.training.phases import Predictor, RankJob
-from workbench.methods.training.policy import StepPolicy
-from workbench.methods.training.succession import Replanned
+from workbench.methods.training.phases import Plans, Predictor, RankJob
+from workbench.methods.training.policy import Begun, StepPolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
-from workbench.runtime.commands import Generation, Parts, whole
+from workbench.runtime.commands import Generation, Parts
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
@@ -39,28 +39,42 @@ class VirtualJob:
     last_step: float
     timeout_s: float
     begins_s: float
-    seconds: Callable[[int, tuple[float, ...], Links], float]
-    busy_s: Callable[[int, int], float]
-    transfers: Callable[[int, int, Links], tuple[c.Transfer, ...]]
 
 
 class _Work:
-    """A runtime.virtual_devices.VirtualWork.  taken_s: the seconds of each step, by its number.  links: those that are slow now."""
+    """A runtime.virtual_devices.VirtualWork.  taken_s: the seconds of each step, by its number.  names: of the devices.
 
-    def __init__(self) -> None:
+    devices: those that do the work; they know which links are slow.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
         self.taken_s: dict[int, float] = {}
-        self.links: Callable[[], Links] = tuple
+        self.names, self.devices = names, VirtualDevices(len(names), self, VirtualWorld())
+        self._slowed = lru_cache(maxsize=None)(slowed)
+
+    def _links(self) -> Links:
+        return tuple((f"{self.names[rank]}>{to}", factor) for (rank, to), factor in self.devices.slow_links.items())
 
     def seconds(self, job: VirtualJob, step: int, factors: Mapping[int, float]) -> float:
-        step_s = self.taken_s[step] = job.seconds(step, tuple(factors[place] for place in sorted(factors)), self.links())
+        slower = tuple(factors[place] for place in sorted(factors))
+        step_s = self.taken_s[step] = self._slowed(job, slower, self._links()).seconds(step)
         return step_s + job.begins_s if step == job.first_step else step_s
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
-        links = self.links()
-        return c.StepDone(step, factor * job.busy_s(step, place), transfers=job.transfers(step, place, links) if links else ())
+        links, unslowed = self._links(), (1.0,) * job.job.cluster.world_size
+        transfers = transfers_of(job.job.cluster, self._slowed(job, unslowed, links).messages(step, place)) if links else ()
+        return c.StepDone(step, factor * self._slowed(job, unslowed).busy_s(step, place), transfers=transfers)
 
     def part(self, job: VirtualJob, place: int, end: c.End, stop: int) -> int:
         return stop
+
+
+def slowed(virtual: VirtualJob, factors: tuple[float, ...], links: Links = ()) -> Timetable:
+    """Return a job's steps with their seconds.  factors: how many times slower each device is."""
+    job = virtual.job
+    slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
+    slow_links = replace(job, cluster=job.cluster.with_slow_links(dict(links)))
+    return Timetable(slow_links, job.profile.part(range(len(factors)), slower))
 
 
 class _Policy(StepPolicy):
@@ -68,54 +82,38 @@ class _Policy(StepPolicy):
 
     has_converged = False
 
-    def __init__(self, first: RankJob, replanned: Replanned) -> None:
-        super().__init__(first, replanned, lambda event: None)
-        self._former: tuple[RankJob, tuple[int, ...]] | None = None
+    def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
+        super().__init__(method, planned, first, ignore)
         self._kept: tuple[int, Homes] = 0, {}  # the last step whose state is backed up, and the devices that keep it
+
+    def part(self, generation: Generation, place: int) -> VirtualJob:
+        return generation.job if isinstance(generation.job, VirtualJob) else super().part(generation, place)
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
         assert isinstance(timetable, Timetable)
         epoch, begin = self._timetable.epoch_of(self._step)
         begins_s = 0.0
-        if self._former is not None:
-            former, members = self._former
+        if self.generations:
+            former = self.last
             # A step of a cached epoch changes if the devices' shares of the samples change.
-            if begin and not same_batches(former.plan, job.plan, cached=timetable.is_cached(epoch)):
+            if begin and not same_batches(former.job.plan, job.plan, cached=timetable.is_cached(epoch)):
                 begin = 0
-            places = {members.index(rank): place for place, rank in enumerate(generation.members) if rank in members}
-            programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former, places)
+            places = {former.members.index(rank): place for place, rank in enumerate(generation.members) if rank in former.members}
+            programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former.job, places)
             begins_s = sum(simulate(program, memory=False).makespan_s for program in programs)
-        self._step = timetable.number(epoch, begin)
-        self._timetable, self._former = timetable, (job, generation.members)
-        self._next.now = generation.members, job
+        self._timetable, self._step = timetable, timetable.number(epoch, begin)
+        self.now = Begun(members=generation.members, job=job, timetable=timetable, start=self._step)
+        self.generations.append(self.now)
         if job.missing:
             self.say(job.missing)
-
-        @cache
-        def slowed(factors: tuple[float, ...], links: Links = ()) -> Timetable:
-            slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
-            actual = replace(job, cluster=job.cluster.with_slow_links(dict(links)))
-            return Timetable(actual, job.profile.part(range(len(factors)), slower))
-
-        return generation._replace(
-            own=whole,
-            job=VirtualJob(
-                job,
-                self._step,
-                min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until),
-                generation.timeout_s,
-                begins_s,
-                lambda step, factors, links: slowed(factors, links).seconds(step),
-                lambda step, place: slowed((1.0,) * job.cluster.world_size).busy_s(step, place),
-                lambda step, place, links: transfers_of(job.cluster, slowed((1.0,) * job.cluster.world_size, links).messages(step, place)),
-            ),
-        )
+        last_step = min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until)
+        return generation._replace(job=VirtualJob(job, self._step, last_step, generation.timeout_s, begins_s))
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        every = self._first.job.backup_every
+        every = self.first.job.backup_every
         if lost:
-            self._next.now = None
+            self.now = None
         is_broken = lost or any(ended.end == "lost" for ended in parts.values())
         if not every:
             if is_broken and not generation.job.job.saves_steps:
@@ -134,16 +132,13 @@ class _Policy(StepPolicy):
             self._step = max(step if all(homes.values()) else 0, self._timetable.number(epoch, 0))
 
 
-def with_faults(prediction: Prediction, first: RankJob, replanned: Replanned) -> Prediction:
+def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], first: RankJob) -> Prediction:
     """Return the prediction of a job with its faults: each step's seconds, the cost of the faults, and the events in words.
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
-    policy, work = _Policy(first, replanned), _Work()
-    devices = VirtualDevices(first.cluster.world_size, work, VirtualWorld())
-    names = [device.name for device in first.cluster.devices]
-    work.links = lambda: tuple((f"{names[rank]}>{to}", factor) for (rank, to), factor in devices.slow_links.items())
-    fleet = fleet_of(devices, first.cluster, first.job)
+    policy, work = _Policy(method, planned, first), _Work([device.name for device in first.cluster.devices])
+    fleet = fleet_of(work.devices, first.cluster, first.job)
     coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=True)
     try:
         coordinator.run()

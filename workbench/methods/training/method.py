@@ -6,8 +6,7 @@ import hashlib
 import math
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_typ
 
 from workbench.core.cluster import Cluster
 from workbench.core.effects import Situation, idle_settings, refuse_idle
-from workbench.core.errors import CacheError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
@@ -30,10 +28,9 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
-from workbench.methods.training.phases import Predictor, RankJob
+from workbench.methods.training.phases import Plans, Predictor, RankJob
 from workbench.methods.training.policy import TrainingPolicy, served
 from workbench.methods.training.prepare import PreparedTraining
-from workbench.methods.training.succession import Replanned
 from workbench.methods.training.worker import PhasesOn, TrainingWorker, train
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
@@ -189,19 +186,16 @@ class LayerMethod(ProfiledMethod[A]):
         return scale_to_cluster(layers, cluster, model=prepared.job.model, method=self.name)
 
 
-class TrainingMethod(LayerMethod[P]):
+class TrainingMethod(LayerMethod[P], Plans):
     """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
 
-    plan, check, rank_job, check_plan: see Method.plan, Method.check, phases.RankJob, methods.base.require_plan.
+    plan, check, rank_job, check_plan: see phases.Plans, methods.base.require_plan.
     phases_on: makes the phases of a RankJob as a rank does them (see worker.train).  run_rank, serve_rank: what devices call, from it.
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
     """
 
-    plan: Callable[[P, Profile, Cluster], Plan]
     check_plan: Callable[[P, Cluster, Plan], None]
-    check: Callable[..., None]
-    rank_job: Callable[[P, Profile, Cluster, Plan], RankJob]
     phases_on: PhasesOn[Any]
     run_rank: Callable[..., RankResult]
     serve_rank: Callable[[RankContext, None], None]
@@ -221,12 +215,6 @@ class TrainingMethod(LayerMethod[P]):
         if "rank_job" in vars(cls):
             cls.called_by_devices(run_rank, rank_job=get_type_hints(cls.rank_job)["return"])
             cls.called_by_devices(serve_rank)
-
-    def stand_in(
-        self, prepared: P, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
-    ) -> int | None:
-        """Return the idle device that replaces one that leaves (see Replanned); None: re-plan for the remaining devices."""
-        return None
 
     @abstractmethod
     def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
@@ -282,26 +270,7 @@ class TrainingMethod(LayerMethod[P]):
         if first.job.converged_after:
             prediction = replace(prediction, notes=(f"A simulation knows no losses: it does all {first.job.epochs} epochs.",))
         changes = planned.prepared.job.faults or any(device.leave_below or device.leave_if_throttled for device in planned.cluster.devices)
-        return with_faults(prediction, first, self._replanner(first, planned)) if changes else prediction
-
-    def _replanner(self, first: RankJob, planned: Planned[P], **fields: Any) -> Replanned:
-        """Return a function that makes the job of some devices with their slowdown.  first: job of all.  fields: of all these jobs."""
-        _, profile, cluster, _ = planned
-        prepared = first.handed_on(planned.prepared)
-
-        def job(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
-            part = cluster.part(ranks, factors)
-            chosen = plan or self.plan(prepared, profile.part(ranks, factors), part.with_slow_links(factors))
-            return replace(self.rank_job(prepared, profile.part(ranks), part, chosen), **fields)
-
-        def stand_in(factors: Mapping[int, float], *found: Any) -> int | None:
-            return self.stand_in(prepared, profile, cluster.part(range(cluster.world_size), factors), *found)
-
-        def check(ranks: Sequence[int], factors: Mapping[int, float], plan: Plan) -> None:
-            with suppress(CacheError):
-                self.check(prepared, profile.part(ranks), cluster.part(ranks, factors), plan, folder=first.folder)
-
-        return Replanned(job, stand_in, check)
+        return with_faults(prediction, self, planned, first) if changes else prediction
 
     def execute(
         self, planned: Planned[P], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
@@ -329,8 +298,7 @@ class TrainingMethod(LayerMethod[P]):
         self.begin(prepared, stack, message, not resumes, notify)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         if isinstance(engines, Lender):
-            replanned = self._replanner(message, planned, folder=folder, fingerprint=identity)
-            policy = TrainingPolicy(message, former, replanned, notify)
+            policy = TrainingPolicy(self, planned, message, former, notify)
             with served(engines, self.serve_rank) as devices:
                 recoveries = policy.run(devices, engines.cluster, job)
             notes += tuple(policy.notes)

@@ -221,6 +221,26 @@ class RankJob(SessionJob, ABC):
         return ()
 
 
+class Plans:
+    """How a method that trains plans a run, and plans it again for fewer or slower devices.
+
+    plan, check, rank_job: see Method.plan, Method.check, RankJob.
+    """
+
+    plan: Callable[[Any, Profile, Cluster], Plan]
+    check: Callable[..., None]
+    rank_job: Callable[[Any, Profile, Cluster, Plan], RankJob]
+
+    def stand_in(
+        self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
+    ) -> int | None:
+        """Return the idle device that takes over the part of one that leaves on notice; None: re-plan for the remaining devices.
+
+        plan: of the whole cluster, whose devices are as slow as measured.  left: fraction of the run that is left, from 1 to 0.
+        """
+        return None
+
+
 AJob = TypeVar("AJob", bound=RankJob)
 
 

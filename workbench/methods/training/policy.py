@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import CacheError, PlanError
 from workbench.core.job import Job
-from workbench.core.plan import Homes, held_by, whole_steps
+from workbench.core.plan import Homes, Plan, held_by, whole_steps
 from workbench.core.report import Recovery, StepRecord
-from workbench.methods.base import Event, Notify
+from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify, Planned
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
+from workbench.methods.training.backups import repartition_s, substitution
 from workbench.methods.training.interrupted import Interrupted, take_up
-from workbench.methods.training.phases import RankJob
-from workbench.methods.training.succession import Replanned, Succession
+from workbench.methods.training.phases import Plans, RankJob
 from workbench.methods.training.timetable import Timetable
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
@@ -29,6 +30,8 @@ from workbench.runtime.devices import Devices, EngineDevices, Lender, fleet_of
 
 LEAST_FALL = 0.01
 """The fraction by which a loss must fall to count as lower."""
+REAL_REGROUP_S = 1.0
+"""Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy machine)."""
 REAL_PACE_S = 2.0
 """Seconds of computing over which a real device's pace is judged: its steps also vary by what else the device does."""
 
@@ -45,13 +48,39 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A generation that has begun: its devices, its job, the results of those before it, and its steps from number `start` on."""
+    """A generation that has begun: its devices, its job, and its steps from number `start` on.
+
+    former: what the folder keeps of the steps before; of a simulated run nothing.
+    """
 
     members: tuple[int, ...]
     job: RankJob
-    former: Interrupted
     timetable: Timetable
     start: int
+    former: Interrupted = field(default_factory=Interrupted)
+
+    @property
+    def plan(self) -> Plan:
+        """Return its plan, with the devices' ranks in the cluster."""
+        return self.job.plan.renumbered(dict(enumerate(self.members)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyState:
+    """Where a run is.  step, num_steps: finished ones, and all.  generations: that have begun.
+
+    devices, layers, samples: of the present generation.  after_loss: a device was lost, so the next one gets a new plan.
+    slower: how many times slower devices and links are than described, and the shares of memory that are left, as last reported.
+    """
+
+    step: int
+    num_steps: int
+    generations: int
+    devices: tuple[str, ...]
+    layers: str
+    samples: str
+    after_loss: bool
+    slower: dict[int | str, float]
 
 
 class ToldPolicy(Policy):
@@ -98,12 +127,23 @@ def served(engines: Lender, serve_rank: Callable[[RankContext, None], None]) -> 
 
 
 class StepPolicy(ToldPolicy):
-    """A ToldPolicy of phases and epochs.  first, replanned: see Succession."""
+    """A ToldPolicy of phases and epochs: which devices do the next steps, under which plan, and whether a new plan pays.
 
-    def __init__(self, first: RankJob, replanned: Replanned, notify: Notify) -> None:
+    first: the job as planned for all devices.  method: makes the jobs of fewer or slower ones.
+    generations: all that have begun.  now: the present one; None before the first, and after a loss: all remaining devices get a new
+    plan (passive fault tolerance).  An idle device, if there is a suitable one, replaces one that leaves on notice (proactive: Confidant,
+    section 3.4).  factors: see Policy.generation.
+    """
+
+    def __init__(self, method: Plans, planned: Planned[Any], first: RankJob, notify: Notify) -> None:
         super().__init__(notify)
-        self._first, self._next, self._timetable = first, Succession(first, replanned, self.say), Timetable(first)
-        self._step = 0
+        self.method, self.first = method, first
+        self.prepared, self.profile, self.cluster = first.handed_on(planned.prepared), planned.profile, planned.cluster
+        self.generations: list[Begun] = []
+        self.now: Begun | None = None
+        self.factors: dict[Any, float] = {}
+        self._timetable, self._step = Timetable(first), 0
+        self._ahead: tuple[Any, Generation] | None = None
 
     @property
     def step(self) -> int:
@@ -115,36 +155,178 @@ class StepPolicy(ToldPolicy):
         """Return the steps of the whole run."""
         return self._timetable.num_steps
 
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the remaining steps as a job of the devices that are ready (see Policy)."""
-        return self._next.generation(number, ready, factors, 1 - self._step / self.num_steps)
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """Return the ranks of all devices."""
+        return tuple(range(self.cluster.world_size))
+
+    @property
+    def last(self) -> Begun:
+        """Return the last generation; if all was done before the first, a generation of the first plan."""
+        if self.generations:
+            return self.generations[-1]
+        return Begun(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
+
+    @property
+    def state(self) -> PolicyState:
+        """Return where the run is, as data."""
+        last = self.last
+        return PolicyState(
+            step=self._step,
+            num_steps=self.num_steps,
+            generations=len(self.generations),
+            devices=tuple(device.name for device in last.job.cluster.devices),
+            layers=last.job.plan.partition(),
+            samples=last.job.plan.grouping(),
+            after_loss=bool(self.generations) and self.now is None,
+            slower=dict(self.factors),
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.state})"
+
+    def part(self, generation: Generation, place: int) -> Any:
+        """Return the part of a job that a member gets (see Policy)."""
+        return generation.job.on_rank(place)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step."""
         self._step = max(self._step, done.step + 1)
 
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the remaining steps as a job of the devices that are ready (see Policy)."""
+        self.factors, key = dict(factors), (number, ready, dict(factors))
+        if self._ahead is not None and self._ahead[0] == key and self.now is not None:
+            return self._ahead[1]
+        substituted = self._with_substitutes(ready, factors)
+        if substituted is None:
+            return self._generation(number, *self._next_job(ready, factors), factors)
+        members, job, prepares = substituted
+        self._ahead = key, self._generation(number, members, job, factors)._replace(prepares=prepares)
+        return self._ahead[1]
+
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' speeds call for another plan."""
-        return self._next.differs(generation, ready, factors, self._step)
+        """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
+
+        The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).  Here it is accepted
+        if it saves more over the steps left than it costs to load layers and move the trainable state; or at any price if a device no
+        longer has the memory for its part of the present one.
+        """
+        self.factors = dict(factors)
+        members, job = self._next_job(ready, factors)
+        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
+        if self.now is None or is_same:
+            return False
+        try:
+            self._require_room(generation, factors)
+        except PlanError as error:
+            why = f"{error.asked} {error.found}".rstrip(".")
+            self.say(f"Another partition is taken at any price, because the present one no longer fits: {why}")
+            return True
+        was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
+        price_s = repartition_s(self.cluster.with_slow_links(factors), self.profile, was, new)
+        if self.cluster.is_real:
+            price_s += REAL_REGROUP_S
+        at_present, then = (_timetable(members, job, factors) for members, job in ((self.now.members, self.now.job), (members, job)))
+        saved_s = at_present.rest_s(self._step) - then.rest_s(self._step)
+        pays = saved_s > price_s
+        verdict = "is taken" if pays else "is not taken"
+        self.say(f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s (predicted)")
+        return pays
+
+    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
+        """Return the job of some devices, which it numbers by their places, under a new plan or a given one.  Raises PlanError."""
+        part, profile = self.cluster.part(ranks, factors), self.profile.part(ranks)
+        plan = plan or self.method.plan(self.prepared, self.profile.part(ranks, factors), part.with_slow_links(factors))
+        job = self.method.rank_job(self.prepared, profile, part, plan)
+        return replace(job, folder=self.first.folder, fingerprint=self.first.fingerprint)
+
+    def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
+        """Return the ready devices that get work, and their job; the others are free to be probed.
+
+        It is the first plan, perhaps the user's, while all devices are present at full speed.
+        """
+        if len(ready) == self.cluster.world_size and not factors:
+            return ready, self.first
+        while True:
+            job = self._job(ready, factors)
+            stages = (*job.plan.stages, *([job.plan.cached] if job.plan.cached else []))
+            used = {rank for stage in stages for rank in stage.ranks}
+            if len(used) == len(ready):
+                return ready, job
+            ready = tuple(rank for place, rank in enumerate(ready) if place in used)
+
+    def _generation(self, number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
+        """Return a job of some devices as a generation."""
+        timetable = _timetable(members, job, factors)
+        timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+        return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+
+    def _require_room(self, generation: Generation, factors: Mapping[int, float]) -> None:
+        """Raise PlanError if a generation no longer fits in its devices' memory."""
+        profile, part = self.profile.part(generation.members), self.cluster.part(generation.members, factors)
+        with suppress(CacheError):
+            self.method.check(self.prepared, profile, part, generation.plan, folder=self.first.folder)
+
+    def _with_substitutes(
+        self, ready: tuple[int, ...], factors: Mapping[int, float]
+    ) -> tuple[tuple[int, ...], RankJob, tuple[int, ...]] | None:
+        """Return members, their job and the replacements among them; None if nobody leaves, or not all can be replaced."""
+        if self.now is None:
+            return None
+        before = after = self.now.plan
+        idle, exchanges = [rank for rank in ready if rank not in before.busy_ranks], []
+        names, slowed = [device.name for device in self.cluster.devices], self.cluster.part(self.everyone, factors)
+        left = 1 - self._step / self.num_steps
+        for rank in sorted(before.busy_ranks.difference(ready)):
+            substitute = self.method.stand_in(self.prepared, self.profile, slowed, after, rank, idle, left)
+            if substitute is None:
+                return None
+            idle.remove(substitute)
+            exchanges.append(f"{names[substitute]} takes the place of {names[rank]}")
+            after = after.renumbered({one: substitute if one == rank else one for one in after.busy_ranks})
+        if not exchanges:
+            return None
+        members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
+        job = self._job(members, factors, after.renumbered({rank: place for place, rank in enumerate(members)}))
+        price = substitution(self.cluster, self.profile, before, after)
+        step_s = Timetable(job).longest_s()
+        self.say(
+            f"{', '.join(exchanges)} (predicted: it loads {price.loading_s:.2g} s while all train; {price.still_s:.2g} s to move what is"
+            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.still_s:.2g} s is enough)"
+        )
+        return members, job, prepares
+
+
+def _timetable(members: Sequence[int], job: RankJob, factors: Mapping[int, float]) -> Timetable:
+    """Return the steps of a job with their seconds at the devices' present speed."""
+    slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
+    slow_links = replace(job, cluster=job.cluster.with_slow_links(factors))
+    return Timetable(slow_links, job.profile.part(range(len(members)), slower))
+
+
+def shares_of(plan: Plan) -> tuple[Any, ...]:
+    """Return each device's share of the computation."""
+    assignments = ((first, tuple((stage.start, stage.stop, stage.shares) for stage in stages)) for first, stages in plan.assignments)
+    return tuple(assignments), plan.cached
 
 
 class TrainingPolicy(StepPolicy):
     """A StepPolicy of a run in its folder.
 
-    former: the run's progress before.  generations: all that have begun.  results: of the last
-    generation, by place.  spent_s: seconds of the slowest device, by the kind of work besides steps.
+    former: the run's progress before.  results: of the last generation, by place.  spent_s: seconds of the slowest device, by the
+    kind of work besides steps.
 
     Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the mean losses of the
     epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule that the paper does not give
     (Algorithm 1, line 12); an epoch's loss does not vary by which samples it has.
     """
 
-    def __init__(self, first: RankJob, former: Interrupted, replanned: Replanned, notify: Notify) -> None:
-        super().__init__(first, replanned, notify)
-        self._former, self._everyone = former, tuple(range(first.cluster.world_size))
+    def __init__(self, method: Plans, planned: Planned[Any], first: RankJob, former: Interrupted, notify: Notify) -> None:
+        super().__init__(method, planned, first, notify)
+        self._former = former
         self._step = self._timetable.number(former.epochs, former.step)
-        self.generations: list[Begun] = []
-        self.results = [RankResult(rank=rank) for rank in self._everyone]
+        self.results = [RankResult(rank=rank) for rank in self.everyone]
         self.spent_s: dict[str, float] = {}
         self._trained: set[str] = set()
         self._some_lost = False
@@ -162,7 +344,7 @@ class TrainingPolicy(StepPolicy):
     @property
     def epochs(self) -> int:
         """Return the epochs of the run, fewer than planned if it has converged."""
-        return self._first.job.epochs if self._converged is None else self._converged
+        return self.first.job.epochs if self._converged is None else self._converged
 
     @property
     def has_converged(self) -> bool:
@@ -171,7 +353,7 @@ class TrainingPolicy(StepPolicy):
 
     def _test(self, epochs: int) -> None:
         """Test convergence after so many epochs; their losses are complete."""
-        job, number = self._first.job, self._timetable.number
+        job, number = self.first.job, self._timetable.number
         if self.has_converged or not job.converged_after or epochs >= job.epochs:  # devices that have not paused yet go on
             return
         steps = [range(number(epoch, 0), number(epoch + 1, 0)) for epoch in range(epochs)]
@@ -187,10 +369,8 @@ class TrainingPolicy(StepPolicy):
 
     @property
     def last(self) -> Begun:
-        """Return the last generation; if all was done before the first, a generation of the first plan."""
-        if self.generations:
-            return self.generations[-1]
-        return Begun(members=self._everyone, job=self._first, former=self._former, timetable=self._timetable, start=self._step)
+        """Return the last generation (see StepPolicy)."""
+        return super().last if self.generations else replace(super().last, former=self._former)
 
     def expected(self, step: StepRecord) -> StepRecord:
         """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this run."""
@@ -206,8 +386,8 @@ class TrainingPolicy(StepPolicy):
         self._step = self._timetable.number(former.epochs, former.step)
         if self.generations and self.last.members == generation.members and self._step == done and not self._some_lost:
             job = job.going_on(self.last.job)
-        self.generations.append(Begun(members=generation.members, job=job, former=former, timetable=self._timetable, start=self._step))
-        self._next.now = generation.members, job
+        self.now = Begun(members=generation.members, job=job, former=former, timetable=self._timetable, start=self._step)
+        self.generations.append(self.now)
         self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
         self.watch(generation)
@@ -222,7 +402,7 @@ class TrainingPolicy(StepPolicy):
 
         It is empty if two devices were lost at once: then the last checkpoint on the disk is used.
         """
-        if not self._first.job.backup_every:
+        if not self.first.job.backup_every:
             return None
         kept = [self._backups.get(rank, {}) for rank in members]
         steps = {step for own in kept for step in own}
@@ -242,7 +422,7 @@ class TrainingPolicy(StepPolicy):
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Store the results of a generation; after a loss the folder determines where the next one begins."""
         if lost:
-            self._next.now = None
+            self.now = None
         self._some_lost = bool(lost) or any(ended.end == "lost" for ended in parts.values())
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
         self._trained = {name for result in self.results for name in result.trained} or self._trained

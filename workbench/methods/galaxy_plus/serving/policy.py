@@ -130,6 +130,10 @@ class ServingPolicy:
                 return True
         return False
 
+    def part(self, generation: Generation, place: int) -> Any:
+        """Return the whole job, for every member (see Policy)."""
+        return generation.job
+
     def begun(self, generation: Generation) -> Generation:
         """Return it unchanged: `generation` has everything that it needs (see Policy)."""
         self._reports.clear()
