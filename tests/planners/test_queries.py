@@ -13,10 +13,9 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.p_rge.adaptive import Setting
-from workbench.methods.p_rge.layout import QueryStep, Shape
 from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
 from workbench.methods.p_rge.query_costs import Passing, RankCosts, StepSize, whole
+from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
 from workbench.planners.shares import smallest_maximum
 from workbench.schedules.costs import Crossing
 from workbench.simulator import simulate
@@ -134,7 +133,7 @@ def test_no_chain_is_faster(seed: int) -> None:
 def simulated_s(profile: Profile, cluster: Cluster, plan: Plan, asked: StepSize) -> float:
     """Return the simulated seconds of the program that the devices would run."""
     step = QueryStep.build(plan, chosen_passings(profile, cluster, plan, asked), cluster.world_size)
-    shape = Shape(Setting(asked.queries, asked.batch_size), asked.batch_size, LENGTH)
+    shape = QueryShape.of(asked.batch_size, asked.batch_size, LENGTH)
     return simulate(step.program(profile, cluster, shape, Crossing(hidden_size=2)), memory=False).makespan_s
 
 

@@ -18,8 +18,9 @@ from workbench.core.schedule import STEP
 from workbench.methods.base import Planned
 from workbench.methods.p_rge.method import PRGE, reported_steps
 from workbench.methods.p_rge.policy import Done, History, Run, notes_of
+from workbench.methods.p_rge.rank_job import PRGERankJob, RankPart
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.worker import RankJob, RankPart, record_of
+from workbench.methods.p_rge.worker import record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
 from workbench.runtime.virtual_devices import VirtualDevices
@@ -35,7 +36,7 @@ def loss_of(seed: int, step: int, part: int) -> float:
 class Work:
     """A runtime.virtual_devices.VirtualWork: every member finds the same losses, in the seconds of the made-up layers."""
 
-    def busy_s(self, job: RankJob, place: int) -> float:
+    def busy_s(self, job: PRGERankJob, place: int) -> float:
         step = job.query_step()
         total = layers_seconds(job.profile.layers[place], STEP, job.estimator.queries, 1)
         for op in step.schedule.ops[place]:
@@ -46,22 +47,22 @@ class Work:
                 total += layers_seconds(job.profile.layers[place], STEP, queries, 1)
         return total
 
-    def seconds(self, job: RankJob, step: int, factors: Mapping[int, float]) -> float:
+    def seconds(self, job: PRGERankJob, step: int, factors: Mapping[int, float]) -> float:
         return max(factor * self.busy_s(job, place) for place, factor in factors.items())
 
-    def done(self, job: RankJob, place: int, step: int, factor: float) -> StepDone:
+    def done(self, job: PRGERankJob, place: int, step: int, factor: float) -> StepDone:
         return StepDone(step, factor * self.busy_s(job, place), self._record(job, step))
 
-    def part(self, job: RankJob, place: int, end: Any, stop: int) -> RankPart:
+    def part(self, job: PRGERankJob, place: int, end: Any, stop: int) -> RankPart:
         part = RankPart(rank=place, end=end, records=[self._record(job, step) for step in range(job.first_step, stop)])
         if end == "lost":
             part.losses = self._own_losses(job, place, stop)
         return part
 
-    def _record(self, job: RankJob, step: int) -> StepLog:
+    def _record(self, job: PRGERankJob, step: int) -> StepLog:
         return record_of(job, step, {part: loss_of(job.job.seed, step, part) for part in range(2 * job.estimator.queries)})
 
-    def _own_losses(self, job: RankJob, place: int, step: int) -> dict[int, float]:
+    def _own_losses(self, job: PRGERankJob, place: int, step: int) -> dict[int, float]:
         first = 0
         for share in job.plan.stages[-1].shares:
             if share.rank == place:

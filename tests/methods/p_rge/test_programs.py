@@ -12,9 +12,11 @@ from methods.conftest import four_devices
 from methods.p_rge.worlds import STEPS, chain, prepared_job, profile_for, shared
 from workbench.core import Plan
 from workbench.methods.base import ignore
-from workbench.methods.p_rge.layout import Change, shape_of
 from workbench.methods.p_rge.policy import QueryPolicy, Run
+from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.rank_job import Change, QueryShape, planned_step
 from workbench.methods.p_rge.worker import load_model
+from workbench.runtime.messages import decode, encode
 
 MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
 
@@ -30,13 +32,16 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan, tmp_path: Pat
     everyone = tuple(range(cluster.world_size))
     change = run.history.changes[-1]
     policy = QueryPolicy(run, plan)
-    predictor = policy.predictor(everyone, {}, plan, change)
-    job = policy.rank_job(everyone, plan, predictor, change)
-    own = load_model(prepared)
+    generation = policy.planned(1, everyone, {}, plan, change)
+    job, own = generation.job, load_model(prepared)
+    (phase,), (received,) = job.phases(), decode(encode(job), type(job), "A job").phases()
     for step in range(STEPS):
-        shape = predictor.shape(step)
-        assert job.program(job.query_step(), step).to_text() == predictor.program(shape).to_text()
-        batch = job.batch(step)
+        epoch, at = divmod(step, prepared.steps_per_epoch)
+        planned = phase.steps(epoch)[at]
+        shape = planned.shape
+        assert isinstance(shape, QueryShape)
+        assert received.program(received.steps(epoch)[at].shape).to_text() == phase.program(shape).to_text()
+        batch = job.batch(planned)
         packing = own.packing(batch)
         assert (shape.rows, shape.tokens) == (tuple(batch.input_ids.shape) if packing is None else packing.shape)
         assert shape.target_length == (0 if batch.decoder_ids is None else batch.decoder_ids.shape[1])
@@ -55,6 +60,13 @@ def test_packs_take_the_place_of_rows() -> None:
     prepared = prepared_job("tiny-llama", batch_size=4)
     change = Change(0, 0, prepared.setting)
     unpacked = replace(prepared, facts=replace(prepared.facts, is_causal=False))
-    shapes, padded = ([shape_of(one, change, step) for step in range(20)] for one in (prepared, unpacked))
+    shapes, padded = ([shape_at(one, change, step) for step in range(20)] for one in (prepared, unpacked))
     assert all(shape.rows == 4 for shape in padded) and any(shape.rows < 4 for shape in shapes)
-    assert all(packed.length <= full.length == full.tokens for packed, full in zip(shapes, padded, strict=True))
+    assert all(packed.lengths <= full.lengths == (full.tokens,) for packed, full in zip(shapes, padded, strict=True))
+
+
+def shape_at(prepared: PreparedJob, change: Change, step: int) -> QueryShape:
+    """Return the shape of a step."""
+    shape = planned_step(prepared, change, step).shape
+    assert isinstance(shape, QueryShape)
+    return shape

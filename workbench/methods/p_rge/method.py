@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
@@ -22,15 +22,16 @@ from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import kept_layers, profiled_length, scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
-from workbench.methods.p_rge.layout import Change, predict
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.options import METHOD, Precision
 from workbench.methods.p_rge.policy import Done, History, ProfileOf, Run, changed_notes, fitted_setting, notes_of, words
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
+from workbench.methods.p_rge.rank_job import Change, change_at, rank_job
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.p_rge.zeroth_order import CausalModel, replay
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
+from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.policy import served
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
@@ -97,9 +98,18 @@ class PRGE(LayerMethod[PreparedJob]):
         chosen_passings(costs, cluster, plan, prepared.size(setting))
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
-        """Simulate every step (see Method)."""
+        """Simulate every step, as if nothing changed; bytes: sent by all devices in a step (see Method)."""
         setting, costs = self._settled(planned)
-        prediction = predict(planned.prepared, costs, planned.cluster, planned.plan, setting)
+        job = rank_job(planned.prepared, costs, planned.cluster, planned.plan, [Change(0, 0, setting)])
+        prediction = predict(job)
+        (timeline,), num_devices = prediction.timelines.values(), len(planned.plan.busy_ranks)
+        nbytes = {
+            "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(planned.cluster.world_size)),
+            # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
+            "sent in a step of first-order data parallelism": 2 * (num_devices - 1) * trainable_bytes(job.layers),
+            "kept of a step in the log": 8 * setting.queries,
+        }
+        prediction = replace(prediction, bytes=nbytes)
         if not planned.prepared.options.adapt:
             return prediction
         return replace(prediction, notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",))
@@ -186,9 +196,8 @@ def reported_steps(done: Done, history: History, prediction: Prediction) -> tupl
     """
     predicted = []
     for number, record in enumerate(prediction.steps):
-        setting = next(change.setting for change in reversed(history.changes) if change.step <= number)
-        predicted_s = done.predicted_s.get(number, record.predicted_s)
-        predicted.append(replace(record, samples=setting.batch_size, predicted_s=predicted_s))
+        setting, expected_s = change_at(history.changes, number).setting, done.expected_s(number)
+        predicted.append(replace(record, samples=setting.batch_size, predicted_s=expected_s or record.predicted_s))
     measured = {(step.epoch, step.step): step for step in measured_steps(results_of(done), predicted)}
     return tuple(
         replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)

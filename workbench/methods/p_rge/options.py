@@ -84,14 +84,16 @@ class PRGEOptions:
         return self.adapt or self.step_s is not None or bool(self.precisions)
 
 
-_WORKER = "workbench.methods.p_rge.worker"
+_RANK_JOB, _WORKER = "workbench.methods.p_rge.rank_job", "workbench.methods.p_rge.worker"
 DECLARATION = Declaration(
     options=PRGEOptions,
     implementation="workbench.methods.p_rge.method:PRGE",
     calls={
         "workbench.methods.p_rge.method:PRGE.measure_rank": "",
         f"{_WORKER}:run_rank": f"{_WORKER}:Logged",
-        f"{_WORKER}:serve_rank": Parts(f"{_WORKER}:RankJob", f"{_WORKER}:RankPart", done="workbench.methods.p_rge.zeroth_order:StepLog"),
+        f"{_WORKER}:serve_rank": Parts(
+            f"{_RANK_JOB}:PRGERankJob", f"{_RANK_JOB}:RankPart", done="workbench.methods.p_rge.zeroth_order:StepLog"
+        ),
     },
     form={
         "queries": FormField(label="Queries q", tooltip="Random directions of a step, divided among the devices"),

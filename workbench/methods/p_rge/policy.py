@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,18 @@ from workbench.methods.base import REAL_TIMEOUT_S, SILENT_AFTER_STEPS, Engines, 
 from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
 from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
-from workbench.methods.p_rge.layout import Change, Predictor, Shape, shape_of
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import whole
-from workbench.methods.p_rge.worker import Logged, RankJob, RankPart, load_model, record_of, run_rank
+from workbench.methods.p_rge.rank_job import Change, PRGERankJob, RankPart, rank_job
+from workbench.methods.p_rge.worker import Logged, load_model, record_of, run_rank
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
 from workbench.methods.training.policy import ToldPolicy, shares_of
+from workbench.methods.training.timetable import Timetable
 from workbench.runtime.commands import Generation, Parts, StepDone
 from workbench.runtime.devices import Devices
 
-SHORTEST_TIMEOUT_S = 20.0
 TOLERATED = 1.5
 """With `adapt` alone: a step may take this multiple of its first duration before its setting is changed."""
 
@@ -145,12 +145,16 @@ def words(setting: Setting) -> str:
 
 @dataclass(kw_only=True)
 class Done:
-    """The results of a run.  parts: of every generation, the members with their results.  predicted_s: by step, under its plan."""
+    """The results of a run.  parts: of every generation, the members with their results."""
 
     parts: list[tuple[Generation, dict[int, RankPart]]] = field(default_factory=list)
-    predicted_s: dict[int, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     recoveries: tuple[Recovery, ...] = ()
+
+    def expected_s(self, step: int) -> float | None:
+        """Return the seconds of a step under the plan by which it was done; None if it was not done in this run."""
+        done = (generation for generation, _ in reversed(self.parts) if generation.job.first_step <= step)
+        return next((generation.predictor.seconds(step) for generation in done), None)
 
 
 class QueryPolicy(ToldPolicy):
@@ -162,7 +166,6 @@ class QueryPolicy(ToldPolicy):
     def __init__(self, run: Run, plan: Plan) -> None:
         super().__init__(run.notify)
         self._run, self._prepared, self._cluster, self._history, self._plan = run, run.prepared, run.cluster, run.history, plan
-        self._shape = lru_cache(maxsize=None)(partial(shape_of, run.prepared))
         self.done = Done(notes=self.notes)
 
     @property
@@ -190,19 +193,25 @@ class QueryPolicy(ToldPolicy):
         else:
             setting = self._fitted(ready, factors)
             members, plan = self._planned(ready, factors, setting)
-        change = self._history.changed(setting)
-        predictor = self.predictor(members, factors, plan, change)
-        job = self.rank_job(members, plan, predictor, change)
-        return Generation(number, members, plan, job, predictor, job.timeout_s)
+        return self.planned(number, members, factors, plan, self._history.changed(setting))
+
+    def planned(self, number: int, members: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> Generation:
+        """Return the remaining steps as a job of some devices.  Raises PlanError if one has too little memory for its share."""
+        history, precision = self._history, change.setting.precision
+        changes = history.changes if change == history.changes[-1] else [*history.changes, change]
+        slowed, cluster = self._profile(precision, members, factors), self._cluster.part(members, factors)
+        settings: dict[str, Any] = {"records": tuple(history.records), "folder": self._run.folder}
+        job = rank_job(self._prepared, self._profile(precision, members, {}), cluster, plan, changes, slowed=slowed, **settings)
+        timetable = Timetable(job, slowed)
+        timeout_s = REAL_TIMEOUT_S if self._run.is_real else max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+        return Generation(number, members, plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
 
     def begun(self, generation: Generation) -> Generation:
-        """Record a change of the setting, and the new expected time of a step."""
+        """Record a change of the setting."""
         if generation.job.change != self._history.changes[-1]:
             self._history.change(generation.job.change)
             self.say(f"From step {self.step + 1} on {words(generation.job.change.setting)}")
         self.watch(generation)
-        for step in range(self.step, self.num_steps):
-            self.done.predicted_s[step] = generation.predictor.seconds(step)
         return generation
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
@@ -263,29 +272,6 @@ class QueryPolicy(ToldPolicy):
             return None
         first = self._history.changes[0].setting
         return TOLERATED * plan_queries(self._run.profile_of(first.precision), self._cluster, self._prepared.size(first)).total_s
-
-    def predictor(self, ranks: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> Predictor:
-        """Return a simulator of the steps of a plan.  Raises PlanError if a device has too little memory for its share."""
-        profile = self._profile(change.setting.precision, ranks, factors)
-        return Predictor(self._prepared, profile, self._cluster.part(ranks, factors), plan, change.setting, partial(self._shape, change))
-
-    def rank_job(self, ranks: tuple[int, ...], plan: Plan, predictor: Predictor, change: Change) -> RankJob:
-        """Return the message that starts every rank."""
-        prepared, history, setting = self._prepared, self._history, change.setting
-        longest = Shape(setting, setting.batch_size, prepared.longest, max(len(row.decoder_ids) for row in prepared.train.rows))
-        patience_s = max(SHORTEST_TIMEOUT_S, SILENT_AFTER_STEPS * predictor.timeline(longest).makespan_s)
-        return RankJob(
-            job=prepared.job,
-            cluster=predictor.cluster,
-            plan=plan,
-            passings=predictor.passings,
-            profile=self._profile(setting.precision, ranks, {}),
-            prepared=replace(prepared, task=prepared.task.limited(1, 1, 1)),
-            change=change,
-            records=tuple(history.records),
-            folder=self._run.folder,
-            timeout_s=REAL_TIMEOUT_S if self._run.is_real else patience_s,
-        )
 
     def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting) -> tuple[tuple[int, ...], Plan]:
         """Return the members of a plan for the ready devices, and the plan, which numbers the members."""
@@ -348,9 +334,8 @@ class Run:
         if len(history.records) >= total:
             return done
         everyone = tuple(range(self.cluster.world_size))
-        predictor = policy.predictor(everyone, {}, plan, history.changes[-1])
-        job = policy.rank_job(everyone, plan, predictor, history.changes[-1])
-        done.predicted_s = {step: predictor.seconds(step) for step in range(len(history.records), total)}
+        generation = policy.planned(0, everyone, {}, plan, history.changes[-1])
+        job: PRGERankJob = generation.job
         progress = Progress(plan, self.notify)
 
         def take(rank: int, event: Any) -> None:
@@ -362,5 +347,5 @@ class Run:
         parts: list[RankPart] = engines.run(run_rank, [job] * self.cluster.world_size, on_event=take)
         for record in max(parts, key=lambda part: len(part.records)).records:  # the last one may still be in progress
             history.add(record)
-        done.parts.append((Generation(0, everyone, plan, job, predictor), dict(enumerate(parts))))
+        done.parts.append((generation, dict(enumerate(parts))))
         return done

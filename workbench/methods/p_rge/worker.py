@@ -1,10 +1,10 @@
-"""The device side of a P-RGE run: its job and results, its layers with trainable values, its operations, and the loop of its steps."""
+"""The device side of a P-RGE run: its layers with trainable values, its operations, and the loop of its steps."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,25 +15,24 @@ from torch import Tensor
 from workbench.core.errors import DeviceLostError, DivergedError
 from workbench.core.names import FloatType
 from workbench.core.profile import layers_seconds
-from workbench.core.program import Program
 from workbench.core.schedule import SEND, STEP, Op
-from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankResult, RankSession, SessionJob, StepTrace, trace_of
-from workbench.methods.p_rge.layout import Change, QueryStep, samples_of, shape_of
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankSession, StepTrace, trace_of
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.query_costs import Passing
+from workbench.methods.p_rge.rank_job import PRGERankJob, QueryShape, QueryStep, RankPart, planned_step
 from workbench.methods.p_rge.zeroth_order import (
     CausalModel,
     PrecisionWarning,
     Prge,
     StepLog,
-    ZerothOrderConfig,
     gradients_of,
     load_causal_model,
     make_log,
     passes_of,
     replay,
 )
+from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
 from workbench.models.quantization import QuantizationConfig
 from workbench.runtime.commands import End, StepDone
@@ -43,65 +42,7 @@ from workbench.runtime.executor import Handler
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
-from workbench.tasks.prompts import PromptBatch, collate_prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankJob(SessionJob):
-    """Some steps of a run, under one plan and one setting; the same on every rank.
-
-    cluster, plan, passings, profile: of the devices that take part, at full speed.
-    prepared: without the task's samples.  change: the setting, and the step and sample from which it applies.
-    records: the finished steps, from which theta is rebuilt.
-    """
-
-    prepared: PreparedJob
-    passings: Mapping[int, Passing]
-    change: Change
-    records: tuple[StepLog, ...]
-
-    @property
-    def first_step(self) -> int:
-        """Return the first step of this job."""
-        return len(self.records)
-
-    @property
-    def last_step(self) -> int:
-        """Return the step at which to stop, exclusive."""
-        return self.prepared.num_steps
-
-    @property
-    def estimator(self) -> ZerothOrderConfig:
-        """Return how a step estimates its gradient."""
-        return self.prepared.zeroth_order(self.change.setting)
-
-    def query_step(self) -> QueryStep:
-        """Return the layout of every step on all devices."""
-        return QueryStep.build(self.plan, self.passings, self.cluster.world_size)
-
-    def program(self, query_step: QueryStep, step: int) -> Program:
-        """Return the program of a step, the same on every rank."""
-        shape, crossing = shape_of(self.prepared, self.change, step), self.prepared.crossing(self.change.setting)
-        return query_step.program(self.profile, self.cluster, shape, crossing)
-
-    def batch(self, step: int) -> PromptBatch:
-        """Return the batch of a step."""
-        train = self.prepared.train
-        return collate_prompts(train, samples_of(len(train), self.job.seed, self.change, step))
-
-
-@dataclass(kw_only=True)
-class RankPart(RankResult):
-    """A device's results of a RankJob.
-
-    end: all steps are done; or it paused on request; or another device was lost in the middle of a step.
-    losses: of a lost step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by name.
-    """
-
-    end: End = "finished"
-    records: list[StepLog] = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
-    error: str = ""
+from workbench.tasks.prompts import PromptBatch
 
 
 def load_model(prepared: PreparedJob, precision: Precision | None = None, span: tuple[int, int] | None = None) -> CausalModel:
@@ -123,7 +64,7 @@ def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | 
 class StageCompute:
     """Layers [start, stop) on this device, and the number of log steps applied to their trainable values."""
 
-    def __init__(self, rank_job: RankJob, start: int, stop: int) -> None:
+    def __init__(self, rank_job: PRGERankJob, start: int, stop: int) -> None:
         self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
         # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
         self.model = load_model(rank_job.prepared, self.precision, (start, stop))
@@ -131,7 +72,7 @@ class StageCompute:
         self._estimator: Prge | None = None
         release_free_memory()
 
-    def suits(self, rank_job: RankJob, start: int, stop: int) -> bool:
+    def suits(self, rank_job: PRGERankJob, start: int, stop: int) -> bool:
         """Return whether these are the layers of a job, and have not applied more steps than it."""
         asked = (start, stop, rank_job.change.setting.precision)
         return (self.start, self.stop, self.precision) == asked and self.num_steps <= len(rank_job.records)
@@ -141,7 +82,7 @@ class StageCompute:
         self.num_steps += replay(self.model.trainables, records[self.num_steps :])
 
     def forward(
-        self, rank_job: RankJob, passing: Passing, incoming: Tensor | None, batch: PromptBatch, step: int, queries: Sequence[int]
+        self, rank_job: PRGERankJob, passing: Passing, incoming: Tensor | None, batch: PromptBatch, step: int, queries: Sequence[int]
     ) -> Tensor:
         """Return the hidden states (2n*E, t, d) of a group of n queries after these layers, pass after pass, or their losses (2n,).
 
@@ -169,7 +110,7 @@ class QueryHandlers:
     """
 
     rank: int
-    rank_job: RankJob
+    rank_job: PRGERankJob
     query_step: QueryStep
     compute: StageCompute
     batch: PromptBatch
@@ -211,7 +152,7 @@ class QueryHandlers:
         self.losses |= {part + index: loss for index, loss in enumerate(losses.tolist())}
 
 
-def record_of(rank_job: RankJob, step: int, losses: dict[int, float]) -> StepLog:
+def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> StepLog:
     """Return the record of a step from the losses of some queries, both parts of each (Algorithm 1, lines 10 to 14).
 
     Raises DivergedError for a loss that is not finite.
@@ -237,10 +178,10 @@ class Logged(NamedTuple):
     record: StepLog
 
 
-def run_rank(context: RankContext, rank_job: RankJob) -> RankPart:
+def run_rank(context: RankContext, rank_job: PRGERankJob) -> RankPart:
     """Do this rank's part of a job as one of all ranks of a run, which ends if a device is lost."""
 
-    def work(session: RankSession[RankJob]) -> RankPart:
+    def work(session: RankSession[PRGERankJob]) -> RankPart:
         worker = QueryWorker(context.dilation)
         part = worker.steps(session, wants_pause=context.should_stop, message=lambda done: Logged(done.content))
         if part.error:
@@ -258,22 +199,22 @@ def serve_rank(context: RankContext, payload: None) -> None:
     serve_device(context, QueryWorker(context.dilation))
 
 
-class QueryWorker(DeviceWorker[RankJob]):
+class QueryWorker(DeviceWorker[PRGERankJob]):
     """A DeviceWorker that keeps its layers from one job to the next."""
 
     def __init__(self, dilation: float) -> None:
         super().__init__(dilation)
         self._compute: StageCompute | None = None
-        self._job: RankJob | None = None
+        self._job: PRGERankJob | None = None
         self._place = 0
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: RankJob, controls: Controls) -> tuple[End, RankPart]:
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: PRGERankJob, controls: Controls) -> tuple[End, RankPart]:
         """Do the steps of a job (see Worker)."""
         with self.session(context, process_group, job, controls) as session:
             part = self.steps(session, wants_pause=controls.wants_pause)
             return part.end, part
 
-    def prepare(self, job: RankJob, place: int) -> None:
+    def prepare(self, job: PRGERankJob, place: int) -> None:
         """Load a member's layers, unless they are loaded, and apply the steps of the log; an idle rank has none."""
         index = job.plan.stage_of(place)
         self._job, self._place = job, place
@@ -291,12 +232,14 @@ class QueryWorker(DeviceWorker[RankJob]):
         if job is None or compute is None:
             return None
         step = job.change.step
-        batch, shape = job.batch(step), shape_of(job.prepared, job.change, step)
+        planned = planned_step(job.prepared, job.change, step)
+        batch, shape = job.batch(planned), planned.shape
+        assert isinstance(shape, QueryShape)
         incoming = None
         if not compute.model.is_first:
             incoming = torch.zeros(2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
         layers = job.profile.layers[self._place][compute.start : compute.stop]
-        expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.length) + layers_seconds(layers, STEP, 1, 1)
+        expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.lengths[0]) + layers_seconds(layers, STEP, 1, 1)
         if not expected_s:
             return 1.0
         pacer = Pacer(factor, dilation=self._dilation)
@@ -304,7 +247,7 @@ class QueryWorker(DeviceWorker[RankJob]):
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)
 
     def steps(
-        self, session: RankSession[RankJob], *, wants_pause: Callable[[], bool], message: Callable[[StepDone], Any] = lambda done: done
+        self, session: RankSession[PRGERankJob], *, wants_pause: Callable[[], bool], message: Callable[[StepDone], Any] = lambda done: done
     ) -> RankPart:
         """Do a job's steps until the last, a pause, or the loss of a device; an idle rank returns at once.
 
@@ -314,8 +257,13 @@ class QueryWorker(DeviceWorker[RankJob]):
         session.progress.phase(LOADING)
         self.prepare(job, session.rank)
         session.progress.phase(WAITING)
-        step_of_all, compute = job.query_step(), self._compute
-        session.barrier(job.program(step_of_all, job.first_step))
+        step_of_all, compute, (phase,) = job.query_step(), self._compute, job.phases()
+        per_epoch = job.prepared.steps_per_epoch
+
+        def planned_at(number: int) -> PlannedStep:
+            return phase.steps(number // per_epoch)[number % per_epoch]
+
+        session.barrier(phase.program(planned_at(job.first_step).shape))
         if compute is None:
             session.progress.phase(IDLE)
             return part
@@ -324,12 +272,13 @@ class QueryWorker(DeviceWorker[RankJob]):
             part.records.append(record)
             session.context.publish(message(StepDone(record.step, busy_s, record)))
 
-        sent, per_epoch = 0, job.prepared.steps_per_epoch
+        sent = 0
         for number in range(job.first_step, job.last_step):
             epoch, at = divmod(number, per_epoch)
             if number == job.first_step or at == 0:
                 session.progress.phase(TRAINING, epoch)
-            batch = job.batch(number)
+            planned = planned_at(number)
+            batch = job.batch(planned)
             handlers = QueryHandlers(
                 rank=session.rank,
                 rank_job=job,
@@ -341,7 +290,7 @@ class QueryWorker(DeviceWorker[RankJob]):
             )
             begin_s = session.context.now_s()
             try:
-                done = session.run(job.program(step_of_all, number), handlers.table())
+                done = session.run(phase.program(planned.shape), handlers.table())
             except (DeviceLostError, RuntimeError) as error:
                 if not tells_of_peer(error):
                     raise

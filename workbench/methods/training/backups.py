@@ -19,7 +19,7 @@ from workbench.core.profile import Profile
 from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.training.phases import AJob, RankJob
+from workbench.methods.training.phases import AJob, PhasedJob
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.planners import Problem
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
@@ -81,7 +81,7 @@ class Keeper:
         result.nbytes[f"{name}, sent"] = result.nbytes.get(f"{name}, sent", 0) + sent
 
 
-def backup_s(rank_job: RankJob) -> float:
+def backup_s(rank_job: PhasedJob) -> float:
     """Return the expected seconds of one backup of a pipeline's stages."""
     specs, homes = _homes(rank_job.plan, rank_job.profile)
     return _seconds(moves(with_backups(homes, sorted(rank_job.plan.busy_ranks)), homes, specs, rank_job.cluster))

@@ -16,7 +16,7 @@ from workbench.methods.common.records import traced_step
 from workbench.methods.common.session import transfers_of
 from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
-from workbench.methods.training.phases import Plans, Predictor, RankJob
+from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
 from workbench.methods.training.policy import Begun, StepPolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
@@ -150,7 +150,7 @@ def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], fi
     return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=(*prediction.notes, *policy.notes))
 
 
-def predict(rank_job: RankJob) -> Prediction:
+def predict(rank_job: PhasedJob) -> Prediction:
     """Return every step's simulated seconds, the timeline of a middle step of each phase, and the seconds between phases."""
     steps: list[StepRecord] = []
     epochs: list[EpochRecord] = []
@@ -171,8 +171,8 @@ def predict(rank_job: RankJob) -> Prediction:
             epochs.append(EpochRecord(epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in own)))
         for name, programs in phase.moves().items():
             phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
-    if rank_job.job.backup_every:
-        phases_s["backups"] = backup_s(rank_job) * (len(steps) // rank_job.job.backup_every)
+    if rank_job.backup_every:
+        phases_s["backups"] = backup_s(rank_job) * (len(steps) // rank_job.backup_every)
     if rank_job.changes_s:
         phases_s["changes of the plan"] = rank_job.changes_s
     return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)

@@ -44,6 +44,8 @@ class Phase:
     """Some epochs with similar steps.
 
     epochs: may be empty.  cached: they run from an activation cache.  steps: all steps of an epoch.  program: of one step.
+    last_epoch: the number of steps of the last epoch, if it has fewer than the others.  longest: a step as long as any; None: the first
+    epoch has one.
     moves: by name, the programs that run between this phase and the next.  nbytes: by name, the phase's files on the disk.
     """
 
@@ -51,6 +53,8 @@ class Phase:
     cached: bool = False
     steps: Callable[[int], Sequence[PlannedStep]]
     program: Callable[[StepShape], Program]
+    last_epoch: int | None = None
+    longest: PlannedStep | None = None
     moves: Callable[[], Mapping[str, Iterable[Program]]] = dict
     nbytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -58,6 +62,14 @@ class Phase:
     def name(self) -> str:
         """Return the name of one of its epochs in reports."""
         return "cached epoch" if self.cached else "first epoch"
+
+    @property
+    def counts(self) -> list[int]:
+        """Return the number of steps of each epoch."""
+        if not self.epochs:
+            return []
+        counts = [len(self.steps(self.epochs.start))] * len(self.epochs)
+        return counts if self.last_epoch is None else [*counts[:-1], self.last_epoch]
 
 
 class Predictor:
@@ -110,51 +122,18 @@ class Loaded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankJob(SessionJob, ABC):
-    """The description of a training run for a rank; a method adds its settings.
+class PhasedJob(SessionJob, ABC):
+    """The steps of a run in phases, described for a rank, however a step trains.
 
-    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: of the frozen backbone.
     fingerprint: identifies the run's files on the disk.
-    start_epoch, start_step: 0, or the step at which a resumed run continues.  state: the files with the trainable state so far.
-    held: the ranks that keep each tensor of that state in memory, if state has no files.
-    is_same: whether the same devices did the steps before, under the same plan.
-    sweep: some steps of the first phase to time; then nothing else runs.
-    journal_bytes: a stage's state that is larger is saved only after every epoch and at a pause.
     """
 
-    journal_bytes: ClassVar[float] = math.inf
-
-    split: TokenizedSplit
-    schedule: OrderName = "1f1b"
-    quantization: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(storage="float32"))
     fingerprint: str = ""
-    start_epoch: int = 0
-    start_step: int = 0
-    state: tuple[Path, ...] = ()
-    held: Homes = field(default_factory=dict)
-    is_same: bool = True
-    sweep: tuple[PlannedStep, ...] = ()
-
-    @classmethod
-    def of(cls, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, **more: Any) -> Self:
-        """Return the job of a run under a plan, for every rank.  prepared: a PreparedTraining.  more: the method's own settings."""
-        return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
 
     @property
     def layers(self) -> tuple[LayerProfile, ...]:
         """Return the bytes of every layer, which are the same on all devices."""
         return self.profile.layers[0]
-
-    @property
-    def saves_steps(self) -> bool:
-        """Return whether the state of every stage is small enough to be saved after every step."""
-        trained = [sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in self.plan.stages]
-        return len(STATE_KINDS) * max(trained) <= self.journal_bytes
-
-    def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
-        """Return an epoch's mini-batches, split as the plan says."""
-        plan = self.plan
-        return planned_epoch(self.split.lengths, plan.mini_batch_size, plan.num_micro_batches, seed=self.job.seed, epoch=epoch)
 
     @abstractmethod
     def phases(self) -> tuple[Phase, ...]:
@@ -167,6 +146,11 @@ class RankJob(SessionJob, ABC):
     def on_ranks(self) -> list[Self]:
         """Return the job for each device."""
         return [self.on_rank(rank) for rank in range(self.cluster.world_size)]
+
+    @property
+    def backup_every(self) -> int:
+        """Return the steps between the backups that devices keep for each other; 0: none."""
+        return 0
 
     @property
     def present(self) -> Plan:
@@ -183,10 +167,6 @@ class RankJob(SessionJob, ABC):
         """Return the seconds that the run pauses to move layers between its steps."""
         return 0.0
 
-    def going_on(self, former: Self) -> Self:
-        """Return this job as the continuation of one on the same devices without a loss: their files on the disks are present."""
-        return self
-
     @property
     def missing(self) -> str:
         """Describe in words what a run lacks, besides compute, while some devices are away; '' if nothing."""
@@ -195,6 +175,56 @@ class RankJob(SessionJob, ABC):
     def handed_on(self, prepared: Any) -> Any:
         """Return a prepared job for plans of fewer devices, with the data that they cannot know themselves: by default the same."""
         return prepared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob(PhasedJob):
+    """The description of a run that trains by backpropagation, for a rank; a method adds its settings.
+
+    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: of the frozen backbone.
+    start_epoch, start_step: 0, or the step at which a resumed run continues.  state: the files with the trainable state so far.
+    held: the ranks that keep each tensor of that state in memory, if state has no files.
+    is_same: whether the same devices did the steps before, under the same plan.
+    sweep: some steps of the first phase to time; then nothing else runs.
+    journal_bytes: a stage's state that is larger is saved only after every epoch and at a pause.
+    """
+
+    journal_bytes: ClassVar[float] = math.inf
+
+    split: TokenizedSplit
+    schedule: OrderName = "1f1b"
+    quantization: QuantizationConfig = field(default_factory=lambda: QuantizationConfig(storage="float32"))
+    start_epoch: int = 0
+    start_step: int = 0
+    state: tuple[Path, ...] = ()
+    held: Homes = field(default_factory=dict)
+    is_same: bool = True
+    sweep: tuple[PlannedStep, ...] = ()
+
+    @classmethod
+    def of(cls, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, **more: Any) -> Self:
+        """Return the job of a run under a plan, for every rank.  prepared: a PreparedTraining.  more: the method's own settings."""
+        return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
+
+    @property
+    def backup_every(self) -> int:
+        """Return the steps between two backups (see PhasedJob)."""
+        return self.job.backup_every
+
+    @property
+    def saves_steps(self) -> bool:
+        """Return whether the state of every stage is small enough to be saved after every step."""
+        trained = [sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in self.plan.stages]
+        return len(STATE_KINDS) * max(trained) <= self.journal_bytes
+
+    def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
+        """Return an epoch's mini-batches, split as the plan says."""
+        plan = self.plan
+        return planned_epoch(self.split.lengths, plan.mini_batch_size, plan.num_micro_batches, seed=self.job.seed, epoch=epoch)
+
+    def going_on(self, former: Self) -> Self:
+        """Return this job as the continuation of one on the same devices without a loss: their files on the disks are present."""
+        return self
 
     def load_backbone(self, start: int, stop: int, *, with_head: bool = False) -> BackboneStage:
         """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time.  with_head: see load_stage."""

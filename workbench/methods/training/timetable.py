@@ -14,7 +14,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND
 from workbench.core.timeline import Span
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.phases import Predictor, RankJob
+from workbench.methods.training.phases import PhasedJob, Predictor
 
 DRAWN = 8
 """Number of sampled steps that represent the remaining ones when another partition is considered."""
@@ -23,13 +23,13 @@ DRAWN = 8
 class Timetable:
     """A run's steps, numbered from 0 through all phases and epochs, with each step's expected time under the plan."""
 
-    def __init__(self, rank_job: RankJob, profile: Profile | None = None) -> None:
+    def __init__(self, rank_job: PhasedJob, profile: Profile | None = None) -> None:
         """profile: the devices' current costs; None: those in the job."""
         self._cluster = rank_job.cluster
         self._phases = (rank_job if profile is None else replace(rank_job, profile=profile)).phases()
         self._predictors = [Predictor(phase) for phase in self._phases]
         self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
-        counts = [len(self._steps(number, phase.epochs.start)) for number, phase in enumerate(self._phases) for _ in phase.epochs]
+        counts = [count for phase in self._phases for count in phase.counts]
         self._begins = (0, *accumulate(counts))
         self._busy_s = lru_cache(maxsize=None)(self._find_busy_s)
 
@@ -70,7 +70,7 @@ class Timetable:
         found_s = 0.0
         for number, phase in enumerate(self._phases):
             if phase.epochs:
-                steps = self._steps(number, phase.epochs.start)
+                steps = [phase.longest] if phase.longest is not None else self._steps(number, phase.epochs.start)
                 longest = max(steps, key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)))
                 found_s = max(found_s, self._predictors[number].seconds(longest))
         return found_s

@@ -205,8 +205,7 @@ def _numbered(phases: Sequence[RankPhase]) -> Iterator[tuple[RankPhase, int]]:
     before = 0
     for phase in phases:
         yield phase, before
-        if phase.phase.epochs:
-            before += len(phase.phase.epochs) * len(phase.phase.steps(phase.phase.epochs.start))
+        before += sum(phase.phase.counts)
 
 
 def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
