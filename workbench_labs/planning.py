@@ -297,7 +297,7 @@ class QueryDivider(Explorer):
         against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
         divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
         self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
-        parts = {"its queries": [one * unit.factor for one in seconds], "waiting": [one * unit.factor for one in waits]}
+        parts = {"its queries": [one * unit.factor for one in seconds], "idle": [one * unit.factor for one in waits]}
         subtitle = f"{problem.profile.model}, q = {problem.size.queries}, E = {problem.size.batch_size}"
         title = "Until all losses are known"
         self.show(lambda: stacked_bars(names, parts, title=title, label="simulated", x_title=unit.name, subtitle=subtitle))

@@ -197,7 +197,8 @@ class LearningLab(Explorer):
         """Return the losses of all settings so far by simulated time."""
         series = {one.name: [*zip(found.times, found.curve.losses, strict=True)] for one, found in self.learned.items()}
         subtitle = "time simulated: 12 blocks on 4 equal devices, 4 micro-batches"
-        return lines(series, title="Loss by time", label="executed", x_title="layer times", y_title="training loss", subtitle=subtitle)
+        words = {"title": "Loss by time", "label": "executed", "subtitle": subtitle}
+        return lines(series, x_title="layer times", y_title="training loss", **words).update_yaxes(rangemode="normal")
 
     def by_mini_batches(self) -> go.Figure:
         """Return the losses of all settings so far by mini-batches."""

@@ -120,7 +120,7 @@ def test_the_second_call_finishes(life: Life) -> None:
     assert re.search(RESUMED, life.finished.told)
     assert not re.search("warning|deprecat|failed", life.finished.told + life.finished.said, re.IGNORECASE)  # of any library
     assert [epoch.epoch for epoch in life.report.epochs] == list(range(EPOCHS))
-    assert f"Result      {life.work / 'adapter'}" in life.finished.said
+    assert f"Saved in    {life.work / 'adapter'}" in life.finished.said
     assert life.finished.survivors == []
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import made_up_report
@@ -21,7 +23,7 @@ from tests.waiting import LIMIT_S, wait_for
 from workbench import experiment
 from workbench.cli.app import app
 from workbench.core import Report
-from workbench.runs.comparison import reports_frame, sides
+from workbench.runs.comparison import better, figures, reports_frame, sides
 
 METHODS, BANDWIDTHS = ("pac_plus", "fine_tuning", "galaxy_plus"), (1.0, 10.0, 1000.0)
 
@@ -97,7 +99,7 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(words: list[object], tmp
     shown = call("compare", folder, "--out", page)
     assert shown.exit_code == 0 and "12 runs (simulated)" in shown.stdout
     text = page.read_text()
-    for said in ("Time of a step", "bytes sent in a step", "largest memory of a device", "Mbit", "<td>galaxy_plus</td>"):
+    for said in ("Time of a step", "bytes sent in a step", "largest memory of a device", "Mbit", ">galaxy_plus</td>"):
         assert said.lower() in text.lower()
 
 
@@ -211,3 +213,27 @@ def test_a_notebook_runs_with_the_parameters_of_each_point(tmp_path: Path) -> No
     assert result.exit_code == 1 and "1 of 2 points done" in result.stderr, result.output
     assert "seed 2: failed: PapermillExecutionError: AssertionError" in result.stderr
     assert len(reports_frame(tmp_path / "out")) == 1
+
+
+def test_a_comparison_sets_origins_apart_and_names_what_is_better(tmp_path: Path) -> None:
+    measured, simulated = made_up_report.report(), made_up_report.report(executed=False)
+    for name, made in (("a", measured), ("b", simulated)):
+        made.write(tmp_path / f"{name}-0.json")
+        replace(made, job=replace(made.job, method="fine_tuning")).write(tmp_path / f"{name}-1.json")
+    shown = call("compare", tmp_path, "--out", tmp_path / "page")
+    assert shown.exit_code == 0 and str(tmp_path / "page.html") in shown.stdout.replace("\n", "")
+    page = (tmp_path / "page.html").read_text()
+    assert "The settings that differ: method." in page
+    assert re.findall(r"<label for='tab\d'>([^<]+)</label>", page) == ["emulated, kernel links (2)", "simulated (2)"]
+    assert page.count("Download the table as CSV") == 2 and "method%2Cruns%2C" in page
+    directions = {name: better(name) for name in ("samples_per_s", "step_s", "accuracy", "latency p95 s", "requests per s", "loss")}
+    higher = {name for name, words in directions.items() if words == "higher is better"}
+    assert higher == {"samples_per_s", "accuracy", "requests per s"}
+
+
+def test_a_result_of_one_side_alone_is_left_to_the_table(tmp_path: Path) -> None:
+    made = made_up_report.report()
+    made.write(tmp_path / "a.json")
+    replace(made, job=replace(made.job, seed=0, method="fine_tuning"), metrics={"accuracy": 0.7, "f1": 0.6}).write(tmp_path / "b.json")
+    titles = [figure.layout.title.text for figure in figures(sides(reports_frame(tmp_path)))]
+    assert any("Accuracy" in title for title in titles) and not any("F1" in title for title in titles)

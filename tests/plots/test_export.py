@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from made_up_report import report
@@ -40,9 +41,21 @@ def test_index_shows_every_figure_with_a_caption(tmp_path) -> None:
     assert text.count("<figcaption>") == len(pages)
 
 
-def test_names_from_the_report_are_escaped(tmp_path) -> None:
-    from dataclasses import replace
+def test_index_begins_with_the_result_and_warns_only_of_invalid_numbers(tmp_path) -> None:
+    noted = replace(report(), notes=("Time dilation 2x.", "Refined."))
+    text = write_figures(noted, tmp_path, png=False)[0].read_text()
+    assert "<h1>PAC+ on pair (emulated, kernel links)</h1>" in text
+    assert "<p class='headline'>Accuracy 0.8 on the test split" in text
+    assert "class='warning'" not in text and "<summary>Notes (2)</summary>" in text
+    shown = re.findall(r"<figure id='([^']+)'>", text)
+    assert shown[:3] == ["predicted_against_measured", "epoch_times", "curves"] and shown[-1] == "cluster"
+    assert re.findall(r"href='#([^']+)'", text) == shown
+    captions = re.findall(r"<figcaption>(.*?) <a", text)
+    assert all(re.match(r"[A-Z].*\.$", caption) for caption in captions)
+    assert "class='warning'>(!) Host too busy" in write_figures(report(valid=False), tmp_path, png=False)[0].read_text()
 
+
+def test_names_from_the_report_are_escaped(tmp_path) -> None:
     noted = replace(report(), notes=("<script>alert(1)</script>",))
     assert "<script>alert" not in write_figures(noted, tmp_path, png=False)[0].read_text()
 

@@ -29,6 +29,13 @@ def test_memory_has_a_panel_per_device_against_its_budget() -> None:
     assert "(simulated)" in figure.layout.title.text
 
 
+def test_a_budget_far_above_the_bytes_in_use_does_not_press_the_curve_flat() -> None:
+    figure = memory(replace(timeline(), budget_bytes=(900_000_000, 300_000_000)))
+    assert len(named(figure, "budget")) == 1  # the heading of the other panel names its budget
+    assert [axis.range[1] for axis in figure.select_yaxes()] == pytest.approx([336, 336])
+    assert any("peak 180 MB of 900 MB" in annotation.text for annotation in figure.layout.annotations)
+
+
 def test_memory_keeps_the_peak_when_it_thins_out() -> None:
     samples = tuple(MemorySample(float(at), 7_000_000_000 if at == 4_999 else 1_000) for at in range(10_000))
     figure = memory(replace(timeline(), memory=(samples, ()), budget_bytes=()))
@@ -76,20 +83,33 @@ def test_simulated_run_has_nothing_to_compare() -> None:
 
 @pytest.mark.parametrize("figure", [predicted_against_measured, epoch_times])
 def test_invalid_run_carries_the_note(figure) -> None:
-    assert "Host too busy: 23%" in figure(report(valid=False)).layout.title.subtitle.text
+    assert "Host too busy: 23%" in figure(replace(report(valid=False), sweep=())).layout.title.subtitle.text
     assert "busy" not in (figure(report()).layout.title.subtitle.text or "")
+
+
+def test_a_sweep_is_marked_for_its_own_plans_and_not_for_the_run_beside_it() -> None:
+    busy, quiet = report(valid=False), report()
+    clean = predicted_against_measured(busy).to_json()  # the run's host was busy, the sweep's was not
+    assert "(!)" not in clean and "busy" not in clean
+    assert dict(summary_rows(busy))["Prediction"] == "median deviation 5.0% over 3 plans"
+    late = replace(quiet, sweep=(replace(quiet.sweep[0], overrun_share=0.2), *quiet.sweep[1:]))
+    figure = predicted_against_measured(late)
+    [plans] = named(figure, "plan")
+    assert [text.strip() for text in plans.text] == ["[6] (!)", "[3, 3]", "[2, 4]"]
+    assert list(plans.marker.symbol) == ["circle-open", "circle", "circle"]
+    assert "deviation 5.0% (!)" in figure.layout.title.text and "host too busy" in figure.layout.yaxis.title.text
+    assert "during 1 of 3 plans: up to 20% of the paced time" in figure.layout.title.subtitle.text
 
 
 def test_every_measured_number_of_an_invalid_run_is_marked() -> None:
     busy, quiet = report(valid=False), report()
     bars = [trace.text for trace in epoch_times(busy).data if trace.text]
     assert bars == [("2 s (!)",), ("0.25 s (!)", "0.25 s (!)")]
-    figure = predicted_against_measured(busy)
-    assert [text.strip() for text in named(figure, "plan")[0].text] == ["[6] (!)", "[3, 3] (!)", "[2, 4] (!)"]
-    assert set(named(figure, "plan")[0].marker.symbol) == {"circle-open"}
-    assert "deviation 5.0% (!)" in figure.layout.title.text and "host too busy" in figure.layout.yaxis.title.text
-    late = replace(quiet, sweep=(replace(quiet.sweep[0], overrun_share=0.2), *quiet.sweep[1:]))
-    assert [text.strip() for text in named(predicted_against_measured(late), "plan")[0].text] == ["[6] (!)", "[3, 3]", "[2, 4]"]
+    figure = predicted_against_measured(replace(busy, sweep=()))
+    for steps in (trace for trace in figure.data if str(trace.name).startswith("step")):
+        assert all(text.strip().endswith("(!)") for text in steps.text if text)
+        assert set(steps.marker.symbol) <= {"circle-open", "diamond-open"}
+    assert "deviation 20.0% (!)" in figure.layout.title.text and "host too busy" in figure.layout.yaxis.title.text
     note = busy_note(busy)
     chart = gantt(busy.timelines["first epoch, measured"], note=note)
     assert "10 s (!) in all" in chart.layout.title.subtitle.text and chart.layout.xaxis.title.text == "time (s) (!)"
@@ -97,6 +117,19 @@ def test_every_measured_number_of_an_invalid_run_is_marked() -> None:
     assert (panels.xaxis.title.text, panels.xaxis2.title.text) == ("time (s)", "time (s) (!)")
     for figure in (epoch_times(quiet), predicted_against_measured(quiet), gantt(quiet.timelines["first epoch, measured"])):
         assert "(!)" not in figure.to_json()
+
+
+def test_the_panels_of_one_step_have_one_range() -> None:
+    slower = replace(timeline(), source="emulated", spans=tuple(span._replace(end_s=2 * span.end_s) for span in timeline().spans))
+    figure = breakdown({"first epoch, predicted": timeline(), "first epoch, measured": slower, "from the cache, predicted": timeline()})
+    first, second, third, _ = [axis.range for axis in figure.select_xaxes()]
+    assert first == second == (0, 2 * third[1])
+
+
+def test_no_button_of_a_figure_uploads_or_selects() -> None:
+    removed = set(curves(report()).layout.modebar.remove)
+    assert {"sendChartToCloud", "select2d", "lasso2d"} <= removed
+    assert style.CONFIG["displaylogo"] is False
 
 
 def test_curves_show_every_step_and_epochs_from_one() -> None:

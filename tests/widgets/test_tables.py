@@ -8,13 +8,22 @@ from widget_reports import CLUSTER, PLAN, make_report
 
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import StepRecord, SweepPoint
+from workbench.core.summary import headline
 from workbench.widgets import Table, lines, output_folder, plan_table, report_table, sweep_table, tiny
 
 
 def test_a_table_is_aligned_as_text_and_escaped_as_html() -> None:
     table = Table(("name", "n"), [("a<b", 1), ("longer", 20)], title="Title", note="Note")
-    assert str(table) == "Title\nname    n\na<b     1\nlonger  20\nNote"
+    assert str(table) == "Title\nname     n\na<b      1\nlonger  20\nNote"
     assert "a&lt;b" in table._repr_html_() and "<b>Title</b>" in table._repr_html_()
+
+
+def test_columns_of_numbers_are_flush_right_and_notes_wait_until_asked() -> None:
+    table = Table(("name", "ms"), [("a", "7.5 (!)"), ("b", "1,200")], title="T", more=["one", "<two>"])
+    html = table._repr_html_()
+    assert html.count("text-align:right") == 3 and html.count("text-align:left") == 3
+    assert "<details><summary>2 notes</summary>" in html and "&lt;two&gt;" in html
+    assert str(table).endswith("one\n<two>")
 
 
 def test_plan_table_names_devices_and_who_is_idle() -> None:
@@ -30,6 +39,19 @@ def test_report_table_compares_epochs_and_steps() -> None:
     assert "100 ms predicted (simulated), 200 ms measured (simulated)" in text and "layers 0-3 on alpha (8 samples)" in text
 
 
+def test_a_report_begins_with_its_result_in_a_sentence() -> None:
+    report = replace(make_report(mode="execute"), chosen_epoch=1)
+    assert headline(report) == (
+        "Accuracy 0.75 on the test split after 1 epoch; an epoch from the cache is 4.0 times shorter;"
+        " steps were predicted within 50.0% (median)."
+    )
+    assert str(report_table(report)).startswith("Accuracy 0.75")
+    swept = replace(report, sweep=(SweepPoint(name="mine", plan=PLAN, predicted_s=0.19, measured_s=0.2, overrun_share=0.2),))
+    assert "plans were predicted within 5.0% (!) (median)" in headline(swept)
+    assert "50.0% (!)" in headline(replace(report, valid=False)) and "shorter (!)" in headline(replace(report, valid=False))
+    assert headline(replace(report, metrics={}, epochs=())).startswith("A step takes 200 ms (simulated)")
+
+
 @pytest.mark.parametrize(("last_s", "timed"), [(0.2, "4"), (None, "4, 3 of them timed")])
 def test_report_table_says_how_many_steps_of_forward_passes_were_timed(last_s: float | None, timed: str) -> None:
     """A step in which a device dies is made, and not timed."""
@@ -41,7 +63,7 @@ def test_report_table_says_how_many_steps_of_forward_passes_were_timed(last_s: f
     stage = Stage(start=0, stop=6, shares=(Share(rank=0, queries=3), Share(rank=1, queries=1)))
     plan = Plan(method="p_rge", stages=(stage,), micro_batch_size=2, num_micro_batches=1)
     rows = report_table(replace(make_report(), plan=plan, steps=steps, mode="execute")).rows
-    assert ("Steps", timed) in rows and ("", "layers 0-5 on alpha (3 queries) and beta (1 queries)") in rows
+    assert ("Steps", timed) in rows and ("", "layers 0-5 on alpha (3 queries) and beta (1 query)") in rows
     simulated = tuple(replace(step, measured_s=None) for step in steps)
     assert ("Steps", "4") in report_table(replace(make_report(), plan=plan, steps=simulated)).rows
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
 from workbench.core.serial import plain, shown, to_builtins
-from workbench.core.summary import plan_rows, plan_words, summary_rows
+from workbench.core.summary import headline, plan_rows, plan_words, summary_rows
 from workbench.methods.base import Event
 from workbench.runs.progress import RunState
 
@@ -214,9 +215,11 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
 def summary(report: Report, *, figures: Path | None = None) -> str:
     """Return a run in a dozen lines: devices, plan, accuracy, epoch times with and without cache, predicted and measured step."""
     devices = ", ".join(map(_device_words, report.cluster.devices))
-    rows = [("Devices", devices), *summary_rows(report), *(("Note", note) for note in all_notes(report))]
+    notes = [("" if number else "Notes", note) for number, note in enumerate(all_notes(report))]
+    rows = [("Result", said)] if (said := headline(report)) else []
+    rows += [("Devices", devices), *summary_rows(report), *notes]
     if "adapter" in report.artifacts:
-        rows.append(("Result", report.artifacts["adapter"]))
+        rows.append(("Saved in", report.artifacts["adapter"]))
     if figures is not None:
         rows.append(("Figures", str(figures / "index.html")))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
@@ -232,9 +235,10 @@ def next_steps(report: Report, path: Path | None, *, program: str = "workbench")
     """Return commands to go on with after a run.  path: where its report is.  program: as which the user calls the workbench."""
     steps = []
     if "adapter" in report.artifacts:
-        steps.append(f'{program} predict {report.artifacts["adapter"]} "A text of your own."')
+        steps.append(f'{program} predict {shlex.quote(report.artifacts["adapter"])} "A text of your own."')
     if path is not None:
-        steps += [f"{program} draw {path}", f"{program} compare {path} OTHER.json"]
+        quoted = shlex.quote(str(path))
+        steps += [f"{program} draw {quoted}", f"{program} compare {quoted} OTHER.json"]
     elif report.mode == "execute":
         steps.append("the same command with --report FILE, for `workbench draw` and `workbench compare`")
     return "\n".join(f"{'' if number else 'Next':<12}{step}" for number, step in enumerate(steps))

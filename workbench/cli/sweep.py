@@ -124,14 +124,13 @@ def compare(
     from workbench.runs.comparison import reports_frame, sides, write_page
 
     frame = reports_frame(reports)
-    if out is not None:
-        write_page(sides(frame), out)
+    page = None if out is None else write_page(sides(frame), out)
     if as_json:
         print_json(json.loads(frame.to_json(orient="records")))
         return
     _show(reports)
-    if out is not None:
-        print_text(f"Page        {out}")
+    if page is not None:
+        print_text(f"Page        {page}")
 
 
 def _show(reports: Sequence[Path]) -> None:

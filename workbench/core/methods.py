@@ -92,6 +92,7 @@ SETTINGS_FIELD = FormField(
 class Declaration:
     """What a method declares.  options: the dataclass of its settings in Job.options, with defaults.
 
+    title: its name in headings, such as 'PAC+'; '' for the name that it is registered by.
     implementation: its methods.base.Method, as 'module:class', which is imported when a job needs it.
     calls: the functions that other devices may ask for, as 'module:function' or 'module:class.function', each with the
     types of its messages besides dicts: the 'module:class' of its events ('' for none), or Parts if it serves a coordinator.
@@ -105,6 +106,7 @@ class Declaration:
     options: type[Any]
     implementation: str
     calls: Mapping[str, str | Parts]
+    title: str = ""
     form: Mapping[str, FormField] = field(default_factory=lambda: JOB_FIELDS)
     load_prompted: str = ""
     trains: bool = True
@@ -151,6 +153,14 @@ def declaration_of(method: str) -> Declaration:
         asked, known = f"The method '{method}' was asked for.", f"Known methods: {', '.join(points)}."
         raise ConfigError(asked, known, did_you_mean(method, points))
     return _loaded(points[method])
+
+
+def title_of(method: str) -> str:
+    """Return a method's name in headings; of a method that is not installed here, as in a report from elsewhere, the name itself."""
+    try:
+        return declaration_of(method).title or method
+    except ConfigError:
+        return method
 
 
 @functools.cache

@@ -56,6 +56,11 @@ class Stage:
         """Return the number of layers."""
         return self.stop - self.start
 
+    @property
+    def layers_in_words(self) -> str:
+        """Return 'layer 5' or 'layers 0-4'."""
+        return f"layer {self.start}" if self.num_layers == 1 else f"layers {self.start}-{self.stop - 1}"
+
     def split(self, samples: int) -> tuple[tuple[int, int], ...]:
         """Divide `samples` among the shares in proportion: (first, end) for each, by largest remainder.
 
@@ -119,7 +124,8 @@ class Plan:
         if queries := sum(share.queries for share in self.stages[0].shares):
             return f"{queries} queries of {self.micro_batch_size} samples"
         at_once = f", {self.in_flight} mini-batches in flight" if self.in_flight else ""
-        return f"{self.num_micro_batches} micro-batches of {self.micro_batch_size}{at_once}"
+        count = self.num_micro_batches
+        return f"{count} micro-batch{'es' * (count > 1)} of {self.micro_batch_size}{at_once}"
 
     @property
     def num_layers(self) -> int:
@@ -185,10 +191,15 @@ class Plan:
         """Describe the work of each device.  names: of the devices by rank."""
 
         def shares(stage: Stage) -> str:
-            counts = [f"{share.queries} queries" if share.queries else f"{share.samples} samples" for share in stage.shares]
+            counts = [
+                f"{share.queries} {'query' if share.queries == 1 else 'queries'}"
+                if share.queries
+                else f"{share.samples} sample{'s' * (share.samples != 1)}"
+                for share in stage.shares
+            ]
             return " and ".join(f"{names[share.rank]} ({count})" for share, count in zip(stage.shares, counts, strict=True))
 
-        parts = [f"layers {stage.start}-{stage.stop - 1} on {shares(stage)}" for stage in self.stages]
+        parts = [f"{stage.layers_in_words} on {shares(stage)}" for stage in self.stages]
         return "; ".join([*parts, *([f"cached epochs on {shares(self.cached)}"] if self.cached else [])])
 
     def partition(self) -> str:

@@ -176,6 +176,15 @@ def busy_note(report: Kept) -> str:
     return f"{INVALID_MARK} {said[0] if said else usual}"
 
 
+def sweep_note(report: Report) -> str:
+    """Return the note for a figure of a sweep's plans, which also explains their marks; '' if the host kept pace for all."""
+    late = [point.overrun_share for point in report.sweep if point.mark]
+    if not late:
+        return ""
+    plans = f"{len(late)} of {len(report.sweep)} plans" if len(report.sweep) > 1 else "the plan"
+    return f"{INVALID_MARK} Host too busy during {plans}: up to {max(late):.0%} of the paced time was overrun. Their times mean little."
+
+
 def all_notes(report: Report) -> list[str]:
     """Return the notes of a report and of its plan; the note of an invalid run comes first."""
     every = dict.fromkeys((busy_note(report), *report.plan.notes, *report.notes))

@@ -25,12 +25,38 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     chosen = report.plan.inference
     rows = _training_rows(report) if chosen is None else _inference_rows(report, chosen)
     if joules := energy_j(report):
-        total, each = sum(joules.values()), ", ".join(f"{name} {own:.3g} J" for name, own in joules.items())
-        rows.append(("Energy", f"{total:.3g} J ({total / 3.6 / BATTERY_V:.3g} mAh at {BATTERY_V} V), modelled: {each}"))
+        total, each = sum(joules.values()), ", ".join(f"{name} {_three_figures(own)} J" for name, own in joules.items())
+        rows.append(("Energy", f"{_three_figures(total)} J ({total / 3.6 / BATTERY_V:.3g} mAh at {BATTERY_V} V), modelled: {each}"))
     if report.spent_s:
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.spent_s.items())
         rows.append(("Time", f"{sum(report.spent_s.values()):.0f} s in all: {parts}"))
     return rows
+
+
+def headline(report: Report) -> str:
+    """Return a run's result in one sentence: what it reached, what the cache saved, how well it was predicted."""
+    parts = []
+    metrics = {} if report.plan.inference is not None else report.metrics
+    if metrics:
+        name = "accuracy" if "accuracy" in metrics else min(metrics)
+        epochs = f" after {report.chosen_epoch} epoch{'s' * (report.chosen_epoch > 1)}" if report.chosen_epoch else ""
+        parts.append(f"{name} {metrics[name]:.3g} on the test split{epochs}")
+    elif seconds := [found for step in report.steps if (found := step.measured_s or step.predicted_s)]:
+        unit = "step" if report.plan.inference is None else "request"
+        origin = report.label if any(step.measured_s for step in report.steps) else "simulated"
+        parts.append(f"a {unit} takes {median(seconds) * 1e3:.3g} ms{report.mark} ({origin})")
+    full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
+    cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
+    if full_s and cached_s and mean(cached_s) > 0:
+        parts.append(f"an epoch from the cache is {mean(full_s) / mean(cached_s):.1f} times shorter{report.mark}")
+    swept = [(point.predicted_s, point.measured_s) for point in report.sweep if point.measured_s]
+    steps = [(step.predicted_s, step.measured_s) for step in report.steps if step.predicted_s and step.measured_s]
+    if pairs := swept or steps:
+        deviation = median(abs(predicted - measured) / measured for predicted, measured in pairs)
+        mark = next((point.mark for point in report.sweep if point.mark), "") if swept else report.mark
+        parts.append(f"{'plans' if swept else 'steps'} were predicted within {deviation:.1%}{mark} (median)")
+    words = "; ".join(parts)
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 BATTERY_V = 3.85
@@ -110,15 +136,20 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
     cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if full_s:
-        rows.append(("Epoch", f"{mean(full_s):.1f} s{mark} through the backbone ({report.label})"))
+        # A progress bar counts this host's seconds; all other times are the devices'.
+        dilated = f"; {mean(full_s) * report.dilation:.1f} s on this host's clock" if report.dilation > 1 else ""
+        rows.append(("Epoch", f"{mean(full_s):.1f} s{mark} through the backbone ({report.label}{dilated})"))
     if cached_s:
         ratio = f", {mean(full_s) / mean(cached_s):.1f} times shorter{mark}" if full_s and mean(cached_s) > 0 else ""
         rows.append(("", f"{mean(cached_s):.1f} s{mark} from the activation cache{ratio}"))
+    label = "Step"
     for cached, name in ((False, "first epoch"), (True, "from the cache")):
         if times := _times(report, [step for step in report.steps if step.cached == cached], digits=0):
-            rows.append(("Step", f"{times}, {name}"))
+            rows.append((label, f"{times}, {name} (medians)"))
+            label = ""
     if trained := report.bytes.get(TRAINED_WEIGHTS):
-        rows.append(("Weights", f"{trained / report.bytes[ALL_WEIGHTS]:.1%} are trained, at most ({trained / 4e6:.2f} million)"))
+        count = f"{_three_figures(trained / 4e6)} million" if trained >= 4e6 else f"{trained // 4:,}"
+        rows.append(("Weights", f"{trained / report.bytes[ALL_WEIGHTS]:.1%} are trained at most: {count} numbers"))
     lowest = [step.lowest_trained for step in report.steps]
     begins = [at for at, layer in enumerate(lowest) if layer is not None and (not at or layer != lowest[at - 1])]
     if len(begins) > 1:
@@ -126,7 +157,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("Trained", f"layers from the top: {', '.join(depths)}"))
     swept = [abs(point.predicted_s - point.measured_s) / point.measured_s for point in report.sweep if point.measured_s]
     if swept:
-        mark = next((mark for mark in (report.mark, *(point.mark for point in report.sweep)) if mark), "")
+        mark = next((point.mark for point in report.sweep if point.mark), "")
         rows.append(("Prediction", f"median deviation {median(swept):.1%}{mark} over {len(swept)} plans"))
     # The bytes sent in a step, if the method counts them, and the bytes that first-order data parallelism would send.
     sent = report.bytes.get("sent in a step, measured", report.bytes.get("sent in a step"))
@@ -151,10 +182,17 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
         further = f", every further one {found['further token s'] * 1e3:.1f} ms{mark}" if "further token s" in found else ""
         rows.append(("Text", f"first token after {found['first token s'] * 1e3:.1f} ms{mark}{further}"))
     if "largest error" in found:
-        rows.append(("Checked", f"answers differ from the local model's by at most {found['largest error']:.1e} of the largest number"))
+        largest = found["largest error"]
+        differ = f"differ from the local model's by at most {largest:.1e} of the largest number" if largest else "equal the local model's"
+        rows.append(("Checked", f"answers {differ}"))
     if "texts that differ" in found:
         rows.append(("Checked", f"{found['texts that differ']:.0f} of the compared texts differ from the local model's"))
     return rows
+
+
+def _three_figures(number: float) -> str:
+    """Return a number with three figures and without a power of ten: '1,320', '12.3', '0.0123'."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:

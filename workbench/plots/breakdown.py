@@ -27,7 +27,8 @@ def stacked_bars(
     marks: drawn over the bars, also in further rows.  words: title, label, subtitle, see style.finish.
     """
     figure = go.Figure()
-    for (part, values), colour in zip(parts.items(), cycle(PART_COLOURS), strict=False):
+    for (part, values), next_colour in zip(parts.items(), cycle(PART_COLOURS), strict=False):
+        colour = style.COLOURS[part] if part in style.RESTING else next_colour
         figure.add_bar(
             name=part,
             orientation="h",
@@ -82,6 +83,11 @@ def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
     return dict(seconds)
 
 
+def _step_of(name: str) -> str:
+    """Return the step that a timeline's name is about: 'first epoch' of 'first epoch, measured'."""
+    return name.rpartition(", ")[0] or name
+
+
 def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure:
     """Return stacked bars per device, one panel per timeline: how the time from first to last operation is divided."""
     title = "Where each device's time goes"
@@ -100,10 +106,14 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
         vertical_spacing=0.32 / rows,
     )
     in_legend: set[str] = set()
-    for index, timeline in enumerate(drawn.values()):
+    # The predicted and the measured panel of a step have one range, so that their bars can be compared.
+    longest_s: dict[str, float] = defaultdict(float)
+    for name, timeline in drawn.items():
+        longest_s[_step_of(name)] = max(longest_s[_step_of(name)], timeline.makespan_s)
+    for index, (panel, timeline) in enumerate(drawn.items()):
         place = {"row": index // columns + 1, "col": index % columns + 1}
-        ranks = style.shown_ranks(timeline.world_size)
-        unit, mark = style.time_unit(timeline.makespan_s), style.mark_of(note) if timeline.source != "simulated" else ""
+        ranks, end_s = style.shown_ranks(timeline.world_size), longest_s[_step_of(panel)]
+        unit, mark = style.time_unit(end_s), style.mark_of(note) if timeline.source != "simulated" else ""
         seconds = time_by_class(timeline)
         for name, colour in style.COLOURS.items():
             if any(seconds[rank].get(name) for rank in ranks):
@@ -115,13 +125,13 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                     legendgroup=name,
                     showlegend=name not in in_legend,
                     legendrank=style.LEGEND_RANK[name],
-                    marker={"color": colour, "line": {"width": 0.5, "color": "white"}},
+                    marker={"color": colour, "line": {"width": 0.5, "color": "white"}, "pattern": style.PATTERNS.get(name)},
                     customdata=[[timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s] for rank in ranks],
                     hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} (%{{customdata[1]:.0%}})<extra></extra>",
                     **place,
                 )
                 in_legend.add(name)
-        figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, timeline.makespan_s * unit.factor], zeroline=False, **place)
+        figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False, **place)
         figure.update_yaxes(
             **style.rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
             tickfont={"size": 12 if len(ranks) <= 16 else 9},

@@ -14,13 +14,16 @@ from plotly.offline import get_plotlyjs
 
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.files import make_folder
+from workbench.core.methods import title_of
 from workbench.core.report import Report, all_notes, busy_note
 from workbench.core.serial import write_text
-from workbench.core.summary import summary_rows
+from workbench.core.summary import headline, summary_rows
+from workbench.core.timeline import INVALID_MARK
 from workbench.plots.breakdown import breakdown
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import cluster, memory
 from workbench.plots.predicted import predicted_against_measured
+from workbench.plots.style import CONFIG
 from workbench.plots.training import curves, epoch_times
 
 PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
@@ -36,30 +39,35 @@ class Captioned(NamedTuple):
 
 
 def figures(report: Report) -> list[Captioned]:
-    """Return all figures for which a report has data, in reading order."""
+    """Return all figures for which a report has data: first what came out, then what happened, then what it ran on."""
     note = busy_note(report)
-    drawn = [Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster))]
+    drawn = []
+    if report.mode == "execute" or report.sweep:
+        caption = "Predicted and measured times. On the dashed line the simulator was right; in the band it was within 10 %."
+        drawn.append(Captioned("predicted_against_measured", caption, predicted_against_measured(report)))
+    if report.epochs:
+        caption = "The time of each epoch."
+        if any(epoch.cached for epoch in report.epochs):
+            caption += " The first one runs through the backbone and fills the activation cache; later ones train from the cache alone."
+        drawn.append(Captioned("epoch_times", caption, epoch_times(report)))
+    if any(step.loss is not None for step in report.steps) or any(epoch.metrics for epoch in report.epochs):
+        caption = "The training loss of every step, and the metrics on the validation split after each epoch."
+        drawn.append(Captioned("curves", caption, curves(report)))
     for name, timeline in report.timelines.items():
-        caption = f"{name}: what each device does when. Blue and orange compute, green is the network, grey is idle."
+        caption = (
+            f"{_sentence(name)}: what each device does when, in one step. Wide bars compute. Narrow ones are messages (green) and"
+            " collectives (dark grey). Light grey is idle."
+        )
         drawn.append(Captioned(f"gantt-{_slug(name)}", caption, gantt(timeline, note=note if timeline.source != "simulated" else "")))
-    for name, timeline in report.timelines.items():
-        if any(timeline.memory):
-            caption = f"{name}: the bytes that each device uses over time, against what it has."
-            drawn.append(Captioned(f"memory-{_slug(name)}", caption, memory(timeline)))
     if report.timelines:
         caption = "What the time of each device goes to. Waiting for data is what the network costs; idle is the pipeline's bubble."
         measured = any(timeline.source != "simulated" for timeline in report.timelines.values())
         drawn.append(Captioned("breakdown", caption, breakdown(report.timelines, note=note if measured else "")))
-    if report.mode == "execute" or report.sweep:
-        caption = "Each point is a plan (or a step): on the line, the simulator was right; in the band, within 10 %."
-        drawn.append(Captioned("predicted_against_measured", caption, predicted_against_measured(report)))
-    if report.epochs:
-        caption = "The first epoch runs through the backbone and fills the activation cache; later epochs train from the cache alone."
-        drawn.append(Captioned("epoch_times", caption, epoch_times(report)))
-    if any(step.loss is not None for step in report.steps) or any(epoch.metrics for epoch in report.epochs):
-        drawn.append(
-            Captioned("curves", "Training loss of every step, and the metrics on the validation split after each epoch.", curves(report))
-        )
+    for name, timeline in report.timelines.items():
+        if any(timeline.memory):
+            caption = f"{_sentence(name)}: the bytes of values that each device holds during the step."
+            drawn.append(Captioned(f"memory-{_slug(name)}", caption, memory(timeline)))
+    drawn.append(Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster)))
     return drawn
 
 
@@ -80,7 +88,7 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
 
 def write_html(figure: go.Figure, path: Path) -> Path:
     """Write a figure as a page that opens without network, next to the plotly.min.js that all pages of its folder share."""
-    write_text(path, figure.to_html(include_plotlyjs="directory", config={"displaylogo": False, "responsive": True}))
+    write_text(path, figure.to_html(include_plotlyjs="directory", config=CONFIG))
     library = path.with_name("plotly.min.js")
     if not library.exists():
         write_text(library, get_plotlyjs())
@@ -122,6 +130,10 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64] or "timeline"
 
 
+def _sentence(name: str) -> str:
+    return name[:1].upper() + name[1:]
+
+
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     notes = [note for note in dict.fromkeys((*all_notes(report), why_none)) if note]
     job, devices = report.job, ", ".join(device.name for device in report.cluster.devices)
@@ -129,19 +141,40 @@ def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     facts = [("Job", f"{job.method}: {job.model} on {job.task}{training}, seed {job.seed}"), ("Numbers", report.label)]
     facts += [("Cluster", f"{report.cluster.name}: {devices}"), *summary_rows(report)]
     rows = Markup("\n").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*fact) for fact in facts)
-    remarks = Markup("\n").join(Markup("<p class='note'>{}</p>").format(note) for note in notes)
-    body = Markup("<table>\n{}\n</table>\n{}\n{}").format(rows, remarks, frames(drawn))
-    return page(f"{report.job.method} on {report.cluster.name} ({report.label})", body)
+    # A note explains; only that the numbers mean little is a warning.
+    warnings = [note for note in notes if note.startswith(INVALID_MARK)]
+    parts = [Markup("<p class='headline'>{}</p>").format(headline(report))] if report.steps else []
+    parts += [Markup("<p class='warning'>{}</p>").format(note) for note in warnings]
+    parts += [contents(drawn), Markup("<table>\n{}\n</table>").format(rows)]
+    if others := [note for note in notes if note not in warnings]:
+        items = Markup("").join(Markup("<li>{}</li>").format(note) for note in others)
+        parts.append(Markup("<details><summary>Notes ({})</summary><ul>{}</ul></details>").format(len(others), items))
+    return page(f"{title_of(job.method)} on {report.cluster.name} ({report.label})", Markup("\n").join([*parts, frames(drawn)]))
+
+
+def contents(drawn: Iterable[Captioned]) -> Markup:
+    """Return a page's list of contents: a link to each figure, by its title."""
+    links = (
+        Markup("<li><a href='#{}'>{}</a></li>").format(name, Markup(figure.layout.title.text or name).striptags())
+        for name, _, figure in drawn
+    )
+    return Markup("<nav aria-label='Contents'><ul>{}</ul></nav>").format(Markup("").join(links))
 
 
 def frames(drawn: Iterable[Captioned]) -> Markup:
     """Return a page's frames, one for each figure's file."""
     frame = Markup(
-        "<figure><figcaption>{caption} <a href='{name}.html'>alone</a></figcaption>"
-        "<iframe src='{name}.html' title='{caption}' loading='lazy' scrolling='no' style='height:{height}px'></iframe></figure>"
+        "<figure id='{name}'><figcaption>{caption} <a href='{name}.html' aria-label='{title} on a page of its own'>Open alone</a>"
+        "</figcaption><iframe src='{name}.html' title='{title}' loading='lazy' scrolling='no' style='height:{height}px'></iframe></figure>"
     )
     return Markup("\n").join(
-        frame.format(name=name, caption=caption, height=int(figure.layout.height) + 16) for name, caption, figure in drawn
+        frame.format(
+            name=name,
+            caption=caption,
+            title=Markup(figure.layout.title.text or name).striptags(),
+            height=int(figure.layout.height) + 16,
+        )
+        for name, caption, figure in drawn
     )
 
 

@@ -50,6 +50,8 @@ def cluster(cluster: Cluster) -> go.Figure:
     )
 
 
+BUDGET_IN_SIGHT = 2
+"""A budget up to so many times the highest peak is drawn."""
 MAX_POINTS = 2_000  # of one device's curve
 
 
@@ -66,7 +68,11 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     ranks = style.shown_ranks(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
-    unit = style.byte_unit(max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.budget_bytes, 1))
+    highest = max(*map(timeline.peak_bytes, range(timeline.world_size)), 1)
+    # All panels have one range, so that devices compare.  It follows the bytes in use: a budget far above them would press
+    # every curve flat, and the panel's heading names it anyway.
+    top = 1.12 * max([highest, *(budget for budget in timeline.budget_bytes if budget <= BUDGET_IN_SIGHT * highest)])
+    unit = style.byte_unit(top)
     clock = style.time_unit(timeline.makespan_s)
     end = timeline.makespan_s * clock.factor
     figure = make_subplots(
@@ -93,10 +99,10 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
             hovertemplate=f"%{{y:.3g}} {unit.name} at %{{x:.4g}} {clock.name}<extra>{timeline.device_names[rank]}</extra>",
             **panel,
         )
-        if budget:
+        if 0 < budget <= top:
             line, said = {"dash": "dash", "color": style.BLACK, "width": 1.5}, f"budget %{{y:.4g}} {unit.name}<extra></extra>"
             figure.add_scatter(x=[0, end], y=[budget * unit.factor] * 2, line=line, name="budget", hovertemplate=said, **panel)
-        figure.update_yaxes(range=[0, max(peak, budget, 1) * unit.factor * 1.12], nticks=4, row=row, col=column)
+        figure.update_yaxes(range=[0, top * unit.factor], nticks=4, row=row, col=column)
     figure.update_xaxes(zeroline=False, range=[0, end])
     figure.update_yaxes(zeroline=False)
     for column in range(1, columns + 1):
@@ -104,7 +110,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     figure.update_yaxes(title=unit.name, col=1)
     figure.update_annotations(font={"size": 12.5 if columns < 4 else 10.5})
     lines = f"bytes of the job in use, in {unit.name}"
-    if timeline.budget_bytes:
+    if any(budget <= top for budget in timeline.budget_bytes):
         lines += "; dashed: the device's budget"
     lines += style.more_devices(timeline.world_size, len(ranks))
     row_pixels = 170 if columns < 4 else 115

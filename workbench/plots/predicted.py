@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.core.report import Report, busy_note
+from workbench.core.report import Report, busy_note, sweep_note
 from workbench.core.spread import Spread
+from workbench.core.timeline import label_of
 from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, SYMBOLS, empty, error_bars, finish, time_unit
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -102,7 +103,8 @@ class Point(NamedTuple):
 def points(report: Report) -> list[Point]:
     """Return the sweep's measured plans; if there are none, the measured steps."""
     swept = [
-        Point(point.name, "plan", point.predicted_s, point.measured_s, point.mark or report.mark)
+        # The sweep was measured by itself, before or after the run: whether the host kept pace then is its own mark.
+        Point(point.name, "plan", point.predicted_s, point.measured_s, point.mark)
         for point in report.sweep
         if point.measured_s
     ]
@@ -118,10 +120,14 @@ def points(report: Report) -> list[Point]:
 def predicted_against_measured(report: Report) -> go.Figure:
     """Return measured over predicted step times, with the line y = x and a band of 10 % to both sides."""
     title = "Predicted against measured step time"
-    note = busy_note(report)
     found = points(report)
     if not found:
-        return empty(title=title, label=report.label, why="Nothing was measured: run with --mode execute to compare.", note=note)
+        why = "Nothing was measured: run with --mode execute to compare."
+        return empty(title=title, label=report.label, why=why, note=busy_note(report))
+    mark = next((point.mark for point in found if point.mark), "")
+    swept = found[0].group == "plan"
+    note = sweep_note(report) if swept else busy_note(report)
+    measured_label = label_of(report.source, report.fidelity, valid=not mark)
     longest = max(max(point.predicted_s, point.measured_s) for point in found)
     shortest = min(min(point.predicted_s, point.measured_s) for point in found)
     unit = time_unit(longest)
@@ -168,7 +174,10 @@ def predicted_against_measured(report: Report) -> go.Figure:
                 "size": 11 if named else 7,
                 "color": colour,
                 "symbol": [f"{symbol}-open" if point.mark else symbol for point in members],
-                "line": {"width": 2 if report.mark else 1, "color": colour if report.mark else "white"},
+                "line": {
+                    "width": [2 if point.mark else 1 for point in members],
+                    "color": [colour if point.mark else "white" for point in members],
+                },
             },
             name=group,
             customdata=[[point.deviation, point.mark] for point in members],
@@ -179,14 +188,13 @@ def predicted_against_measured(report: Report) -> go.Figure:
         )
     axis = {"type": "log", "range": [math.log10(low), math.log10(high)]} if logarithmic else {"range": [low, high]}
     figure.update_xaxes(title=f"predicted, simulated ({unit.name})", zeroline=False, **axis)
-    figure.update_yaxes(title=f"measured, {report.label} ({unit.name})", zeroline=False, **axis)
+    figure.update_yaxes(title=f"measured, {measured_label} ({unit.name})", zeroline=False, **axis)
     within = sum(point.deviation <= BAND for point in found)
-    mark = next((point.mark for point in found if point.mark), "")
-    kind = "plans" if report.sweep and found[0].group == "plan" else "steps"
+    kind = "plans" if swept else "steps"
     return finish(
         figure,
         title=f"{title}: median deviation {median([point.deviation for point in found]):.1%}{mark}",
-        label=f"simulated against {report.label}",
+        label=f"simulated against {measured_label}",
         subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}{mark}",
         note=note,
         height=620,

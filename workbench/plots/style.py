@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
+import plotly.io as pio
 
 from workbench.core.catalogue import data_folder
 from workbench.core.schedule import NONE, Op
@@ -18,7 +19,7 @@ from workbench.core.timeline import INVALID_MARK
 # Okabe and Ito, 'Color Universal Design' (2008).
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-PALE_GREEN, DARK_GREY, GREY, LIGHT_GREY = "#86D0BA", "#4D4D4D", "#999999", "#E8E8E8"
+PALE_GREEN, DARK_GREY, GREY, MID_GREY, LIGHT_GREY = "#86D0BA", "#4D4D4D", "#999999", "#C4C4C4", "#E8E8E8"
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 
@@ -30,11 +31,26 @@ OPERATIONS = read_toml(data_folder() / "operations.toml")
 """Words and colours for classes of operations, in the order of the legend; words for values."""
 COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["colours"].items()}
 SYSTEM_COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["systems"].items()}
+PATTERNS: dict[str, dict[str, Any]] = {"waiting for data": {"shape": "/", "fgcolor": GREY, "bgcolor": LIGHT_GREY, "size": 6}}
+RESTING = ("waiting for data", "idle")
+"""A device that does not compute is grey in all figures; hatched while it waits for data."""
 LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
 CLASS_OF_KIND = {kind: name for name, kinds in OPERATIONS["classes"].items() for kind in kinds}
 
 TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOWN", "COUT", "ADD", "CONN"})
 """Operations on tiles of one sequence: they are labelled with their part, the tile, and not with a micro-batch."""
+
+MODE_BAR = {
+    "orientation": "v",  # along the right edge it keeps the end of a long title visible
+    "bgcolor": "rgba(255,255,255,0)",
+    # What is left is the download as a picture, zoom and reset: selections have no function here, and nothing is uploaded.
+    "remove": ["sendChartToCloud", "select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+}
+"""The buttons of every figure, notebooks and exported pages alike."""
+CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
+"""Plotly's settings that do not travel with a figure: whoever shows one passes them on."""
+for _renderer in ("plotly_mimetype", "notebook"):  # how a notebook shows a figure
+    pio.renderers[_renderer].config.update(CONFIG)
 
 MAX_DEVICES = 64  # more rows cannot be distinguished on a screen
 
@@ -197,8 +213,7 @@ def finish(figure: go.Figure, *, title: str, label: str, subtitle: str = "", not
             "subtitle": {"text": "<br>".join(lines), "font": {"size": 12.5, "color": VERMILLION if any(notes) else DARK_GREY}},
         },
         height=height,
-        # A bar along the right edge keeps the end of a long title visible.
-        modebar={"orientation": "v", "bgcolor": "rgba(255,255,255,0)"},
+        modebar=MODE_BAR,
         margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": 100 if has_legend else 50},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
         legend={"title": {"text": ""}} | LEGEND_BELOW,
@@ -222,7 +237,8 @@ def on_second_axis(figure: go.Figure, numbers: Iterable[int], *, title: str, **a
     """Move some traces of a finished figure, by their numbers, to a second vertical axis, on the right."""
     for number in numbers:
         figure.data[number].yaxis = "y2"
-    look = {"overlaying": "y", "side": "right", "showgrid": False, "zeroline": False, "nticks": 6}
+    # Plotly would place the ticks next to those of the left axis, at numbers such as 0.247 and 0.494.
+    look = {"overlaying": "y", "side": "right", "showgrid": False, "zeroline": False, "nticks": 6, "tickmode": "auto"}
     figure.update_layout(yaxis2={"title": {"text": only_our_tags(title)}, **look, **axis}, margin_r=70)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.core.methods import title_of
 from workbench.core.report import Report, StepRecord, busy_note, metrics_text
 from workbench.core.spread import Spread
 from workbench.plots.predicted import compared_bars
@@ -21,7 +22,7 @@ def curves(report: Report) -> go.Figure:
 
     If layers are unfrozen during the run, the number of trained layers is drawn on a second axis of the loss.
     """
-    title = f"Loss and metrics: {report.job.method} on {report.job.task}"
+    title = f"Loss and metrics: {title_of(report.job.method)} on {report.job.task}"
     steps = [step for step in report.steps if step.loss is not None]
     epochs = [epoch for epoch in report.epochs if epoch.metrics]
     if not steps and not epochs:
@@ -47,7 +48,8 @@ def curves(report: Report) -> go.Figure:
     if unfreezes:
         line = {"color": GREY, "width": 1.5, "shape": "hv"}
         figure.add_scatter(y=depths, name="trained layers", line=line, secondary_y=True, **left)
-        axis = {"title": "trained layers", "range": [0, report.plan.num_layers + 0.5], "showgrid": False, "nticks": 7}
+        layers = report.plan.num_layers
+        axis = {"title": "trained layers", "range": [0, layers + 0.5], "showgrid": False, "tick0": 0, "dtick": -(-layers // 6)}
         figure.update_yaxes(**axis, secondary_y=True, row=1, col=1)
     figure.update_annotations(font={"size": 13})
     _mark_epochs(figure, steps)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
@@ -196,35 +199,91 @@ def _number(value: float) -> str:
 
 
 def write_page(compared: Sequence[Side], path: Path | str) -> Path:
-    """Write a comparison as one HTML page that opens offline: the table, and a figure for each result and for the loss."""
+    """Write a comparison as one HTML page that opens offline, and return its path, which gets the ending .html if it has none.
+
+    Simulated, emulated and real numbers have a tab each.  A tab has a table, a file to download, and a figure for each result.
+    """
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
     from workbench.plots.export import page
 
-    heads, rows = table(compared)
-    cells = Markup("").join(Markup("<tr>{}</tr>").format(Markup("").join(map(Markup("<td>{}</td>").format, row))) for row in rows)
-    head = Markup("").join(map(Markup("<th>{}</th>").format, heads))
-    drawn = Markup("").join(
-        Markup(
-            f"<figure>{figure.to_html(full_html=False, include_plotlyjs=False, config={'displaylogo': False, 'responsive': True})}</figure>"
-        )
-        for figure in figures(compared)
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".html")
+    origins: dict[str, list[Side]] = {}
+    for side in compared:
+        origins.setdefault(side.label, []).append(side)
+    tabs, panels, rules = [], [], []
+    for number, (label, own) in enumerate(origins.items()):
+        tab = "<input type='radio' name='origin' id='tab{0}'{1}><label for='tab{0}'>{2} ({3})</label>"
+        tabs.append(Markup(tab).format(number, Markup("" if number else " checked"), label, len(own)))
+        panel = _panel([side.without("label") for side in own], f"t{number}-")
+        panels.append(Markup("<section id='panel{}' aria-label='{}'>{}</section>").format(number, label, panel))
+        rules.append(f"#tab{number}:checked~#panel{number}{{visibility:visible;height:auto}}")
+    settings = list(dict.fromkeys(name for side in compared for name in side.settings if name != "label"))
+    differ = f"The settings that differ: {', '.join(settings)}." if settings else "All runs have the same settings."
+    body = Markup("<p>{}</p><style>{}{}</style><script>{}</script>{}{}").format(
+        differ, Markup(_LOOK), Markup("".join(rules)), Markup(get_plotlyjs()), Markup("").join(tabs), Markup("").join(panels)
     )
-    look = Markup(
-        "<style>body{max-width:none} .sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(34em,1fr))} figure{min-width:0}"
-        "td{text-align:right} td:first-child{text-align:left}</style>"
-    )
-    body = Markup("{}<script>{}</script><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table><div class='sides'>{}</div>")
     num_runs = sum(len(side.files) for side in compared)
-    write_text(Path(path), page(f"{num_runs} runs compared", body.format(look, Markup(get_plotlyjs()), head, cells, drawn)))
-    return Path(path)
+    write_text(path, page(f"{num_runs} run{'s' * (num_runs > 1)} compared", body))
+    return path
+
+
+# A hidden tab keeps its width: plotly would draw into none otherwise.
+_LOOK = (
+    "body{max-width:none} section{visibility:hidden;height:0;overflow:hidden;margin-top:1em} input[name=origin]{margin-left:1em}"
+    ".sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(34em,100%),1fr))} figure{min-width:0}"
+    "td,th{text-align:right} td.words,th.words{text-align:left}"
+)
+
+
+def _panel(compared: Sequence[Side], prefix: str) -> Any:
+    """Return one tab's contents: a list of its figures, its table, a link to the table as CSV, the figures.  prefix: of its names."""
+    from markupsafe import Markup
+
+    from workbench.plots.style import CONFIG
+
+    heads, rows = table(compared)
+    in_words = [any(cell[:1].isalpha() for cell in column) for column in zip(*rows, strict=True)]
+
+    def line(tag: str, cells: Sequence[str]) -> Any:
+        looks = (" class='words'" if words else "" for words in in_words)
+        parts = [Markup(f"<{tag}{look}>{{}}</{tag}>").format(cell) for cell, look in zip(cells, looks, strict=True)]
+        return Markup("<tr>{}</tr>").format(Markup("").join(parts))
+
+    text = io.StringIO()
+    csv.writer(text).writerows([heads, *rows])
+    link = Markup("<p><a download='comparison.csv' href='data:text/csv;charset=utf-8,{}'>Download the table as CSV</a></p>")
+    drawn = figures(compared)
+    titles = [Markup(figure.layout.title.text).striptags() for figure in drawn]
+    contents = Markup("").join(Markup("<li><a href='#{}{}'>{}</a></li>").format(prefix, at, title) for at, title in enumerate(titles))
+    shown = Markup("").join(
+        Markup("<figure id='{}{}'>{}</figure>").format(
+            prefix, at, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
+        )
+        for at, figure in enumerate(drawn)
+    )
+    return Markup("<nav><ul>{}</ul></nav><table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>").format(
+        contents, line("th", heads), Markup("").join(line("td", row) for row in rows), link.format(quote(text.getvalue())), shown
+    )
+
+
+LOWER_IS_BETTER = ("_s", " s", "_bytes", "loss", "error", "differ")
+"""Endings of the names of results; of all others the higher is better."""
+
+
+def better(name: str) -> str:
+    """Return which direction is better for a result, in words."""
+    is_rate = name.endswith(("per_s", "per s"))
+    return "lower is better" if name.endswith(LOWER_IS_BETTER) and not is_rate else "higher is better"
 
 
 def figures(compared: Sequence[Side]) -> list[Any]:
     """Return a plotly figure for each result that a side has, and one of the losses.
 
     The horizontal axis is the bandwidth, or else the last numeric setting that differs.  The other settings that differ name the series.
+    A result that only one of several sides has is left to the table.
     """
     from workbench.plots import compared_bars, lines
 
@@ -238,16 +297,24 @@ def figures(compared: Sequence[Side]) -> list[Any]:
     drawn = []
     all_series = [side.without(axis).name if axis else "" for side in compared]  # each series has the same colour in all figures
     for name in dict.fromkeys(name for side in compared for name in side.results):
+        having = [side for side in compared if name in side.results]
+        if len(having) == 1 < len(compared):
+            continue
         what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
         found: dict[str, dict[str, Spread]] = {series: {} for series in all_series}
-        for side in sorted(compared, key=lambda side: side.settings.get(axis, 0) if axis else 0):
-            if name in side.results:
-                mean, deviation, _ = side.results[name]
-                x = side.name if axis is None else f"{side.settings[axis]:g}"
-                series = "" if axis is None else side.without(axis).name
-                found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
+        for side in sorted(having, key=lambda side: side.settings.get(axis, 0) if axis else 0):
+            mean, deviation, _ = side.results[name]
+            x = side.name if axis is None else f"{side.settings[axis]:g}"
+            series = "" if axis is None else side.without(axis).name
+            found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
-        drawn.append(compared_bars(found, title=what[0].upper() + what[1:], label=label, x_title=x_title, unit=unit or name, note=note))
+        words = {"title": what[0].upper() + what[1:], "label": label, "subtitle": better(name), "note": note}
+        figure = compared_bars(found, x_title=x_title, unit=unit or name, **words)
+        for bar in figure.data:
+            bar.update(text=[_number(value) for value in bar.y], textposition="outside", cliponaxis=False)
+        if len({x for points in found.values() for x in points}) * len(found) < 4:
+            figure.update_layout(bargap=0.7)  # few bars stay narrow
+        drawn.append(figure)
     curves = {side.name: list(enumerate(losses, 1)) for side in compared if (losses := _mean_losses(side.files))}
     words = {"title": "Training loss", "label": label, "subtitle": "mean over runs", "x_title": "optimizer step", "y_title": "loss"}
     return drawn + ([lines(curves, **words).update_yaxes(rangemode="normal")] if curves else [])

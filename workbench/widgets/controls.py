@@ -26,7 +26,7 @@ from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import read_toml, write_text
-from workbench.plots.style import only_our_tags
+from workbench.plots.style import CONFIG, only_our_tags
 from workbench.profiler.timing import tiny
 from workbench.tasks import load_task
 
@@ -168,6 +168,7 @@ class _WholeFigure(go.FigureWidget):
     def of(cls, figure: go.Figure) -> _WholeFigure:
         """Return the widget of a figure."""
         made = cls(figure)
+        made._config = made._config | CONFIG
         made._is_whole = True
         made.open()
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
@@ -9,41 +10,68 @@ from markupsafe import Markup
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.report import Report, SweepPoint, all_notes
-from workbench.core.summary import plan_rows, summary_rows
+from workbench.core.summary import headline, plan_rows, summary_rows
 from workbench.core.timeline import INVALID_MARK
 
 joined = Markup().join
 
 
-class Table:
-    """Rows of text with a heading: HTML in a notebook, aligned columns elsewhere."""
+_NUMBER = re.compile(r"[+\-−]?[\d,]+(\.\d+)?(e[+-]\d+)?( ± [\d.,]+)?( ?%)?( \(!\))?|-?")
 
-    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", note: str = "") -> None:
+
+class Table:
+    """Rows of text with a heading: HTML in a notebook, aligned columns elsewhere.  Columns of numbers are flush right.
+
+    more: lines that a notebook shows only when asked.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        title: str = "",
+        note: str = "",
+        more: Sequence[str] = (),
+    ) -> None:
         self.columns, self.rows = tuple(columns), [tuple(map(str, row)) for row in rows]
-        self.title, self.note = title, note
+        self.title, self.note, self.more = title, note, tuple(more)
+        cells = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        self._aligned = ["right" if any(column) and all(map(_NUMBER.fullmatch, column)) else "left" for column in cells]
 
     def __str__(self) -> str:
         everything = [self.columns, *self.rows]
         widths = [max(len(row[index]) for row in everything) for index in range(len(self.columns))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in everything]
-        return "\n".join(line for line in [self.title, *lines, self.note] if line)
+        lines = []
+        for row in everything:
+            padded = [
+                cell.rjust(width) if side == "right" else cell.ljust(width)
+                for cell, width, side in zip(row, widths, self._aligned, strict=True)
+            ]
+            lines.append("  ".join(padded).rstrip())
+        return "\n".join(line for line in [self.title, *lines, self.note, *self.more] if line)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> Markup:
-        head = joined(_cell("th", name) for name in self.columns if any(self.columns))
-        rows = (joined(_cell("td", cell) for cell in row) for row in self.rows)
-        body = joined(Markup("<tr>{}</tr>").format(row) for row in rows)
+        head = self._row("th", self.columns) if any(self.columns) else ""
+        body = joined(self._row("td", row) for row in self.rows)
         title = Markup("<div><b>{}</b></div>").format(self.title) if self.title else ""
         note = Markup("<div>{}</div>").format(self.note) if self.note else ""
-        table = Markup("{}<table style='line-height:1.4'><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}")
+        if self.more:
+            items = joined(Markup("<li>{}</li>").format(line) for line in self.more)
+            many = f"{len(self.more)} note{'s' * (len(self.more) > 1)}"
+            note += Markup("<details><summary>{}</summary><ul>{}</ul></details>").format(many, items)
+        table = Markup("{}<table style='line-height:1.4'><thead>{}</thead><tbody>{}</tbody></table>{}")
         return table.format(title, head, body, note)
 
-
-def _cell(tag: str, text: str) -> Markup:
-    """Return a cell.  A single word, such as a device's name, is not broken at its hyphens."""
-    style = "text-align:left;padding:2px 14px 2px 0" + ";white-space:nowrap" * (" " not in text)
-    return Markup(f"<{tag} style='{{}}'>{{}}</{tag}>").format(style, text)
+    def _row(self, tag: str, cells: Sequence[str]) -> Markup:
+        """Return a row.  A single word, such as a device's name, is not broken at its hyphens."""
+        cell = Markup(f"<{tag} style='text-align:{{}};padding:2px 14px 2px 0{{}}'>{{}}</{tag}>")
+        parts = (
+            cell.format(side, "" if " " in text else ";white-space:nowrap", text) for text, side in zip(cells, self._aligned, strict=True)
+        )
+        return Markup("<tr>{}</tr>").format(joined(parts))
 
 
 def plan_table(plan: Plan, cluster: Cluster) -> Table:
@@ -82,10 +110,12 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
 
 
 def report_table(report: Report) -> Table:
-    """Return a run in a few lines: plan, each device's work, epochs with and without cache, steps, metrics, notes."""
+    """Return a run in a few lines: its result in a sentence, plan, each device's work, epochs, steps, metrics, notes."""
     rows = [("Numbers", report.label), *summary_rows(report)]
     if report.plan.inference is None:
         timed = sum(step.measured_s is not None for step in report.steps)  # a step in which a device was lost is not
         rows.insert(2, ("", report.plan.told([device.name for device in report.cluster.devices])))
         rows.append(("Steps", f"{len(report.steps)}{f', {timed} of them timed' * (0 < timed < len(report.steps))}"))
-    return Table(("", ""), [*rows, *(("Note", note) for note in all_notes(report))])
+    notes = all_notes(report)
+    warning = notes[0] if notes and notes[0].startswith(INVALID_MARK) else ""
+    return Table(("", ""), rows, title=headline(report), note=warning, more=notes[bool(warning) :])

@@ -193,7 +193,7 @@ def learning(
     for index, line in enumerate(figure.data[len(lost) + 1 :]):
         line.update(mode="lines", hoverinfo="skip", line={"color": style.DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]})
     style.on_second_axis(figure, range(len(lost), len(figure.data)), title=metric, range=[0, 1])
-    return figure.update_xaxes(rangemode="tozero")
+    return figure.update_xaxes(rangemode="tozero").update_layout(yaxis_rangemode="normal")
 
 
 def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:

@@ -54,6 +54,7 @@ class ConfidantOptions(FineTuningOptions):
 _FAULTS = ("", "leave:1@step4", "kill:1@step4", "kill:1@step4; return:1@step12", "leave:1@step4; return:1@step14; kill:2@step20")
 DECLARATION = Declaration(
     options=ConfidantOptions,
+    title="Confidant",
     implementation="workbench.methods.confidant.method:Confidant",
     calls=training_calls("workbench.methods.confidant.method:Confidant", "workbench.methods.fine_tuning.phases:FineTuningRankJob"),
     form={name: JOB_FIELDS[name] for name in ("model", "task", "train_samples", "epochs", "batch_size")}

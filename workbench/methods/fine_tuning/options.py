@@ -44,6 +44,7 @@ class FineTuningOptions(PipelineOptions):
 
 DECLARATION = Declaration(
     options=FineTuningOptions,
+    title="Fine-tuning",
     implementation="workbench.methods.fine_tuning.method:FineTuning",
     calls=training_calls("workbench.methods.fine_tuning.method:FineTuning", "workbench.methods.fine_tuning.phases:FineTuningRankJob"),
     form=JOB_FIELDS | {"technique": FormField(label="Technique", tooltip="What is trained in or beside the backbone")} | PIPELINE_FIELDS,

@@ -64,6 +64,7 @@ class InferenceOptions:
 _SERVING = "workbench.methods.galaxy_plus.serving.worker"
 DECLARATION = Declaration(
     options=InferenceOptions,
+    title="Galaxy+",
     implementation="workbench.methods.galaxy_plus.method:GalaxyPlus",
     calls={
         "workbench.methods.galaxy_plus.method:measure_rank": "",

@@ -87,6 +87,7 @@ class PRGEOptions:
 _RANK_JOB, _WORKER = "workbench.methods.p_rge.rank_job", "workbench.methods.p_rge.worker"
 DECLARATION = Declaration(
     options=PRGEOptions,
+    title="P-RGE",
     implementation="workbench.methods.p_rge.method:PRGE",
     calls={
         "workbench.methods.p_rge.method:PRGE.measure_rank": "",

@@ -43,6 +43,7 @@ class PacPlusOptions(PipelineOptions):
 
 DECLARATION = Declaration(
     options=PacPlusOptions,
+    title="PAC+",
     implementation="workbench.methods.pac_plus.method:PacPlus",
     calls=training_calls("workbench.methods.pac_plus.method:PacPlus", "workbench.methods.pac_plus.rank_job:PacPlusRankJob"),
     form=JOB_FIELDS

@@ -70,6 +70,7 @@ class RingAdaOptions:
 
 DECLARATION = Declaration(
     options=RingAdaOptions,
+    title="RingAda",
     implementation="workbench.methods.ringada.method:RingAda",
     calls=training_calls("workbench.methods.ringada.method:RingAda", "workbench.methods.ringada.rank_job:RingRankJob"),
     form=JOB_FIELDS
