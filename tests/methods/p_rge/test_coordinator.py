@@ -14,13 +14,14 @@ from methods.conftest import four_devices
 from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, with_options
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.profile import layers_seconds
+from workbench.core.report import Recovery
 from workbench.core.schedule import STEP
-from workbench.methods.base import Planned
+from workbench.methods.base import Planned, ignore
 from workbench.methods.p_rge.method import PRGE, reported_steps
-from workbench.methods.p_rge.policy import Done, History, Run, notes_of
+from workbench.methods.p_rge.policy import History, QueryPolicy, notes_of
 from workbench.methods.p_rge.rank_job import PRGERankJob, RankPart
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.worker import record_of
+from workbench.methods.p_rge.worker import load_model, record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
 from workbench.runtime.virtual_devices import VirtualDevices
@@ -74,9 +75,14 @@ class Work:
 class Story(NamedTuple):
     """What came of a run on virtual devices."""
 
-    done: Done
-    history: History
+    policy: QueryPolicy
+    recoveries: tuple[Recovery, ...]
     devices: VirtualDevices
+
+    @property
+    def history(self) -> History:
+        """Of the run."""
+        return self.policy.history
 
     @property
     def jobs(self) -> list[Train]:
@@ -108,17 +114,9 @@ def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
         cluster = four_devices(memory_bytes)
         profile = profile_for(prepared, cluster, ROW_S)
         devices = VirtualDevices(cluster.world_size, Work())
-        opened = Run(
-            prepared,
-            cluster,
-            folder=tmp_path,
-            setting=prepared.setting,
-            profile_of=lambda precision: profile,
-            is_real=False,
-            resume=resume,
-            notify=lambda event: None,
-        )
-        return Story(opened.on_devices(plan, devices), opened.history, devices)
+        history = History(tmp_path, prepared, load_model(prepared), resume=resume)
+        policy = PRGE().policy(Planned(prepared, profile, cluster, plan), history, ignore)
+        return Story(policy, policy.run(devices, cluster, prepared.job, adapts=prepared.options.adapt), devices)
 
     yield run
 
@@ -127,7 +125,7 @@ def reported(story: Story) -> list[tuple[int, int, float | None]]:
     """Each step of a story's report, with its loss."""
     prepared, cluster = with_options(prepared_job(), steps=16), four_devices()
     planned = Planned(prepared, profile_for(prepared, cluster, ROW_S), cluster, shared(2, 2))
-    steps = reported_steps(story.done, story.history, PRGE().predict(planned))
+    steps = reported_steps(story.policy, PRGE().predict(planned))
     return [(step.epoch, step.step, step.loss) for step in steps]
 
 
@@ -192,9 +190,9 @@ def test_the_step_of_a_death(coordinate: Coordinate, after_loss: str) -> None:
     first, second = story.jobs
     assert second.job.first_step == (4 if after_loss == "drop" else 3)
     assert second.job.records == tuple(story.history.records[: second.job.first_step])
-    assert first.members == (0, 1, 2)
+    assert first.members == (0, 1, 2, 3)
     assert 1 not in second.members and sum(share.queries for share in second.job.plan.stages[0].shares) == Q
-    assert "device-1 is lost, in step 4." in story.done.notes
+    assert "device-1 is lost, in step 4." in story.policy.notes
     told = reported(story)
     losses = [loss_of(0, 3, 2 * query + sign) for query in ((0, 3) if after_loss == "drop" else range(Q)) for sign in (0, 1)]
     assert len(told) == 16 and told[3][2] == pytest.approx(fmean(losses))
@@ -205,8 +203,8 @@ def test_one_that_comes_back_has_made_the_log_when_the_others_pause(coordinate: 
     story = coordinate(shared(2, 2), "kill:device-0@step5; return:device-0@step8", after_loss="repeat", steps=80)
     assert story.queries == [Q] * 80
     assert [0 in job.members for job in story.jobs] == [True, False, True]
-    assert any("device-0 has come back" in note for note in story.done.notes)
-    back = story.done.recoveries[-1]
+    assert any("device-0 has come back" in note for note in story.policy.notes)
+    back = story.recoveries[-1]
     assert back.what == "return device-0" and back.stood_still_s < 0.2
 
 
@@ -214,7 +212,7 @@ def test_one_that_leaves_costs_no_query(coordinate: Coordinate) -> None:
     story = coordinate(shared(2, 2), "leave:device-0@step5")
     assert story.queries == [Q] * 16
     assert [0 in job.members for job in story.jobs] == [True, False]
-    assert "device-0 leaves, in step 6." in story.done.notes
+    assert "device-0 leaves, in step 6." in story.policy.notes
 
 
 def test_a_silent_device_is_ended(coordinate: Coordinate) -> None:
@@ -238,15 +236,15 @@ def test_pace_changes_shares_and_is_probed_when_idle(coordinate: Coordinate) -> 
     story = coordinate(shared(1, 1, 1, 1), "slow:device-3:20@step2-20", adapt=True, step_s=1e3, steps=60)
     assert [3 in job.members for job in story.jobs] == [True, False, True]
     assert sum(isinstance(message, Probe) for _, _, message in story.devices.commands) > 5
-    assert [note for note in story.done.notes if "device-3 20.0 times" in note]
-    assert [note for note in story.done.notes if "device-3 1.0 times" in note]
+    assert [note for note in story.policy.notes if "device-3 20.0 times" in note]
+    assert [note for note in story.policy.notes if "device-3 1.0 times" in note]
     assert story.queries == [Q] * 60
 
 
 def test_a_device_whose_memory_is_taken_gets_nothing_until_it_is_back(coordinate: Coordinate) -> None:
     story = coordinate(shared(1, 1, 1, 1), "memory:device-3:1e6@step2-20", adapt=True, step_s=1e3, steps=30)
     assert [3 in job.members for job in story.jobs] == [True, False, True] and story.queries == [Q] * 30
-    assert [note for note in story.done.notes if "device-3 has" in note] == [
+    assert [note for note in story.policy.notes if "device-3 has" in note] == [
         f"device-3 has {share} of its memory for the run." for share in ("0%", "100%")
     ]
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from methods.conftest import four_devices
 from methods.p_rge.worlds import STEPS, chain, prepared_job, profile_for, shared
 from workbench.core import Plan
-from workbench.methods.base import ignore
-from workbench.methods.p_rge.policy import QueryPolicy, Run
+from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.rank_job import Change, QueryShape, planned_step
 from workbench.methods.p_rge.worker import load_model
@@ -23,17 +20,9 @@ MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("plan", [shared(2, 1, 1), chain(2, 4, 6, ranks=(0, 1, 2))], ids=["shared", "chain"])
-def test_driver_and_ranks_make_one_program(model: str, plan: Plan, tmp_path: Path) -> None:
+def test_driver_and_ranks_make_one_program(model: str, plan: Plan) -> None:
     prepared, cluster = prepared_job(model), four_devices()
-    profile = profile_for(prepared, cluster)
-    settings: dict[str, Any] = {"is_real": False, "resume": False, "notify": ignore}
-    places: dict[str, Any] = {"folder": tmp_path, "setting": prepared.setting, "profile_of": lambda precision: profile}
-    run = Run(prepared, cluster, **places, **settings)
-    everyone = tuple(range(cluster.world_size))
-    change = run.history.changes[-1]
-    policy = QueryPolicy(run, plan)
-    generation = policy.planned(1, everyone, {}, plan, change)
-    job, own = generation.job, load_model(prepared)
+    job, own = PRGE().rank_job(prepared, profile_for(prepared, cluster), cluster, plan), load_model(prepared)
     (phase,), (received,) = job.phases(), decode(encode(job), type(job), "A job").phases()
     for step in range(STEPS):
         epoch, at = divmod(step, prepared.steps_per_epoch)

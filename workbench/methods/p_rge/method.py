@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,7 +15,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
-from workbench.core.report import EpochRecord, StepRecord, SweepPoint
+from workbench.core.report import EpochRecord, Recovery, StepRecord, SweepPoint
 from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
@@ -24,15 +25,16 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.options import METHOD, Precision
-from workbench.methods.p_rge.policy import Done, History, ProfileOf, Run, changed_notes, fitted_setting, notes_of, words
+from workbench.methods.p_rge.policy import History, ProfileOf, QueryPolicy, changed_notes, fitted_setting, notes_of, together, words
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
-from workbench.methods.p_rge.rank_job import Change, change_at, rank_job
+from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
-from workbench.methods.p_rge.zeroth_order import CausalModel, replay
+from workbench.methods.p_rge.zeroth_order import CausalModel, replay, warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod
+from workbench.methods.training.phases import Plans
 from workbench.methods.training.policy import served
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
 from workbench.runtime.devices import Lender
@@ -40,7 +42,7 @@ from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.templates import PromptSample
 
 
-class PRGE(LayerMethod[PreparedJob]):
+class PRGE(LayerMethod[PreparedJob], Plans):
     """Fine-tuning with forward passes; the queries of a step are divided among the devices."""
 
     name = METHOD
@@ -99,30 +101,45 @@ class PRGE(LayerMethod[PreparedJob]):
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every step, as if nothing changed; bytes: sent by all devices in a step (see Method)."""
-        setting, costs = self._settled(planned)
-        job = rank_job(planned.prepared, costs, planned.cluster, planned.plan, [Change(0, 0, setting)])
+        job = self.rank_job(*planned)
         prediction = predict(job)
         (timeline,), num_devices = prediction.timelines.values(), len(planned.plan.busy_ranks)
         nbytes = {
             "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(planned.cluster.world_size)),
             # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
             "sent in a step of first-order data parallelism": 2 * (num_devices - 1) * trainable_bytes(job.layers),
-            "kept of a step in the log": 8 * setting.queries,
+            "kept of a step in the log": 8 * job.change.setting.queries,
         }
         prediction = replace(prediction, bytes=nbytes)
         if not planned.prepared.options.adapt:
             return prediction
         return replace(prediction, notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",))
 
+    def rank_job(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PRGERankJob:
+        """Return the job of a run from its first step on."""
+        setting, costs = self._settled(Planned(prepared, profile, cluster, plan))
+        return rank_job(prepared, costs, cluster, plan, [Change(0, 0, setting)])
+
     def execute(
         self, planned: Planned[PreparedJob], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
-        plan = planned.plan
-        run = self._run(planned, engines, folder=folder, resume=resume, notify=notify)
+        prepared = planned.prepared
+        model = load_model(prepared)
+        with warnings.catch_warnings(record=True) as rounding:
+            warnings.simplefilter("always")
+            warn_of_rounding(model, prepared.options.epsilon)
+        policy = self.policy(planned, History(folder, prepared, model, resume=resume), notify)
         notify(Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train"))
-        done = _done_on(engines, run, plan)
-        return outcome_of(run, done, prediction, engines.fidelity, resume=resume)
+        recoveries = _train(policy, engines)
+        outcome = outcome_of(policy, model, prediction, engines.fidelity)
+        log_notes = notes_of(policy.history, prepared, resume=resume)
+        notes = (*(str(one.message) for one in rounding), *log_notes, *policy.notes)
+        return replace(outcome, notes=notes, recoveries=recoveries)
+
+    def policy(self, planned: Planned[PreparedJob], history: History, notify: Notify) -> QueryPolicy:
+        """Return the policy of a run with a log."""
+        return QueryPolicy(self, planned, self._profile_of(*planned[:3]), history, notify)
 
     def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
@@ -134,17 +151,12 @@ class PRGE(LayerMethod[PreparedJob]):
         steps = self.predict(planned).steps
         results = None
         if engines is not None:
-            run = self._run(planned, engines, folder=folder, resume=False, notify=ignore)
-            done = _done_on(engines, run, plan)
-            if len(done.parts) > 1:  # the others went on under another plan, whose steps are not the ones to measure
-                raise DeviceLostError(f"The steps of the plan '{name}' were to be timed.", " ".join(done.notes), "Run the sweep again.")
-            results = results_of(done)
+            policy = self.policy(planned, History(folder, short, load_model(short), resume=False), ignore)
+            _train(policy, engines)
+            if len(policy.generations) > 1:  # the others went on under another plan, whose steps are not the ones to measure
+                raise DeviceLostError(f"The steps of the plan '{name}' were to be timed.", " ".join(policy.notes), "Run the sweep again.")
+            results = results_of(policy)
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
-
-    def _run(self, planned: Planned[PreparedJob], engines: Engines, **settings: Any) -> Run:
-        prepared, profile, cluster, _ = planned
-        setting, profile_of = self._settled(planned)[0], self._profile_of(prepared, profile, cluster)
-        return Run(prepared, cluster, setting=setting, profile_of=profile_of, is_real=engines.fidelity == "real", **settings)
 
     def _settled(self, planned: Planned[PreparedJob]) -> tuple[Setting, Profile]:
         """Return a plan's setting, and the profile with its precision."""
@@ -172,45 +184,47 @@ class PRGE(LayerMethod[PreparedJob]):
         return profile_of
 
 
-def _done_on(engines: Engines, run: Run, plan: Plan) -> Done:
+def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:
     """Do a run's remaining steps on engines that a coordinator commands; those of torchrun do one job together."""
     if not isinstance(engines, Lender):
-        return run.together(plan, engines)
+        together(policy, engines)
+        return ()
     with served(engines, serve_rank) as devices:
-        return run.on_devices(plan, devices)
+        return policy.run(devices, policy.cluster, policy.prepared.job, adapts=policy.prepared.options.adapt)
 
 
-def results_of(done: Done) -> list[RankResult]:
+def results_of(policy: QueryPolicy) -> list[RankResult]:
     """Return each device's results in each generation, by its rank in the cluster."""
     return [
         replace(part, rank=rank, resumed_at=(part.steps[0].epoch, part.steps[0].step) if part.steps else None)
-        for _, parts in done.parts
+        for _, parts in policy.parts
         for rank, part in sorted(parts.items())
     ]
 
 
-def reported_steps(done: Done, history: History, prediction: Prediction) -> tuple[StepRecord, ...]:
+def reported_steps(policy: QueryPolicy, prediction: Prediction) -> tuple[StepRecord, ...]:
     """Return all steps with their losses.
 
     The log has every step, also those of an earlier call, and the one in which a device was lost; their seconds are the log's.
     """
-    predicted = []
+    history, predicted = policy.history, []
     for number, record in enumerate(prediction.steps):
-        setting, expected_s = change_at(history.changes, number).setting, done.expected_s(number)
-        predicted.append(replace(record, samples=setting.batch_size, predicted_s=expected_s or record.predicted_s))
-    measured = {(step.epoch, step.step): step for step in measured_steps(results_of(done), predicted)}
+        expected_s = policy.expected(replace(record, predicted_s=None)).predicted_s
+        samples = change_at(history.changes, number).setting.batch_size
+        predicted.append(replace(record, samples=samples, predicted_s=record.predicted_s if expected_s is None else expected_s))
+    measured = {(step.epoch, step.step): step for step in measured_steps(results_of(policy), predicted)}
     return tuple(
         replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)
         for step, record in zip(predicted, history.records, strict=False)
     )
 
 
-def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, resume: bool) -> Outcome:
+def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, fidelity: Any) -> Outcome:
     """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values."""
-    cluster, history, results = run.cluster, run.history, results_of(done)
-    steps = reported_steps(done, history, prediction)
-    epochs, metrics, best, saved = _evaluated(run, epoch_records(steps))
-    counted = sum(len(part.steps) for _, parts in done.parts for part in list(parts.values())[:1])
+    cluster, history, results = policy.cluster, policy.history, results_of(policy)
+    steps = reported_steps(policy, prediction)
+    epochs, metrics, best, saved = _evaluated(policy, model, epoch_records(steps))
+    counted = sum(max((len(part.steps) for part in parts.values()), default=0) for _, parts in policy.parts)
     sent = sum(result.nbytes.get("sent", 0) for result in results)
     nbytes: dict[str, int] = {}
     for result in results:
@@ -234,47 +248,49 @@ def outcome_of(run: Run, done: Done, prediction: Prediction, fidelity: Any, *, r
         timelines=measured_timelines(by_rank, cluster, prediction, fidelity, resident) if is_whole else {},
         metrics=metrics,
         chosen_epoch=best + 1,
-        technique=run.prepared.options.technique,
+        technique=policy.prepared.options.technique,
         bytes=nbytes,
         overrun_share=overrun_share(results, is_real=fidelity == "real"),
-        notes=(*run.notes, *notes_of(history, run.prepared, resume=resume), *done.notes),
         artifacts={"adapter": str(saved), "log": str(history.path)},
-        recoveries=done.recoveries,
     )
 
 
-def _evaluated(run: Run, epochs: tuple[EpochRecord, ...]) -> tuple[tuple[EpochRecord, ...], dict[str, float], int, Path]:
-    """Replay the log's steps, score every epoch on the validation split, and the best one on the test split."""
-    prepared, records = run.prepared, run.history.records
-    precision = run.history.changes[-1].setting.precision
-    model = run.model if precision == prepared.options.precision else load_model(prepared, precision)
+def _evaluated(
+    policy: QueryPolicy, model: CausalModel, epochs: tuple[EpochRecord, ...]
+) -> tuple[tuple[EpochRecord, ...], dict[str, float], int, Path]:
+    """Replay the log's steps, score every epoch on the validation split, and the best one on the test split.
+
+    model: before the first step.
+    """
+    prepared, records, notify = policy.prepared, policy.history.records, policy.notify
+    precision = policy.setting.precision
+    model = model if precision == prepared.options.precision else load_model(prepared, precision)
     per_epoch = prepared.steps_per_epoch
     ends = [min(begin + per_epoch, len(records)) for begin in range(0, len(records), per_epoch)]
-    run.notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
+    notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
     best: tuple[float, int, dict[str, Tensor]] | None = None
     done, scores = 0, []
     for epoch, end in enumerate(ends):
         done += replay(model.trainables, records[done:end])
-        scores.append(_score(run, model, prepared.task.validation))
+        scores.append(_score(prepared, model, prepared.task.validation))
         if best is None or scores[-1] > best[0]:
             best = (scores[-1], epoch, model.trainables.state())
     assert best is not None, "a run has at least one step"
-    run.notify(Event("phase", message="Scoring the chosen epoch on the test split"))
+    notify(Event("phase", message="Scoring the chosen epoch on the test split"))
     model.trainables.load_state(best[2])
     metric = prepared.task.metric
-    metrics = {metric: _score(run, model, prepared.task.test)}
+    metrics = {metric: _score(prepared, model, prepared.task.test)}
     scored = tuple(replace(record, metrics={metric: scores[record.epoch]}) for record in epochs)
-    return scored, metrics, best[1], _save(run, model, precision)
+    return scored, metrics, best[1], _save(prepared, model, policy.history.folder / ADAPTER, precision)
 
 
-def _score(run: Run, model: CausalModel, samples: Sequence[PromptSample]) -> float:
-    task, job = run.prepared.task, run.prepared.job
+def _score(prepared: PreparedJob, model: CausalModel, samples: Sequence[PromptSample]) -> float:
+    task, job = prepared.task, prepared.job
     return evaluate(model.logits_at, task, samples, model_encoder(task.prompt, job.model, job.max_length)).value
 
 
-def _save(run: Run, model: CausalModel, precision: Precision) -> Path:
-    """Write the trained values and their settings into the run's folder; also in peft's format, if peft can read them."""
-    folder, prepared = run.folder / ADAPTER, run.prepared
+def _save(prepared: PreparedJob, model: CausalModel, folder: Path, precision: Precision) -> Path:
+    """Write the trained values and their settings into a folder; also in peft's format, if peft can read them."""
     name, compute = prepared.job.model, activation_type(precision, prepared.options.compute_dtype)
     save_tokenizer(name, folder)
     save_for_peft(folder, model, name=name)

@@ -1,16 +1,12 @@
-"""A run from its first step to its last: on devices managed by a coordinator, or as one job of all of them.
-
-P-RGE's policy for the coordinator: the devices' queries, the log, and the handling of a step in which a device is lost.
-"""
+"""P-RGE's policy for the coordinator: the devices' queries, the log, and the handling of a step in which a device is lost."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +16,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import Recovery
 from workbench.core.serial import from_json
-from workbench.methods.base import REAL_TIMEOUT_S, SILENT_AFTER_STEPS, Engines, Notify
+from workbench.methods.base import REAL_TIMEOUT_S, Engines, Notify, Planned
 from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
 from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
@@ -31,12 +26,11 @@ from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import whole
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, RankPart, rank_job
-from workbench.methods.p_rge.worker import Logged, load_model, record_of, run_rank
-from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog, warn_of_rounding
-from workbench.methods.training.policy import ToldPolicy, shares_of
-from workbench.methods.training.timetable import Timetable
+from workbench.methods.p_rge.worker import Logged, record_of, run_rank
+from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
+from workbench.methods.training.phases import Plans
+from workbench.methods.training.policy import Begun, StepPolicy, shares_of
 from workbench.runtime.commands import Generation, Parts, StepDone
-from workbench.runtime.devices import Devices
 
 TOLERATED = 1.5
 """With `adapt` alone: a step may take this multiple of its first duration before its setting is changed."""
@@ -88,7 +82,7 @@ class History:
         self.found = resume and holds_run(folder, digest, prepared.job)
         if not self.found:
             begin_folder(folder, digest, prepared.job)
-        self.path = folder / STEPS / LOG
+        self.folder, self.path = folder, folder / STEPS / LOG
         self._file = LogFile(self.path, identity, mends=True)
         self.records: list[StepLog] = list(self._file.steps[: prepared.num_steps])
         self.resumed = len(self.records)
@@ -105,10 +99,11 @@ class History:
             self.records.append(record)
             self._file.append(record)
 
-    def changed(self, setting: Setting) -> Change:
-        """Return the change from which a setting would apply, if the next steps had it; the last change if it already applies."""
+    def changes_with(self, setting: Setting) -> list[Change]:
+        """Return the changes so far, and one to a setting from the next step on if it is not the present one."""
         step, last = len(self.records), self.changes[-1]
-        return last if setting == last.setting else Change(step, last.samples_before(step), setting)
+        new = [] if setting == last.setting else [Change(step, last.samples_before(step), setting)]
+        return [*self.changes, *new]
 
     def change(self, change: Change) -> None:
         """Record that the next steps have another setting."""
@@ -143,91 +138,71 @@ def words(setting: Setting) -> str:
     return f"{setting.queries} queries of {setting.batch_size} samples, weights in {setting.precision}"
 
 
-@dataclass(kw_only=True)
-class Done:
-    """The results of a run.  parts: of every generation, the members with their results."""
+class QueryPolicy(StepPolicy):
+    """A StepPolicy whose generations start from the log of seeds and scalars, which every device replays.
 
-    parts: list[tuple[Generation, dict[int, RankPart]]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    recoveries: tuple[Recovery, ...] = ()
-
-    def expected_s(self, step: int) -> float | None:
-        """Return the seconds of a step under the plan by which it was done; None if it was not done in this run."""
-        done = (generation for generation, _ in reversed(self.parts) if generation.job.first_step <= step)
-        return next((generation.predictor.seconds(step) for generation in done), None)
-
-
-class QueryPolicy(ToldPolicy):
-    """A ToldPolicy.  A generation starts from the log of seeds and scalars, which every device replays.
-
-    plan: of the first generation, if its devices are present.
+    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  parts: of every generation, the results
+    of its devices, by their ranks in the cluster.
     """
 
-    def __init__(self, run: Run, plan: Plan) -> None:
-        super().__init__(run.notify)
-        self._run, self._prepared, self._cluster, self._history, self._plan = run, run.prepared, run.cluster, run.history, plan
-        self.done = Done(notes=self.notes)
-
-    @property
-    def step(self) -> int:
-        """Return the number of steps in the log."""
-        return len(self._history.records)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the steps of the whole run."""
-        return self._prepared.num_steps
+    def __init__(self, method: Plans, planned: Planned[PreparedJob], profile_of: ProfileOf, history: History, notify: Notify) -> None:
+        first = replace(method.rank_job(*planned), folder=history.folder)
+        super().__init__(method, planned, first, notify)
+        self.profile_of, self.history, self._step = profile_of, history, len(history.records)
+        self.parts: list[tuple[Begun, dict[int, RankPart]]] = []
 
     @property
     def setting(self) -> Setting:
         """Return the current setting."""
-        return self._history.changes[-1].setting
+        return self.history.changes[-1].setting
 
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return the remaining steps; with another setting, if the job allows it and the devices require it (see Policy)."""
-        stages, setting = self._plan.stages, self.setting
-        queries = {sum(share.queries for share in stage.shares) for stage in stages}
-        fits = self._plan.micro_batch_size == setting.batch_size and queries == {setting.queries}
-        if number == 1 and fits and {rank for stage in stages for rank in stage.ranks} <= set(ready):
-            members, plan = renumbered(self._plan)
-        else:
-            setting = self._fitted(ready, factors)
-            members, plan = self._planned(ready, factors, setting)
-        return self.planned(number, members, factors, plan, self._history.changed(setting))
+    def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], PRGERankJob]:
+        """Return the ready devices that get work, and their job, which goes on from the log (see StepPolicy)."""
+        members, job = super()._next_job(ready, factors)
+        assert isinstance(job, PRGERankJob)
+        changes = self.history.changes_with(job.change.setting)
+        return members, replace(job, records=tuple(self.history.records), changes=tuple(changes))
 
-    def planned(self, number: int, members: tuple[int, ...], factors: Mapping[int, float], plan: Plan, change: Change) -> Generation:
-        """Return the remaining steps as a job of some devices.  Raises PlanError if one has too little memory for its share."""
-        history, precision = self._history, change.setting.precision
-        changes = history.changes if change == history.changes[-1] else [*history.changes, change]
-        slowed, cluster = self._profile(precision, members, factors), self._cluster.part(members, factors)
-        settings: dict[str, Any] = {"records": tuple(history.records), "folder": self._run.folder}
-        job = rank_job(self._prepared, self._profile(precision, members, {}), cluster, plan, changes, slowed=slowed, **settings)
-        timetable = Timetable(job, slowed)
-        timeout_s = REAL_TIMEOUT_S if self._run.is_real else max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
-        return Generation(number, members, plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PRGERankJob:
+        """Return the job of some devices (see StepPolicy); with another setting, if the job allows it and the devices require it."""
+        setting, part = self._fitted(ranks, factors), self.cluster.part(ranks, factors)
+        profile = self.profile_of(setting.precision)
+        slowed = profile.part(ranks, factors)
+        plan = plan or plan_queries(slowed, part, self.prepared.size(setting))
+        changes, folder = self.history.changes_with(setting), self.history.folder
+        return rank_job(self.prepared, profile.part(ranks), part, plan, changes, slowed=slowed, folder=folder)
 
     def begun(self, generation: Generation) -> Generation:
-        """Record a change of the setting."""
-        if generation.job.change != self._history.changes[-1]:
-            self._history.change(generation.job.change)
-            self.say(f"From step {self.step + 1} on {words(generation.job.change.setting)}")
+        """Record a change of the setting (see Policy)."""
+        job: PRGERankJob = generation.job
+        if job.change != self.history.changes[-1]:
+            self.history.change(job.change)
+            if job.change.step:  # the first setting is reported with the plan
+                self.say(f"From step {self.step + 1} on {words(job.change.setting)}")
+        self._begin(generation)
         self.watch(generation)
         return generation
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Add a step to the log."""
-        self._history.add(done.content)
+        self._add(done.content)
+
+    def _add(self, record: StepLog) -> None:
+        self.history.add(record)
+        self._step = len(self.history.records)
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Add the known steps to the log; repeat the step of a loss, or complete it from the known queries."""
-        found = {rank: ended.part for rank, ended in parts.items() if ended.part is not None}
-        self.done.parts.append((generation, found))
-        for part in found.values():
+        results: dict[int, RankPart] = {rank: ended.part for rank, ended in parts.items() if ended.part is not None}
+        self.parts.append((self.last, results))
+        for part in results.values():
             for record in part.records[-2:]:
                 if record.step == self.step:
-                    self._history.add(record)
+                    self._add(record)
+        if lost:
+            self.now = None
         if self.step < self.num_steps and (lost or any(ended.end == "lost" for ended in parts.values())):
-            self._make_lost_step(generation, found, lost)
+            self._make_lost_step(generation, results, lost)
 
     def _make_lost_step(self, generation: Generation, parts: Mapping[int, RankPart], lost: frozenset[int]) -> None:
         """Complete the step in which a device was lost from the losses that the others know, if that is requested and there are any."""
@@ -242,110 +217,55 @@ class QueryPolicy(ToldPolicy):
         if len(generation.plan.stages) == 1:
             shares = generation.plan.stages[0].shares
             others = sum(share.queries for share in shares if generation.members[share.rank] not in lost)
-        if self._prepared.options.after_loss == "repeat" or len(complete) // 2 < max(1, others):
+        if self.prepared.options.after_loss == "repeat" or len(complete) // 2 < max(1, others):
             self.say(f"Step {step + 1} is repeated")
             return
-        self._history.add(record_of(job, step, complete))
+        self._add(record_of(job, step, complete))
         self.say(f"Step {step + 1} is made from {len(complete) // 2} of {job.estimator.queries} queries")
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' speeds call for another setting or plan than a generation's."""
-        setting = self._fitted(ready, factors)
-        if setting != self.setting:
-            return True
-        members, plan = self._planned(ready, factors, setting)
-        return members != generation.members or shares_of(plan) != shares_of(generation.plan)
+        """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be moved for it."""
+        members, job = self._next_job(ready, factors)
+        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
+        return job.change.setting != self.setting or not is_same
 
-    def _fitted(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> Setting:
-        """Return the setting for the ready devices at their speed; it is raised again, up to the requested one, when that is possible."""
-        asked = self._prepared.setting._replace(precision=self.setting.precision)
-        profile_of = partial(self._profile, ranks=ready, factors=factors)
+    def _fitted(self, ranks: Sequence[int], factors: Mapping[int, float]) -> Setting:
+        """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is possible."""
+        requested = self.prepared.setting._replace(precision=self.setting.precision)
+        cluster = self.cluster.part(ranks, factors)
+
+        def profile_of(precision: Precision) -> Profile:
+            return self.profile_of(precision).part(ranks, factors)
+
         try:
-            return fitted_setting(self._prepared, self._cluster.part(ready, factors), profile_of, asked, step_s=self._tolerated_s)
+            return fitted_setting(self.prepared, cluster, profile_of, requested, step_s=self._tolerated_s)
         except PlanError:
             return self.setting  # the plan's own error is more specific
 
     @cached_property
     def _tolerated_s(self) -> float | None:
         """Return the time limit of a step in an adapting run, from the time that all devices together need at the profiled speed."""
-        if not self._prepared.options.adapt:
+        if not self.prepared.options.adapt:
             return None
-        first = self._history.changes[0].setting
-        return TOLERATED * plan_queries(self._run.profile_of(first.precision), self._cluster, self._prepared.size(first)).total_s
-
-    def _planned(self, ready: tuple[int, ...], factors: Mapping[int, float], setting: Setting) -> tuple[tuple[int, ...], Plan]:
-        """Return the members of a plan for the ready devices, and the plan, which numbers the members."""
-        profile = self._profile(setting.precision, ready, factors)
-        places, plan = renumbered(plan_queries(profile, self._cluster.part(ready, factors), self._prepared.size(setting)))
-        return tuple(ready[place] for place in places), plan
-
-    def _profile(self, precision: Precision, ranks: tuple[int, ...], factors: Mapping[int, float]) -> Profile:
-        """Return the profile of some devices with their measured slowdown."""
-        return self._run.profile_of(precision).part(ranks, factors)
+        first = self.history.changes[0].setting
+        return TOLERATED * plan_queries(self.profile_of(first.precision), self.cluster, self.prepared.size(first)).total_s
 
 
-def renumbered(plan: Plan) -> tuple[tuple[int, ...], Plan]:
-    """Return the devices of a plan in its order, and the plan with the devices numbered in this order."""
-    ranks = tuple(rank for stage in plan.stages for rank in stage.ranks)
-    return ranks, plan.renumbered({rank: place for place, rank in enumerate(ranks)})
+def together(policy: QueryPolicy, engines: Engines) -> None:
+    """Do the remaining steps as one job of all devices, which ends if one is lost; the log allows a later run to continue."""
+    if policy.step >= policy.num_steps:
+        return
+    planned = policy.generation(1, policy.everyone, {})
+    generation = policy.begun(planned._replace(job=replace(planned.job, timeout_s=REAL_TIMEOUT_S)))
+    progress = Progress(generation.plan, policy.notify)
 
+    def take(rank: int, event: Any) -> None:
+        if isinstance(event, Logged):
+            policy.stepped(generation, rank, StepDone(event.record.step, 0.0, event.record))
+        else:
+            progress(rank, event)
 
-class Run:
-    """One run in its folder.  model: the whole model before the first step.
-
-    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  is_real: devices that are not
-    emulated are not slowed down, and get REAL_TIMEOUT_S.  notes: on the settings, for the user.
-    """
-
-    def __init__(
-        self,
-        prepared: PreparedJob,
-        cluster: Cluster,
-        *,
-        folder: Path,
-        setting: Setting,
-        profile_of: ProfileOf,
-        is_real: bool,
-        resume: bool,
-        notify: Notify,
-    ) -> None:
-        """Open the folder.  setting: of a new run.  Raises CacheError if it belongs to another run, ConfigError for files of no run."""
-        self.prepared, self.cluster, self.folder, self.notify = prepared, cluster, folder, notify
-        self.profile_of, self.is_real = profile_of, is_real
-        self.model = load_model(prepared)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            warn_of_rounding(self.model, prepared.options.epsilon)
-        self.notes = tuple(str(one.message) for one in told)
-        self.history = History(folder, prepared, self.model, resume=resume)
-        if not self.history.records and setting != self.history.changes[-1].setting:
-            self.history.change(self.history.changed(setting))
-
-    def on_devices(self, plan: Plan, devices: Devices) -> Done:
-        """Do the remaining steps on devices that take commands, and may be lost, leave, come back or change speed."""
-        policy = QueryPolicy(self, plan)
-        policy.done.recoveries = policy.run(devices, self.cluster, self.prepared.job, adapts=self.prepared.options.adapt)
-        return policy.done
-
-    def together(self, plan: Plan, engines: Engines) -> Done:
-        """Do the remaining steps as one job of all devices, which ends if one is lost; the log allows a later run to continue."""
-        policy, history, total = QueryPolicy(self, plan), self.history, self.prepared.num_steps
-        done = policy.done
-        if len(history.records) >= total:
-            return done
-        everyone = tuple(range(self.cluster.world_size))
-        generation = policy.planned(0, everyone, {}, plan, history.changes[-1])
-        job: PRGERankJob = generation.job
-        progress = Progress(plan, self.notify)
-
-        def take(rank: int, event: Any) -> None:
-            if isinstance(event, Logged):
-                history.add(event.record)
-            else:
-                progress(rank, event)
-
-        parts: list[RankPart] = engines.run(run_rank, [job] * self.cluster.world_size, on_event=take)
-        for record in max(parts, key=lambda part: len(part.records)).records:  # the last one may still be in progress
-            history.add(record)
-        done.parts.append((generation, dict(enumerate(parts))))
-        return done
+    parts: list[RankPart] = engines.run(run_rank, [generation.job] * policy.cluster.world_size, on_event=take)
+    for record in max(parts, key=lambda part: len(part.records)).records:  # the last one may still be in progress
+        policy.stepped(generation, 0, StepDone(record.step, 0.0, record))
+    policy.parts.append((policy.last, dict(enumerate(parts))))

@@ -17,7 +17,7 @@ from workbench.methods.common.session import transfers_of
 from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
-from workbench.methods.training.policy import Begun, StepPolicy
+from workbench.methods.training.policy import StepPolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
@@ -102,9 +102,8 @@ class _Policy(StepPolicy):
             places = {former.members.index(rank): place for place, rank in enumerate(generation.members) if rank in former.members}
             programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former.job, places)
             begins_s = sum(simulate(program, memory=False).makespan_s for program in programs)
-        self._timetable, self._step = timetable, timetable.number(epoch, begin)
-        self.now = Begun(members=generation.members, job=job, timetable=timetable, start=self._step)
-        self.generations.append(self.now)
+        self._step = timetable.number(epoch, begin)
+        self._begin(generation)
         if job.missing:
             self.say(job.missing)
         last_step = min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until)

@@ -254,12 +254,12 @@ class RankJob(PhasedJob):
 class Plans:
     """How a method that trains plans a run, and plans it again for fewer or slower devices.
 
-    plan, check, rank_job: see Method.plan, Method.check, RankJob.
+    plan, check: see Method.  rank_job: makes a PhasedJob.
     """
 
     plan: Callable[[Any, Profile, Cluster], Plan]
     check: Callable[..., None]
-    rank_job: Callable[[Any, Profile, Cluster, Plan], RankJob]
+    rank_job: Callable[[Any, Profile, Cluster, Plan], Any]
 
     def stand_in(
         self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float

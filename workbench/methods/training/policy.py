@@ -20,7 +20,7 @@ from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.backups import repartition_s, substitution
 from workbench.methods.training.interrupted import Interrupted, take_up
-from workbench.methods.training.phases import Plans, RankJob
+from workbench.methods.training.phases import PhasedJob, Plans, RankJob
 from workbench.methods.training.timetable import Timetable
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
@@ -48,13 +48,13 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A generation that has begun: its devices, its job, and its steps from number `start` on.
+    """A generation that has begun: its devices, its job (a PhasedJob), and its steps from number `start` on.
 
     former: what the folder keeps of the steps before; of a simulated run nothing.
     """
 
     members: tuple[int, ...]
-    job: RankJob
+    job: Any
     timetable: Timetable
     start: int
     former: Interrupted = field(default_factory=Interrupted)
@@ -135,7 +135,7 @@ class StepPolicy(ToldPolicy):
     section 3.4).  factors: see Policy.generation.
     """
 
-    def __init__(self, method: Plans, planned: Planned[Any], first: RankJob, notify: Notify) -> None:
+    def __init__(self, method: Plans, planned: Planned[Any], first: PhasedJob, notify: Notify) -> None:
         super().__init__(notify)
         self.method, self.first = method, first
         self.prepared, self.profile, self.cluster = first.handed_on(planned.prepared), planned.profile, planned.cluster
@@ -167,6 +167,12 @@ class StepPolicy(ToldPolicy):
             return self.generations[-1]
         return Begun(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
 
+    def expected(self, step: StepRecord) -> StepRecord:
+        """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this run."""
+        number = self._timetable.number(step.epoch, step.step)
+        begun = next((one for one in reversed(self.generations) if one.start <= number), None)
+        return step if begun is None or step.predicted_s is not None else replace(step, predicted_s=begun.timetable.seconds(number))
+
     @property
     def state(self) -> PolicyState:
         """Return where the run is, as data."""
@@ -184,6 +190,13 @@ class StepPolicy(ToldPolicy):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.state})"
+
+    def _begin(self, generation: Generation, former: Interrupted | None = None) -> None:
+        """Note that a generation begins at the next step.  former: see Begun."""
+        self._timetable = generation.predictor  # type: ignore[assignment]  # made below
+        settings = {"members": generation.members, "job": generation.job, "timetable": self._timetable, "start": self._step}
+        self.now = Begun(**settings, former=former or Interrupted())
+        self.generations.append(self.now)
 
     def part(self, generation: Generation, place: int) -> Any:
         """Return the part of a job that a member gets (see Policy)."""
@@ -234,14 +247,14 @@ class StepPolicy(ToldPolicy):
         self.say(f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s (predicted)")
         return pays
 
-    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> RankJob:
+    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PhasedJob:
         """Return the job of some devices, which it numbers by their places, under a new plan or a given one.  Raises PlanError."""
         part, profile = self.cluster.part(ranks, factors), self.profile.part(ranks)
         plan = plan or self.method.plan(self.prepared, self.profile.part(ranks, factors), part.with_slow_links(factors))
         job = self.method.rank_job(self.prepared, profile, part, plan)
         return replace(job, folder=self.first.folder, fingerprint=self.first.fingerprint)
 
-    def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], RankJob]:
+    def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], PhasedJob]:
         """Return the ready devices that get work, and their job; the others are free to be probed.
 
         It is the first plan, perhaps the user's, while all devices are present at full speed.
@@ -256,7 +269,7 @@ class StepPolicy(ToldPolicy):
                 return ready, job
             ready = tuple(rank for place, rank in enumerate(ready) if place in used)
 
-    def _generation(self, number: int, members: tuple[int, ...], job: RankJob, factors: Mapping[int, float]) -> Generation:
+    def _generation(self, number: int, members: tuple[int, ...], job: PhasedJob, factors: Mapping[int, float]) -> Generation:
         """Return a job of some devices as a generation."""
         timetable = _timetable(members, job, factors)
         timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
@@ -270,7 +283,7 @@ class StepPolicy(ToldPolicy):
 
     def _with_substitutes(
         self, ready: tuple[int, ...], factors: Mapping[int, float]
-    ) -> tuple[tuple[int, ...], RankJob, tuple[int, ...]] | None:
+    ) -> tuple[tuple[int, ...], PhasedJob, tuple[int, ...]] | None:
         """Return members, their job and the replacements among them; None if nobody leaves, or not all can be replaced."""
         if self.now is None:
             return None
@@ -298,7 +311,7 @@ class StepPolicy(ToldPolicy):
         return members, job, prepares
 
 
-def _timetable(members: Sequence[int], job: RankJob, factors: Mapping[int, float]) -> Timetable:
+def _timetable(members: Sequence[int], job: PhasedJob, factors: Mapping[int, float]) -> Timetable:
     """Return the steps of a job with their seconds at the devices' present speed."""
     slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
     slow_links = replace(job, cluster=job.cluster.with_slow_links(factors))
@@ -372,22 +385,15 @@ class TrainingPolicy(StepPolicy):
         """Return the last generation (see StepPolicy)."""
         return super().last if self.generations else replace(super().last, former=self._former)
 
-    def expected(self, step: StepRecord) -> StepRecord:
-        """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this run."""
-        number = self._timetable.number(step.epoch, step.step)
-        begun = next((one for one in reversed(self.generations) if one.start <= number), None)
-        return step if begun is None or step.predicted_s is not None else replace(step, predicted_s=begun.timetable.seconds(number))
-
     def begun(self, generation: Generation) -> Generation:
         """Let it continue after the last step whose state is in the folder (see Policy)."""
         former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
         job, done = replace(generation.job, **former.begins), self._step
-        self._timetable = generation.predictor  # type: ignore[assignment]  # made above
-        self._step = self._timetable.number(former.epochs, former.step)
+        timetable: Any = generation.predictor
+        self._step = timetable.number(former.epochs, former.step)
         if self.generations and self.last.members == generation.members and self._step == done and not self._some_lost:
             job = job.going_on(self.last.job)
-        self.now = Begun(members=generation.members, job=job, former=former, timetable=self._timetable, start=self._step)
-        self.generations.append(self.now)
+        self._begin(generation._replace(job=job), former)
         self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
         self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
         self.watch(generation)
