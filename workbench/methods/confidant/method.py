@@ -28,8 +28,8 @@ from workbench.methods.fine_tuning.method import FineTuning, stage_costs
 from workbench.methods.fine_tuning.method import rank_job as whole_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
-from workbench.models.layer_parts import column_groups, require_divisible
 from workbench.models.loading import load_stack
+from workbench.models.sharding.trained import column_groups, require_divisible
 from workbench.planners.asynchronous import StageCosts, asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
 from workbench.planners.memory import readable
 from workbench.profiler.descriptions import LayerShape

@@ -14,8 +14,8 @@ from workbench.core.schedule import Op
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.training.handlers import StageContext, joined, named
 from workbench.models.families import LayerContext
-from workbench.models.layer_parts import LayerParts
 from workbench.models.optimization import backpropagate
+from workbench.models.sharding.trained import TrainedLayer
 from workbench.models.stack import layer_context
 from workbench.runtime.executor import Handler
 
@@ -37,7 +37,7 @@ class DividedHandlers(BackpropagationHandlers):
     """
 
     division: Division
-    parts: Mapping[int, LayerParts]
+    parts: Mapping[int, TrainedLayer]
     contexts: dict[int, LayerContext] = field(default_factory=dict)
 
     def table(self) -> dict[str, Handler]:
@@ -113,5 +113,5 @@ def divided_or_whole(division: Division | None, *, compute: Any, **own: Any) -> 
     if division is None:
         return BackpropagationHandlers(shared=(), compute=compute, **own)
     model = compute.model
-    parts = {layer: LayerParts(model, layer) for layer in range(model.backbone.start, model.backbone.stop)}
+    parts = {layer: TrainedLayer(model, layer) for layer in range(model.backbone.start, model.backbone.stop)}
     return DividedHandlers(shared=(), compute=compute, division=division, parts=parts, **own)

@@ -15,10 +15,10 @@ from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARG
 from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.families import LayerContext
-from workbench.models.layer_parts import LayerParts
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.quantization import StoredWeight
+from workbench.models.sharding.trained import TrainedLayer
 from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
@@ -68,7 +68,7 @@ def measure_parts(
     device: torch's, which gets its input from the host and returns its result to it, as in a run.
     """
     model = _build(stack, config, Span(0, 1))
-    layer, backbone, makers = LayerParts(model, 0), model.backbone, dict[str, Maker]()
+    layer, backbone, makers = TrainedLayer(model, 0), model.backbone, dict[str, Maker]()
 
     def heads(hidden: Tensor, context: LayerContext, groups: int) -> Tensor:
         return layer.heads(hidden, context, 0, groups)

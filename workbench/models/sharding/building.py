@@ -6,22 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
 from workbench.models import loading
 from workbench.models.families import POSITION_OFFSET, Family, Part, family_of
 from workbench.models.partial_loading import Span, StoredTensor, parameters_on_meta, require_finite, stored_under
-from workbench.models.sharding.layout import ITEM_BYTES, Block, Cut, Kind, ModelLayout, NormLayout, StackLayout
+from workbench.models.sharding.block import Block, layer_blocks, norm_layout
+from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack, module_at
-
-_ROLES: dict[Kind, tuple[tuple[tuple[str, ...], ...], str]] = {
-    "attention": ((("query", "key", "value"),), "output"),
-    "cross_attention": ((("cross_query",), ("cross_key", "cross_value")), "cross_output"),
-    "feed_forward": ((("gate", "up"),), "down"),
-}
-"""The projections of a block by role: groups of inputs, each computed as one matmul, and the output."""
 
 
 def model_layout(model: Any) -> ModelLayout:
@@ -57,99 +51,48 @@ def model_layout(model: Any) -> ModelLayout:
 
 def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], sizes: dict[str, tuple[int, ...]]) -> StackLayout:
     """Append the blocks of the next stack to `blocks`, and return the stack's layout."""
-    config, hidden_size = base.config, base.config.hidden_size
-    index, first, first_block = int(bool(blocks)), blocks[-1].layer + 1 if blocks else 0, len(blocks)
-    heads = (getattr(config, "decoder_attention_heads", None) if index else None) or config.num_attention_heads
-    num_units = (None if index else getattr(config, "num_key_value_heads", None)) or heads
-    group_size = heads // num_units
-    paths = stack.layer_paths(first)
-
-    def width_of(role: str) -> int:
-        """Return the output (or input) channels of a role's projection in the first layer."""
-        return math.prod(sizes[f"{part.layers}.0.{paths[role]}.weight"]) // hidden_size
-
-    head_size = width_of("output") // heads
-
-    def cut(path: str, role: str) -> Cut | None:
-        offset, stored = 0, role
-        if role not in paths and role in ("query", "key", "value"):
-            offset, stored = ("query", "key", "value").index(role) * heads * head_size, "query_key_value"
-        if stored not in paths:
-            return None
-        name = f"{path}.{paths[stored]}"
-        width = 1 if role in ("gate", "up", "down") else head_size * (1 if role.endswith(("key", "value")) else group_size)
-        bias = f"{name}.bias" if f"{name}.bias" in sizes else None
-        is_transposed = not isinstance(base.get_submodule(name), nn.Linear)
-        return Cut(weight=f"{name}.weight", bias=bias, width=width, offset=offset, is_transposed=is_transposed)
-
-    kinds: tuple[Kind, ...] = ("attention", "feed_forward") if len(part.norms) == 2 else ("attention", "cross_attention", "feed_forward")
-    num_layers = len(base.get_submodule(part.layers))
-    for layer in range(num_layers):
-        path = f"{part.layers}.{layer}"
-        for kind, norm_path in zip(kinds, part.norms, strict=True):
-            groups, role = _ROLES[kind]
-            norm, output = _norm(base, f"{path}.{norm_path}"), cut(path, role)
-            assert norm is not None and output is not None
-            blocks.append(
-                Block(
-                    number=len(blocks),
-                    kind=kind,
-                    layer=first + layer,
-                    stack=index,
-                    is_last=layer == num_layers - 1 and kind == "feed_forward",
-                    inputs=tuple(tuple(made for one in group if (made := cut(path, one)) is not None) for group in groups),
-                    output=output,
-                    norm=norm,
-                    scale=attention_scale(config, stack.family, head_size, layer),
-                )
-            )
-    one_layer = {block.kind: block for block in blocks[first_block : first_block + len(kinds)]}
+    hidden_size, first_block = base.config.hidden_size, len(blocks)
+    layers, before, is_decoder = base.get_submodule(part.layers), blocks[-1].layer + 1 if blocks else 0, bool(blocks)
+    for index, layer in enumerate(layers):
+        blocks += layer_blocks(
+            base.config,
+            stack.family,
+            part,
+            layer,
+            path=f"{part.layers}.{index}.",
+            index=index,
+            layer_number=before + index,
+            block_number=len(blocks),
+            is_decoder=is_decoder,
+            is_last=index == len(layers) - 1,
+        )
+    one_layer = {block.kind: block for block in blocks[first_block : first_block + len(part.norms)]}
+    facts, feed_forward = one_layer["attention"].facts, one_layer["feed_forward"]
     unit_bytes = {kind: ITEM_BYTES * block.unit_size(hidden_size) for kind, block in one_layer.items()}
     connections = [[*block.norm.names, *([block.output.bias] if block.output.bias else [])] for block in one_layer.values()]
     shape = StackShape(
-        num_layers=num_layers,
-        num_units=num_units,
+        num_layers=len(layers),
+        num_units=facts.num_units,
         hidden_size=hidden_size,
-        columns=width_of("up"),
+        columns=math.prod(sizes[feed_forward.output.weight]) // hidden_size,
         unit_bytes=unit_bytes["attention"],
         cross_unit_bytes=unit_bytes.get("cross_attention", 0),
         column_bytes=unit_bytes["feed_forward"],
         layer_bytes=ITEM_BYTES * sum(math.prod(sizes[name]) for names in connections for name in names),
         hidden_bytes=ITEM_BYTES * hidden_size,
-        kv_unit_bytes=2 * ITEM_BYTES * head_size,
-        head_size=head_size,
-        heads_per_unit=group_size,
-        is_gated="gate" in paths,
+        kv_unit_bytes=2 * ITEM_BYTES * facts.head_size,
+        head_size=facts.head_size,
+        heads_per_unit=facts.heads_per_unit,
+        is_gated=len(feed_forward.cuts) == 2,
         has_cross_attention="cross_attention" in one_layer,
-        is_causal=bool(index) or stack.is_causal,
+        is_causal=facts.is_causal,
     )
-    is_pre_norm = stack.family.is_pre_norm
+    final = module_at(base, part.final)
     return StackLayout(
         shape=shape,
-        is_pre_norm=bool(getattr(config, is_pre_norm)) if isinstance(is_pre_norm, str) else is_pre_norm,
         position_bias=f"{part.position_bias}.weight" if part.position_bias else "",
-        final=_norm(base, part.final),
+        final=None if final is None else norm_layout(final, part.final),
         first_block=first_block,
-    )
-
-
-def attention_scale(config: Any, family: Family, head_size: int, layer: int) -> float:
-    """Return the factor of the attention scores.  GPT-2 can omit the scaling, or also divide by the layer's number."""
-    scale = head_size**-0.5 if family.scales_attention and getattr(config, "scale_attn_weights", True) else 1.0
-    return scale / (layer + 1) if getattr(config, "scale_attn_by_inverse_layer_idx", False) else scale
-
-
-def _norm(base: Any, path: str) -> NormLayout | None:
-    module: Any = module_at(base, path)
-    if module is None:
-        return None
-    is_rms = not isinstance(module, nn.LayerNorm)
-    has_weight, has_bias = module.weight is not None, getattr(module, "bias", None) is not None
-    return NormLayout(
-        weight=f"{path}.weight" if has_weight else "",
-        bias=f"{path}.bias" if has_bias else "",
-        eps=module.variance_epsilon if is_rms else module.eps,
-        is_rms=is_rms,
     )
 
 

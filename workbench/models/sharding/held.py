@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.families import embed_words, words_of
 from workbench.models.products import head_scale
+from workbench.models.sharding.block import Block, Connection, Cut, NormLayout
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.layout import Block, Cut, ModelLayout, NormLayout, Ranges, size, units_of
+from workbench.models.sharding.layout import ModelLayout, Ranges, size, units_of
 from workbench.models.stack import embed
 
 
@@ -39,21 +40,6 @@ class HeldBlock:
     def nbytes(self) -> int:
         """Return the bytes of the slices."""
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.biases, self.output) if tensor is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """Output bias and norm of the connection after a block, stored whole on every device.  bias: (d,), of the output matrix."""
-
-    bias: Tensor | None
-    weight: Tensor | None
-    shift: Tensor | None
-    norm: NormLayout
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of bias and norm."""
-        return sum(tensor.nbytes for tensor in (self.bias, self.weight, self.shift) if tensor is not None)
 
 
 class _Piece(NamedTuple):
@@ -79,7 +65,7 @@ def hold_block(block: Block, ranges: Ranges, hidden_size: int, source: WeightSou
     for index, group in enumerate(block.inputs):
         rows = count * sum(cut.width for cut in group)
         inputs.append(torch.empty(rows, hidden_size))
-        biases.append(torch.zeros(rows) if any(cut.bias for cut in group) else None)
+        biases.append(torch.zeros(rows) if any(cut.has_bias for cut in group) else None)
         before = (0, None, None) if old is None else (old.count, old.inputs[index], old.biases[index])
         _fill(inputs[-1], biases[-1], group, pieces, source, *before)
     output = torch.empty(hidden_size, block.output.width * count)
@@ -125,7 +111,7 @@ def _fill(
                 if bias is not None and old_bias is not None:
                     bias[to] = old_bias[there]
                 continue
-            span = cut.offset + piece.start * cut.width, cut.offset + (piece.start + piece.length) * cut.width
+            span = cut.span(piece.start, piece.start + piece.length)
             if cut.is_transposed == is_output:
                 source.fill(matrix[to], cut.weight, span)
             else:

@@ -1,6 +1,5 @@
-"""A model as a list of blocks, with the rows or columns of each matrix that belong to an attention unit or column (Galaxy+, III-B).
+"""A model as a list of blocks (see block.py), numbered through all layers of all stacks (Galaxy+, section III-B).
 
-A block is an attention, a cross-attention or a feed-forward network.  Blocks are numbered through all layers of all stacks.
 A shard is what a position of a plan has of each layer: partitions A and B of Table III.
 """
 
@@ -9,75 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.models.families import Family
-
-Kind = Literal["attention", "cross_attention", "feed_forward"]
+from workbench.models.sharding.block import Block, NormLayout
 
 ITEM_BYTES = 4
 """Bytes of one weight in memory (float32)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """One projection divided by units (or columns): unit i is rows (of an output: columns) offset + width * [i, i + 1).
-
-    weight, bias: names of parameters; bias is None if absent (an output's bias is not divided).
-    is_transposed: stored as (in, out), like GPT-2's Conv1D.
-    """
-
-    weight: str
-    bias: str | None
-    width: int
-    offset: int = 0
-    is_transposed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormLayout:
-    """The names of a norm's parameters; '' for missing ones.  is_rms: no mean is subtracted (Llama, T5)."""
-
-    weight: str
-    bias: str
-    eps: float
-    is_rms: bool
-
-    @property
-    def names(self) -> set[str]:
-        """Return the names of its parameters."""
-        return {self.weight, self.bias} - {""}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One block.  number, layer: counted through all stacks.  stack: 0, or 1 for a decoder.  is_last: of its stack.
-
-    inputs: groups of cuts, each one matmul (attention: query, key and value; cross-attention: query, and key with value;
-    feed-forward: gate and up).  scale: of the attention scores.
-    """
-
-    number: int
-    kind: Kind
-    layer: int
-    stack: int
-    is_last: bool
-    inputs: tuple[tuple[Cut, ...], ...]
-    output: Cut
-    norm: NormLayout
-    scale: float = 1.0
-
-    @property
-    def cuts(self) -> tuple[Cut, ...]:
-        """Return all projections that read the block's input."""
-        return tuple(cut for group in self.inputs for cut in group)
-
-    def unit_size(self, hidden_size: int) -> int:
-        """Return the number of values in one unit or column: its rows of the inputs, their biases, and its columns of the output."""
-        return sum(cut.width * (hidden_size + (cut.bias is not None)) for cut in self.cuts) + self.output.width * hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +28,6 @@ class StackLayout:
     """
 
     shape: StackShape
-    is_pre_norm: bool
     position_bias: str
     final: NormLayout | None
     first_block: int

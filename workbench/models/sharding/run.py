@@ -1,4 +1,4 @@
-"""The state of one request (positions, and keys and values of earlier tokens), and the attention that reads it.
+"""The state of one request: positions, and keys and values of earlier tokens.
 
 Causal masks, rotary tables and T5's relative positions for a device's own units are cached for sequences of the same length.
 """
@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.models.sharding.layout import Block, ModelLayout, Ranges, units_of
+from workbench.models.sharding.block import Block, Rotary, rotary_of
+from workbench.models.sharding.layout import ModelLayout, Ranges, units_of
 from workbench.models.stack import buckets_of
 
 _KEPT = 8
@@ -66,13 +67,13 @@ class KeyValueCache:
 class Run:
     """One request: sequences of one length, without padding.  lengths: number of tokens in each stack.
 
-    rotary: cosines and sines, (1, t, 1, head size) each.  cache: where keys and values are stored.
+    rotary: of its positions.  cache: where keys and values are stored.
     projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
     past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's for it, by units.
     """
 
     lengths: tuple[int, ...]
-    rotary: tuple[Tensor, Tensor] | None
+    rotary: Rotary | None
     cache: KeyValueCache | None = None
     projected: tuple[int, tuple[Tensor, ...]] | None = None
     past: int = 0
@@ -85,7 +86,7 @@ class Positions:
     def __init__(self, layout: ModelLayout, tables: tuple[Tensor | None, ...]) -> None:
         self.layout, self.tables = layout, tables
         # Closures over the arguments only: a reference cycle would keep the tables until the next garbage collection.
-        self.rotary = lru_cache(_KEPT)(lambda length: _turns(layout, torch.arange(length)[None]))
+        self.rotary = lru_cache(_KEPT)(lambda length: _rotary(layout, torch.arange(length)[None]))
         self._whole_bias = lru_cache(_KEPT)(
             lambda stack, ranges, length: _bias(layout, tables, stack, ranges, torch.arange(length), length)
         )
@@ -96,7 +97,7 @@ class Positions:
 
         With causal attention the keys are those before `stop`.
         """
-        is_causal = self.layout.stacks[block.stack].is_causal
+        is_causal = block.facts.is_causal
         if self.tables[block.stack] is None:
             return self._tail(start, stop) if is_causal and start and not run.past else None
         if run.past:
@@ -108,7 +109,7 @@ class Positions:
 
     def step(self, cache: KeyValueCache) -> Run:
         """Return the state for the attention of the next token of each sample."""
-        rotary = _turns(self.layout, torch.tensor([[cache.length]]))
+        rotary = _rotary(self.layout, torch.tensor([[cache.length]]))
         return Run(lengths=(1,) * len(self.layout.parts), rotary=rotary, cache=cache, past=cache.length)
 
 
@@ -124,54 +125,13 @@ def _bias(layout: ModelLayout, tables: tuple[Tensor | None, ...], stack: int, ra
     return bias.contiguous()
 
 
-def _turns(layout: ModelLayout, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return cosines and sines (n, t, 1, head size) of positions (n, t).  None for a family without rotary positions."""
-    rotary: Any = layout.rotary
-    if rotary is None:
-        return None
-    cos, sin = rotary(torch.empty(0), position_ids=positions)
-    return cos[:, :, None], sin[:, :, None]
+def _rotary(layout: ModelLayout, positions: Tensor) -> Rotary | None:
+    """Return the cosines and sines of positions (n, t).  None for a family without rotary positions."""
+    tables: Any = layout.rotary
+    return None if tables is None else rotary_of(*tables(torch.empty(0), position_ids=positions))
 
 
 def _causal_tail(start: int, stop: int) -> Tensor:
     """Return the last rows (stop - start, stop) of a causal mask."""
     is_behind = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
     return torch.zeros(stop - start, stop).masked_fill_(is_behind, -math.inf)
-
-
-def split_heads(projected: Tensor, parts: tuple[int, ...], head_size: int) -> tuple[Tensor, ...]:
-    """Return views (n, heads, t, head size) of a projection (n, t, sum of parts x head size)."""
-    count, length, _ = projected.shape
-    return projected.view(count, length, -1, head_size).transpose(1, 2).split(parts, dim=1)
-
-
-def rotate(projected: Tensor, num_rotated: int, rotary: tuple[Tensor, Tensor], head_size: int) -> Tensor:
-    """Apply rotary positions (Llama) to the first `num_rotated` heads of a projection; the others are unchanged.
-
-    projected: (n, t, heads x head size).  rotary: cosines and sines, (1 or n, t, 1, head size).
-    """
-    cos, sin = rotary
-    count, length, width = projected.shape
-    heads = projected.view(count, length, width // head_size, head_size)
-    turning = heads[:, :, :num_rotated]
-    half = head_size // 2
-    turned = torch.empty_like(heads)
-    turned[:, :, num_rotated:] = heads[:, :, num_rotated:]
-    torch.mul(turning, cos, out=turned[:, :, :num_rotated])
-    turned[:, :, :num_rotated, :half].addcmul_(turning[..., half:], sin[..., :half], value=-1)
-    turned[:, :, :num_rotated, half:].addcmul_(turning[..., :half], sin[..., half:])
-    return turned.view(count, length, width)
-
-
-def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float) -> Tensor:
-    """Return the attention output, (n, queries, heads x head size).
-
-    queries: (n, heads, q, head size).  keys, values: (n, units, k, head size).
-    """
-    count, heads, length, head_size = queries.shape
-    if length == 1:  # all queries of a group attend to the same keys, so they are treated like tokens
-        queries, is_causal = queries.reshape(count, keys.shape[1], -1, head_size), False
-    context = F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
-    )
-    return context.reshape(count, heads, length, head_size).transpose(1, 2).reshape(count, length, -1)

@@ -14,13 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+from workbench.models.sharding.block import Block, Connection, turned
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.held import Connection, Ends, HeldBlock, What, hold_block, hold_connection
-from workbench.models.sharding.layout import ITEM_BYTES, Block, ModelLayout, Ranges, ShardSpec, StackLayout, size
-from workbench.models.sharding.run import KeyValueCache, Positions, Run, attend, rotate, split_heads
-
-_TANH = "gelu_pytorch_tanh"
-"""The one of transformers' equivalent GELU functions that runs as one kernel."""
+from workbench.models.sharding.held import Ends, HeldBlock, What, hold_block, hold_connection
+from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
+from workbench.models.sharding.run import KeyValueCache, Positions, Run
 
 
 class ModelShard:
@@ -44,11 +42,7 @@ class ModelShard:
         release: free each old block once its replacement exists, so that at most one block is in memory twice; the old shard then becomes
         unusable.  Without it the old shard keeps working, even from another thread during the reload.
         """
-        from transformers.activations import get_activation
-
         self.layout, self.spec, self._blocks = layout, spec, layout.blocks
-        name = getattr(layout.config, layout.family.activation)
-        self._activation = get_activation({"gelu_new": _TANH, "gelu_fast": _TANH}.get(name, name))
         self.held: dict[int, HeldBlock] = {}
         self.connections: dict[int, Connection] = {}
         for block in layout.blocks:
@@ -102,8 +96,7 @@ class ModelShard:
 
     def enter(self, number: int, residual: Tensor) -> Tensor:
         """Return the input of a block: the residual stream, normalised in pre-norm stacks."""
-        is_pre_norm = self.layout.parts[self._blocks[number].stack].is_pre_norm
-        return self._norm(self.connections[number], residual) if is_pre_norm else residual
+        return self.connections[number].normalize(residual) if self._blocks[number].facts.is_pre_norm else residual
 
     def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
         """Return final hidden states or logits (see `Ends.head`)."""
@@ -125,16 +118,14 @@ class ModelShard:
 
         tiles: qkv of all tokens, in order.  Shared work is done only once, however many calls for parts follow.
         """
-        held, _, part = self._block(number)
+        block = self._blocks[number]
         if run.projected is None or run.projected[0] != number:
-            projected = _joined(tiles)
-            heads = held.count * part.shape.heads_per_unit
-            if run.rotary is not None and held.count:
-                projected = rotate(projected, heads + held.count, run.rotary, part.shape.head_size)
-            queries, keys, values = split_heads(projected, (heads, held.count, held.count), part.shape.head_size)
+            units, heads = self._counts(number)
+            turning, values = block.heads(_joined(tiles)).split((heads + units, units), dim=1)
+            queries, keys = turned(turning, run.rotary).split((heads, units), dim=1)
             if run.cache is not None and run.past:
                 keys, values = run.cache.extend(number, keys, values)
-            elif run.cache is not None and part.shape.is_causal:
+            elif run.cache is not None and block.facts.is_causal:
                 run.cache.keep(number, keys, values, grows=True)
             run.projected = number, (queries, keys, values)
         queries, keys, values = run.projected[1]
@@ -143,33 +134,29 @@ class ModelShard:
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
-        part = self.layout.parts[self._blocks[number].stack]
-        return projected[..., self.held[number].count * part.shape.heads_per_unit * part.shape.head_size :].contiguous()
+        _, heads = self._counts(number)
+        return projected[..., heads * self._blocks[number].facts.head_size :].contiguous()
 
     def attend_own(self, number: int, own: Tensor, tiles: Sequence[Tensor], run: Run, start: int) -> Tensor:
         """Return the context of only the own tokens, which begin at `start` (sequence parallelism).
 
         own: qkv of the own tokens.  tiles: keys and values of all tokens, in order, from `keys_values`.
         """
-        held, _, part = self._block(number)
-        heads, stop = held.count * part.shape.heads_per_unit, start + own.shape[1]
-        gathered, asked = _joined(tiles), own[..., : heads * part.shape.head_size].contiguous()
-        if run.rotary is not None:
-            cos, sin = run.rotary
-            asked = rotate(asked, heads, (cos[:, start:stop], sin[:, start:stop]), part.shape.head_size)
-            gathered = rotate(gathered, held.count, run.rotary, part.shape.head_size)
-        (queries,) = split_heads(asked, (heads,), part.shape.head_size)
-        keys, values = split_heads(gathered, (held.count, held.count), part.shape.head_size)
-        return self._attended(number, queries, keys, values, run, start, stop)
+        block, stop = self._blocks[number], start + own.shape[1]
+        units, heads = self._counts(number)
+        positions = None if run.rotary is None else (run.rotary[0][:, :, start:stop], run.rotary[1][:, :, start:stop])
+        queries = turned(block.heads(own)[:, :heads], positions)
+        keys, values = block.heads(_joined(tiles)).split((units, units), dim=1)
+        return self._attended(number, queries, turned(keys, run.rotary), values, run, start, stop)
 
     def _attended(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, run: Run, start: int, stop: int) -> Tensor:
         """Return the context for queries [start, stop) with all tokens' keys and values."""
-        held, block, part = self._block(number)
-        if part.shape.is_causal:
+        block = self._blocks[number]
+        if block.facts.is_causal:
             keys, values = keys[:, :, :stop], values[:, :, :stop]
-        mask = self.positions.mask(block, held.ranges, run, start, stop)
-        is_causal = part.shape.is_causal and mask is None and not run.past
-        return attend(queries, keys, values, mask, is_causal=is_causal, scale=block.scale)
+        mask = self.positions.mask(block, self.held[number].ranges, run, start, stop)
+        is_causal = block.facts.is_causal and mask is None and not run.past
+        return block.attend(queries, keys, values, mask, is_causal=is_causal)
 
     def cross_keys_values(self, number: int, memory: Tensor) -> Tensor:
         """Return the own units' keys and values (n, t, 2 x units x head size) for the encoder's output."""
@@ -178,16 +165,15 @@ class ModelShard:
 
     def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
         """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder tokens, or cached."""
-        held, block, part = self._block(number)
+        block = self._blocks[number]
         if run.past and run.cache is not None:
             run.projected = number, run.cache.whole(number)
         elif run.projected is None or run.projected[0] != number:
-            run.projected = number, split_heads(_joined(keys_values), (held.count, held.count), part.shape.head_size)
+            run.projected = number, block.heads(_joined(keys_values)).chunk(2, dim=1)
             if run.cache is not None:
                 run.cache.keep(number, *run.projected[1], grows=False)
-        (own,) = split_heads(_joined(queries), (held.count,), part.shape.head_size)
         keys, values = run.projected[1]
-        return attend(own, keys, values, None, is_causal=False, scale=block.scale)
+        return block.attend(block.heads(_joined(queries)), keys, values, None, is_causal=False)
 
     def out(self, number: int, context: Tensor) -> Tensor:
         """Return the partial product (n, t, d) of a block's output matrix, without its bias."""
@@ -200,14 +186,13 @@ class ModelShard:
 
         is_divided: of its part alone if the layer is divided by columns, also where the device has all of them (scheme 2).
         """
-        held, block, _ = self._block(number)
+        held, block = self.held[number], self._blocks[number]
         matrix, bias, own = held.inputs[0], held.biases[0], self.spec.layers[block.layer].own_columns
         if not is_divided or own == held.count:
-            return self._activate(F.linear(hidden, matrix, bias), block)
+            return block.activate(F.linear(hidden, matrix, bias).chunk(len(block.cuts), dim=-1))
         # Other devices' columns are stored after the own ones, in both gate and up.
         tops = range(0, len(matrix), held.count)
-        parts = [F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops]
-        return self._activate(torch.cat(parts, dim=-1), block)
+        return block.activate([F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops])
 
     def down(self, number: int, activations: Tensor) -> Tensor:
         """Return the partial product (n, t, d), without the bias, of the leading columns that have activations."""
@@ -221,15 +206,15 @@ class ModelShard:
         total: the sum of all devices' partial products.  After a stack's last block the second is the stack's final hidden state.  Before
         a block on another device it is not normalised (see enter).
         """
-        added = self._add(number, total, residual)
-        block = self._blocks[number]
-        if not self.layout.parts[block.stack].is_pre_norm:
-            hidden = self._norm(self.connections[number], added)
+        block, connection = self._blocks[number], self.connections[number]
+        added = connection.add(total, residual)
+        if not block.facts.is_pre_norm:
+            hidden = connection.normalize(added)
             return hidden, self._finish(block.stack, hidden) if block.is_last else hidden
         if block.is_last:
             return added, self._finish(block.stack, added)
         following = self.connections.get(number + 1)
-        return added, added if following is None else self._norm(following, added)
+        return added, added if following is None else following.normalize(added)
 
     # Token by token.
 
@@ -247,30 +232,14 @@ class ModelShard:
         """Return the state for the attention of the next token of each sample, the same on every device."""
         return self.positions.step(cache)
 
-    def _block(self, number: int) -> tuple[HeldBlock, Block, StackLayout]:
-        block = self._blocks[number]
-        return self.held[number], block, self.layout.parts[block.stack]
-
-    def _activate(self, projected: Tensor, block: Block) -> Tensor:
-        if len(block.inputs[0]) == 1:
-            return self._activation(projected)
-        gate, up = projected.chunk(2, dim=-1)
-        return self._activation(gate).mul_(up)
-
-    def _add(self, number: int, total: Tensor, residual: Tensor) -> Tensor:
-        bias = self.connections[number].bias
-        added = total + residual
-        return added if bias is None else added.add_(bias)
+    def _counts(self, number: int) -> tuple[int, int]:
+        """Return the numbers of units and of heads in the device's slice of an attention."""
+        units = self.held[number].count
+        return units, units * self._blocks[number].facts.heads_per_unit
 
     def _finish(self, stack: int, hidden: Tensor) -> Tensor:
         final = self.finals[stack]
-        return hidden if final is None else self._norm(final, hidden)
-
-    @staticmethod
-    def _norm(connection: Connection, hidden: Tensor) -> Tensor:
-        if connection.norm.is_rms:
-            return F.rms_norm(hidden, hidden.shape[-1:], connection.weight, connection.norm.eps)
-        return F.layer_norm(hidden, hidden.shape[-1:], connection.weight, connection.shift, connection.norm.eps)
+        return hidden if final is None else final.normalize(hidden)
 
 
 def _joined(tiles: Sequence[Tensor]) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import call_layer
-from workbench.models.layer_parts import LayerParts, column_groups, require_divisible
 from workbench.models.loading import load_stack
+from workbench.models.sharding.trained import TrainedLayer, column_groups, require_divisible
 from workbench.models.stack import layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 
@@ -25,6 +25,8 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
         ("tiny-llama", "full", (0, 1, 2), (0, 5, 31, 32)),  # two groups of two heads that share keys and values
         ("tiny-llama", "lora", (0, 1, 2), (0, 32)),
         ("tiny-bert", "adapters", (0, 2, 4), (0, 9, 32)),
+        ("tiny-distilbert", "lora", (0, 2, 4), (0, 9, 32)),
+        ("tiny-vit", "full", (0, 1, 4), (0, 30, 32)),
         ("tiny-opt", "serial", (0, 2, 4), (0, 9, 32)),
     ],
 )
@@ -45,7 +47,7 @@ def test_a_layer_in_parts(name: str, technique: str, heads: tuple[int, ...], col
         for parameter in whole.parameters():  # no LoRA that begins at zero
             parameter.add_(0.05 * torch.randn_like(parameter))
     divided = copy.deepcopy(whole)
-    backbone, layer = whole.backbone, LayerParts(divided, 1)
+    backbone, layer = whole.backbone, TrainedLayer(divided, 1)
     assert (heads[-1], columns[-1]) == (layer.num_groups, layer.num_columns)
 
     hidden, gradient = torch.randn(3, 6, stack.hidden_size, requires_grad=True), torch.randn(3, 6, stack.hidden_size)

@@ -1,0 +1,135 @@
+"""A layer that is trained, divided over several processors by heads and feed-forward columns (Confidant, section 3.3).
+
+Slices are parts of the layer's own parameters, so gradients accumulate in the parameters, also from several threads.
+A slice computes on the device of its input.  It copies the parameters that it reads to an accelerator, frozen ones once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workbench.core.errors import ConfigError
+from workbench.models.families import LayerContext
+from workbench.models.sharding.block import Block, Connection, Cut, layer_blocks, original, rotary_of, turned
+from workbench.models.techniques import TechniqueStage
+
+MOST_GROUPS = 48
+"""Maximum number of equal groups of feed-forward columns that can move."""
+
+
+def column_groups(columns: int) -> int:
+    """Return the number of groups of feed-forward columns that can move."""
+    return max(groups for groups in range(1, MOST_GROUPS + 1) if columns % groups == 0)
+
+
+def require_divisible(name: str, *, is_single_stack: bool, storage: str, technique: str) -> None:
+    """Raise ConfigError for a model whose layers cannot be divided."""
+    if not is_single_stack or storage != "float32" or technique == "parallel":
+        found = "It is an encoder-decoder." if not is_single_stack else f"Its frozen weights are kept as {storage}."
+        if technique == "parallel":
+            found = "Parallel Adapters compute next to the layers."
+        raise ConfigError(
+            f"The layers of '{name}' divided over a device's processors were asked for.",
+            f"{found} Only layers of a single stack with weights in float32 can be divided.",
+            "Choose --option split=none, or another model, technique or backbone_dtype.",
+        )
+
+
+class TrainedLayer:
+    """Layer `index` of a stage with a single stack and unquantized weights.
+
+    num_groups: the attention's units.  num_columns: number of groups of feed-forward columns.
+    """
+
+    def __init__(self, model: TechniqueStage, index: int) -> None:
+        backbone, self._layer = model.backbone, model.backbone.layers[str(index)]
+        self._attention, self._feed_forward = layer_blocks(backbone.config, backbone.family, backbone.family, self._layer, index=index)
+        self._connections = {block.kind: self._connection(block) for block in (self._attention, self._feed_forward)}
+        self.num_groups = self._attention.facts.num_units
+        self._num_columns = original(self._layer.get_submodule(self._feed_forward.output.module)).weight.numel() // backbone.hidden_size
+        self.num_columns = column_groups(self._num_columns)
+        self._adapters: Any = dict(model.adapters.items()).get(str(index))
+        self._frozen: dict[Any, Tensor] = {}
+
+    def heads(self, hidden: Tensor, context: LayerContext, start: int, stop: int) -> Tensor:
+        """Return the attention's partial product (n, t, d) of units [start, stop).  hidden: the layer's input (n, t, d)."""
+        block, source = self._attention, self._enter(self._attention, hidden)
+        queries, keys, values = (self._project(cut, source, start, stop) for cut in block.cuts)
+        rotary = None if context.rotary is None else rotary_of(*(angles.to(hidden.device) for angles in context.rotary))
+        mask = None if context.mask is None else context.mask.to(hidden.device)
+        queries, keys = turned(block.heads(queries), rotary), turned(block.heads(keys), rotary)
+        attended = block.attend(queries, keys, block.heads(values), mask, is_causal=block.facts.is_causal and mask is None)
+        return self._out(block.output, attended, start, stop)
+
+    def join_heads(self, hidden: Tensor, total: Tensor) -> Tensor:
+        """Return the attention block's output (n, t, d).  hidden: the layer's input.  total: the sum of all partial products."""
+        return self._connect(self._attention, hidden, total)
+
+    def columns(self, middle: Tensor, start: int, stop: int) -> Tensor:
+        """Return the feed-forward's partial product (n, t, d) of column groups [start, stop).  middle: the result of join_heads."""
+        block, source, width = self._feed_forward, self._enter(self._feed_forward, middle), self._num_columns // self.num_columns
+        products = [self._project(cut, source, start * width, stop * width) for cut in block.cuts]
+        return self._out(block.output, block.activate(products), start * width, stop * width)
+
+    def join_columns(self, middle: Tensor, total: Tensor) -> Tensor:
+        """Return the layer's output (n, t, d).  total: the sum of all partial products."""
+        output = self._connect(self._feed_forward, middle, total)
+        return output if self._adapters is None or isinstance(self._adapters, nn.ModuleDict) else self._adapters(output)
+
+    def _connection(self, block: Block) -> Connection:
+        """Return a block's output bias and norm, which are parameters of the layer."""
+        vectors = (self._layer.get_parameter(name) if name else None for name in (block.norm.weight, block.norm.bias))
+        weight, shift = vectors
+        bias = original(self._layer.get_submodule(block.output.module)).bias
+        return Connection(norm=block.norm, bias=bias, weight=weight, shift=shift)
+
+    def _enter(self, block: Block, hidden: Tensor) -> Tensor:
+        if not block.facts.is_pre_norm:
+            return hidden
+        own = self._connections[block.kind]
+        weight, shift = (None if one is None else self._there(one, hidden) for one in (own.weight, own.shift))
+        return replace(own, weight=weight, shift=shift).normalize(hidden)
+
+    def _project(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
+        """Return the product of a projection's units (or columns) [start, stop), including LoRA if present."""
+        module: Any = self._layer.get_submodule(cut.module)
+        base, rows = original(module), slice(*cut.span(start, stop))
+        part = (slice(None), rows) if cut.is_transposed else rows
+        weight = self._there(base.weight, source, part)
+        bias = self._there(base.bias, source, rows) if cut.has_bias else None
+        product = F.linear(source, weight.T if cut.is_transposed else weight, bias)
+        if base is module:
+            return product
+        low = F.linear(module.lora_dropout["default"](source), self._there(module.lora_A["default"].weight, source))
+        return product + module.scaling["default"] * F.linear(low, self._there(module.lora_B["default"].weight, source, rows))
+
+    def _out(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
+        """Return the partial product of an output matrix with its inputs [start, stop)."""
+        weight, own = original(self._layer.get_submodule(cut.module)).weight, slice(*cut.span(start, stop))
+        if cut.is_transposed:
+            return F.linear(source, self._there(weight, source, own).T)
+        return F.linear(source, self._there(weight, source, (slice(None), own)))
+
+    def _connect(self, block: Block, residual: Tensor, total: Tensor) -> Tensor:
+        own = self._connections[block.kind]
+        if isinstance(self._adapters, nn.ModuleDict):
+            product = self._adapters["output" if block.kind == "attention" else "down"](total if own.bias is None else total + own.bias)
+            added = product + residual
+        else:
+            added = own.add(total, residual)
+        return added if block.facts.is_pre_norm else own.normalize(added)
+
+    def _there(self, weight: Tensor, source: Tensor, part: Any = slice(None)) -> Tensor:
+        """Return a part of a parameter on the source's device.  Gradients come back; a frozen one's copy is kept."""
+        if weight.device == source.device:
+            return weight[part]
+        if weight.requires_grad:
+            return weight[part].to(source.device)
+        key = weight, repr(part)
+        if key not in self._frozen:
+            self._frozen[key] = weight[part].to(source.device)
+        return self._frozen[key]
