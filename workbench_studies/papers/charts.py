@@ -20,7 +20,7 @@ class Chart:
 
     name: str
     caption: str
-    kind: Literal["bars", "lines", "stacked"]
+    kind: Literal["bars", "lines", "stacked", "words"]
     title: str = "{title}"
     subtitle: str = ""
     unit: str = ""

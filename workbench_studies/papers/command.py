@@ -17,6 +17,7 @@ from workbench.assets.fetch import cache_folder
 from workbench.cli.output import Json, Png, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder, require_writable
+from workbench.core.methods import title_of
 from workbench.core.serial import to_builtins, to_json, write_text
 from workbench_studies.papers import PAPERS, Item, Result, Settings, Table, find_item, items_of
 from workbench_studies.papers.result import Number
@@ -45,8 +46,10 @@ def write(done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png:
         sections.append(_section(result, drawn))
     pictures, why_none = write_pngs(figures, folder, png)
     index = folder / INDEX
-    note = Markup("<p class='note'>{}</p>").format(why_none) if why_none else ""
-    write_text(index, page(title, _joined([note, *sections])))
+    links = _joined(Markup("<li><a href='#{}'>{}</a></li>").format(result.item, result.title) for _, result in done)
+    contents = Markup("<nav aria-label='Contents'><ul>{}</ul></nav>").format(links)
+    note = Markup("<p>{}</p>").format(why_none) if why_none else ""
+    write_text(index, page(title, _joined([note, contents, *sections])))
     return [index, *written, *pictures]
 
 
@@ -85,8 +88,11 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
 
     explained = _joined(Markup("<p>{}</p>").format(line) for line in result.explanation)
     checks = _joined(
-        Markup("<li{}>{}: {} ({})</li>").format(
-            Markup("" if check.holds else " class='note'"), "holds" if check.holds else "FAILS", check.claim, check.found
+        Markup("<li{}>{} {} ({})</li>").format(
+            Markup("" if check.holds else " class='warning'"),
+            Markup("<b aria-label='holds'>✓</b>") if check.holds else Markup("<b>✗ FAILS:</b>"),
+            check.claim,
+            check.found,
         )
         for check in result.checks
     )
@@ -96,7 +102,8 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
     )
     section = Markup(
         "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>Section {0.paper_section} of the paper. <a href='{0.item}.json'>JSON</a></p>\n"
-        "<ul>{checks}</ul>\n{frames}\n{explained}\n{tables}"
+        "<ul class='checks'>{checks}</ul>\n{frames}\n<details><summary>How our numbers came about, and why they differ</summary>{explained}"
+        "</details>\n{tables}"
     )
     return section.format(result, checks=checks, frames=frames(drawn), explained=explained, tables=tables)
 
@@ -171,7 +178,7 @@ def reproduce(
         else:
             if not as_json:
                 show(done[-1][1])
-    files = write(done, folder, title=f"{paper}: the paper's numbers and ours", png=png if png == "auto" else png == "yes")
+    files = write(done, folder, title=f"{title_of(paper)}: the paper's numbers and ours", png=png if png == "auto" else png == "yes")
     if as_json:
         print_json({item.name: _as_json(result) for item, result in done})
     else:
@@ -218,9 +225,9 @@ def _show_table(table: Table) -> None:
 
 def _show_list(paper: str, known: tuple[Item, ...], *, as_json: bool) -> None:
     if as_json:
-        print_json({item.name: {"title": item.title, "source": item.source} for item in known})
+        print_json({item.name: {"title": item.title, "source": item.source, "trains": item.trains} for item in known})
     else:
-        print_table(f"What can be reproduced of {paper}", ("name", "what", "how"), ((item.name, item.title, item.source) for item in known))
+        print_table(f"What can be reproduced of {paper}", ("name", "what", "how"), ((item.name, item.title, item.how) for item in known))
 
 
 def _as_json(result: Result) -> dict[str, object]:

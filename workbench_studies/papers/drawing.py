@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.export import Captioned
-from workbench.plots.style import BLACK, BLUE, CYCLE, GREY, VERMILLION, finish
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, VERMILLION, finish
 from workbench_studies.papers.charts import Chart, matches
 from workbench_studies.papers.result import Comparison, Result
 
@@ -27,11 +27,13 @@ def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
     said = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
     drawn = []
     for chart in charts:
-        chart = replace(chart, title=chart.title.format(**said), subtitle=chart.subtitle.format(**said))
+        subtitle = "quick trial: a tiny model on a few samples" if result.quick else chart.subtitle.format(**said)
+        chart = replace(chart, title=chart.title.format(**said), subtitle=subtitle)
         if chart.kind == "lines":
             figure = lines(result, _lines(chart, result), chart)
         else:
-            figure = (paired_bars if chart.kind == "bars" else stacked)(result, _cells(chart, result), chart)
+            kinds = {"bars": paired_bars, "words": words_table, "stacked": stacked}
+            figure = kinds[chart.kind](result, _cells(chart, result), chart)
         figure.update_xaxes(**chart.x_axis)
         figure.update_yaxes(**chart.y_axis)
         drawn.append(Captioned(chart.name, chart.caption.format(**said), figure))
@@ -102,9 +104,10 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
                 orientation="h",
                 y=names,
                 x=[value if isinstance(value, int | float) else None for value in values],
-                text=[_text(value) for value in values],
-                textposition="auto",
-                textangle=0,
+                text=["" if isinstance(value, str) else _text(value) for value in values],
+                textposition="outside",
+                textfont={"size": 11},
+                cliponaxis=False,
                 name=f"{name} ({result.source})" if name == "ours" else name,
                 legendgroup=name,
                 showlegend=has_bars and column == 1,
@@ -118,7 +121,8 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
                 text = f"paper {_text(one.paper)}, ours {_text(one.ours)}" if has_paper else _text(one.ours)
                 at = names.index(label)
                 place: dict[str, Any] = {"xref": f"x{number} domain", "yref": f"y{number}", "x": 0.02, "y": at, "xanchor": "left"}
-                figure.add_annotation(text=text, showarrow=False, font={"size": 10, "color": VERMILLION}, **place)
+                colour = DARK_GREY if one.agrees else VERMILLION
+                figure.add_annotation(text=text, showarrow=False, font={"size": 11, "color": colour}, **place)
         figure.update_xaxes(title=chart.unit, type="log" if chart.logarithmic else "linear", visible=has_bars, row=1, col=column)
         # A label may be a number, which is no place on the axis.
         figure.update_yaxes(type="category", autorange="reversed", showticklabels=column == 1 or facet is None, row=1, col=column)
@@ -132,6 +136,45 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
         barmode="group",
         bargap=0.25,
     )
+
+
+SAME, DIFFERENT = "#D6EFE4", "#F9D9C3"
+"""Behind the words of a cell that agree, and that differ: a pale GREEN and a pale VERMILLION."""
+
+
+def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart) -> go.Figure:
+    """Return a field for each pair of labels with the paper's word and ours: equal ones are green, others are red and framed."""
+    rows, columns = (list(dict.fromkeys(one.labels[index] for one in comparisons)) for index in (0, 1))
+    figure = go.Figure()
+    for agrees, colour, name in ((True, SAME, "the same"), (False, DIFFERENT, "different")):
+        cells = [one for one in comparisons if one.agrees is agrees]
+        x, y = [columns.index(one.labels[1]) for one in cells], [rows.index(one.labels[0]) for one in cells]
+        figure.add_bar(
+            x=[0.94] * len(cells),
+            base=[at - 0.47 for at in x],
+            y=y,
+            width=0.86,
+            orientation="h",
+            name=name,
+            text=[
+                f"{'' if agrees else '<b>'}paper {_text(one.paper)}<br>ours {_text(one.ours)}{'' if agrees else '</b>'}" for one in cells
+            ],
+            textposition="inside",
+            insidetextanchor="middle",
+            insidetextfont={"color": BLACK, "size": 13},
+            marker={"color": colour, "line": {"width": 0 if agrees else 2, "color": VERMILLION}},
+            hovertext=[", ".join(one.labels) for one in cells],
+            showlegend=bool(cells),
+        )
+    numbers = {"tickvals": list(range(len(columns))), "ticktext": columns, "range": [-0.5, len(columns) - 0.5]}
+    figure.update_xaxes(**numbers, title=result.label_columns[1], side="top", showgrid=False, zeroline=False)
+    figure.update_yaxes(
+        tickvals=list(range(len(rows))), ticktext=[f"{row} " for row in rows], autorange="reversed", showgrid=False, zeroline=False
+    )
+    same = sum(one.agrees is True for one in comparisons)
+    said = "; ".join(filter(None, [chart.subtitle, f"{same} of {len(comparisons)} are the same; {chart.unit}".removesuffix("; ")]))
+    chart = replace(chart, subtitle=said)
+    return _finish(figure, result, chart, height=200 + 62 * len(rows), margin={"t": 130}, barmode="overlay", bargap=0)
 
 
 def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:

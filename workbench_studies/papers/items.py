@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.serial import from_builtins, read_toml
 from workbench_studies.papers.charts import Chart, Rules, matches
-from workbench_studies.papers.result import Check, Comparison, Kind, Number, Result, Settings, Source, Table, paper_folder, paper_values
+from workbench_studies.papers.result import (
+    Check,
+    Comparison,
+    Kind,
+    Number,
+    Result,
+    Settings,
+    Source,
+    Table,
+    as_quick_trial,
+    paper_folder,
+    paper_values,
+)
 
 if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need it
     from workbench.plots.export import Captioned
@@ -42,7 +54,8 @@ SENSITIVITY = TableText(title="Sensitivity to 5 % of each constant, and what a t
 class Item:
     """A table or figure: its texts, and the function in the paper's package that computes it.
 
-    title: in lists.  heading: of the result.  kinds, units, notes: of cells by their labels; kind, unit: of all others.
+    title: in lists.  trains: whether a simulated one also trains for some of its values if it is named.
+    heading: of the result.  kinds, units, notes: of cells by their labels; kind, unit: of all others.
     checks: claim and finding.  varied, together, scores, trivial: of the sensitivity (see there).  words: for every text.
     """
 
@@ -50,6 +63,7 @@ class Item:
     name: str
     title: str
     source: Source
+    trains: bool = False
     module: str
     heading: str = ""
     section: str = ""
@@ -69,10 +83,15 @@ class Item:
     trivial: str = ""
     words: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def how(self) -> str:
+        """Return where its numbers come from, in words for a list."""
+        return f"{self.source}; trains for some values if named (minutes)" if self.trains else self.source
+
     def run(self, settings: Settings) -> Result:
         """Compute the result."""
         result: Result = self._function(self.name)(self, settings)
-        return result
+        return as_quick_trial(result) if settings.quick else result
 
     def draw(self, result: Result) -> list[Captioned]:
         """Return the result's figures: by a function draw_NAME if it exists, otherwise as the file describes."""

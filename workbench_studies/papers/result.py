@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any, Literal, TypeVar
@@ -12,7 +12,7 @@ from workbench.core.catalogue import data_folder
 from workbench.core.published import PaperValue, constants_of, values_of
 
 Source = Literal["simulated", "executed", "counted"]
-Kind = Literal["fitted", "bounded", "predicted", "computed", "measured"]
+Kind = Literal["fitted", "bounded", "predicted", "computed", "measured", "quick trial"]
 OOM = "OOM"
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
 T = TypeVar("T")
@@ -24,7 +24,8 @@ class Comparison:
 
     labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have none.
     kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it, 'bounded' if ours is a
-    bound that the note names, 'computed' from sizes alone, 'measured' by an executed run.  deviation_in: 'percent' of the
+    bound that the note names, 'computed' from sizes alone, 'measured' by an executed run; 'quick trial' if a tiny model ran in place of the
+    paper's, only to see that the code works: such a value is compared with nothing.  deviation_in: 'percent' of the
     paper's value, or 'points' (ours - paper) for a value that is a percentage itself.
     """
 
@@ -38,7 +39,9 @@ class Comparison:
 
     @property
     def deviation(self) -> float | None:
-        """Return the deviation of ours from the paper's in per cent or points; None if one of them is not a number."""
+        """Return the deviation of ours from the paper's in per cent or points; None if there is none to speak of."""
+        if self.kind == "quick trial":
+            return None
         if not isinstance(self.paper, int | float) or not isinstance(self.ours, int | float):
             return None
         if self.deviation_in == "points":
@@ -48,7 +51,7 @@ class Comparison:
     @property
     def agrees(self) -> bool | None:
         """Return whether two words are equal (OOM where the paper has OOM); None if both are numbers or one is missing."""
-        if self.paper is None or self.ours is None or self.deviation is not None:
+        if self.paper is None or self.ours is None or self.deviation is not None or self.kind == "quick trial":
             return None
         return self.paper == self.ours
 
@@ -78,7 +81,7 @@ class Result:
 
     item: its name in the registry.  source: the origin of our numbers.  explanation: sentences on why ours differ from the paper's, what
     was fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
-    environment: the machine and the settings of an executed one.
+    environment: the machine and the settings of an executed one.  quick: a quick trial (see as_quick_trial).
     """
 
     item: str
@@ -92,6 +95,32 @@ class Result:
     explanation: tuple[str, ...] = ()
     series: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    quick: bool = False
+
+
+QUICK_NOTE = (
+    "This is a quick trial: a tiny model ran on a few samples, to see that the code works.  Its values are marked as such, and no claim is"
+    " judged by them.  What follows describes the whole run."
+)
+
+
+def as_quick_trial(result: Result) -> Result:
+    """Return the result of a quick run, marked wherever it is shown; a result in which nothing was executed stays as it is."""
+    if result.source != "executed" and not any(one.kind == "measured" and one.ours is not None for one in result.comparisons):
+        return result
+    marked = [replace(one, kind="quick trial", note="") if one.kind == "measured" else one for one in result.comparisons]
+    tables = result.tables
+    if result.source == "executed":
+        tables = tuple(replace(table, title=f"Quick trial: {table.title}") for table in tables)
+    return replace(
+        result,
+        title=f"Quick trial: {result.title}",
+        comparisons=tuple(marked),
+        tables=tables,
+        checks=(),
+        explanation=(QUICK_NOTE, *result.explanation),
+        quick=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,11 @@ import pytest
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench_studies.papers import OOM, Check, Comparison, Item, Result, Settings, Table, find_item, items_of
+from workbench_studies.papers.charts import Chart
 from workbench_studies.papers.command import comparison_table, number_text, write
+from workbench_studies.papers.drawing import draw
 from workbench_studies.papers.items import canonical
-from workbench_studies.papers.result import paper_folder, paper_values, printed
+from workbench_studies.papers.result import as_quick_trial, paper_folder, paper_values, printed
 
 TABLES = sorted(path.stem for folder in (paper_folder("pac_plus"), data_folder() / "papers/pac_plus") for path in folder.glob("*.csv"))
 
@@ -115,7 +117,7 @@ def test_results_and_figures_are_written_and_escaped(tmp_path):
     files = write([(item, result)], tmp_path, title="all", png=False)
     assert [file.name for file in files] == ["index.html", "table1.json", "one.html"]
     page = files[0].read_text()
-    assert "A &lt;title&gt;" in page and "FAILS: c" in page and "<title>all" in page
+    assert "A &lt;title&gt;" in page and "FAILS:</b> c" in page and "<title>all" in page
     assert "plotly.min.js" in (tmp_path / "one.html").read_text()
     assert comparison_table(result).columns[-1] == "note"
     assert comparison_table(result, join_labels=True).columns == ("what", "paper", "ours", "unit", "deviation", "how")
@@ -123,3 +125,41 @@ def test_results_and_figures_are_written_and_escaped(tmp_path):
 
 def test_settings_have_three_seeds_unless_told():
     assert Settings().seeds == (0, 1, 2)
+
+
+def test_a_quick_trial_is_marked_and_judges_nothing():
+    measured = Comparison(labels=("F1",), paper=80.0, ours=2.0, unit="%", kind="measured", deviation_in="points", note="at full size")
+    computed = Comparison(labels=("time",), paper=10.0, ours=11.0)
+    check = Check(claim="it is lower", holds=True, found="1.6 and 2.0")
+    table = Table(title="Scores", columns=("F1",), rows=((2.0,),))
+    made = Result(
+        item="table1",
+        title="Table I",
+        paper_section="IV",
+        source="simulated",
+        comparisons=(measured, computed),
+        checks=(check,),
+        tables=(table,),
+    )
+    quick = as_quick_trial(made)
+    assert quick.quick and quick.title == "Quick trial: Table I" and not quick.checks
+    assert [(one.kind, one.deviation, one.agrees) for one in quick.comparisons] == [
+        ("quick trial", None, None),
+        ("computed", pytest.approx(10), None),
+    ]
+    assert "quick trial" in {row[-1] for row in comparison_table(quick).rows} and "tiny model" in quick.explanation[0]
+    simulated = Result(item="fig1", title="Fig. 1", paper_section="IV", source="simulated", comparisons=(computed,), checks=(check,))
+    assert as_quick_trial(simulated) == simulated  # nothing was executed
+
+
+def test_words_are_drawn_as_fields_that_agree_or_differ():
+    chart = Chart(name="fig17", caption="", kind="words", unit="devices")
+    cells = [Comparison(labels=(model, count), paper="[2]", ours=ours) for model, count, ours in (("A", "2", "[2]"), ("A", "4", "[1-1]"))]
+    made = Result(
+        item="fig17", title="T", paper_section="V", source="simulated", label_columns=("model", "boards"), comparisons=tuple(cells)
+    )
+    [drawn] = draw([chart], made)
+    same, different = drawn.figure.data
+    assert (same.name, list(same.text)) == ("the same", ["paper [2]<br>ours [2]"])
+    assert (different.name, list(different.text)) == ("different", ["<b>paper [2]<br>ours [1-1]</b>"])
+    assert "1 of 2 are the same" in drawn.figure.layout.title.subtitle.text

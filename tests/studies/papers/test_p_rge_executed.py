@@ -132,9 +132,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     assert set(rates.values()) <= set(executed.trials()["rates"]["P-RGE, lora_fa"])
     assert two.draw(from_json(to_json(made), Result))
     longer = long.run(settings)
-    [check] = longer.checks
-    [reached] = [one.ours for one in longer.comparisons if one.labels == (q4,)]
-    assert check.holds == (reached >= executed.FLOOR)
+    assert not longer.checks and {one.kind for one in longer.comparisons if one.ours is not None} == {"quick trial"}
     [figure] = long.draw(from_json(to_json(longer), Result))
     assert figure.name == "table2-long"
     kept = (q4, vocabulary, fewer, "FO-Adam (LoRA-FA)")

@@ -81,10 +81,11 @@ def fig3(item: Item, settings: Settings) -> Result:
     )
 
 
-def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float]]:
+def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float], str]:
     """Train on questions: the embedded ones, or SQuAD's files in the settings' data folder.
 
-    Returns a row for each scheme, and each scheme's means by F1 and EM, per cent.  PipeAdapter without stale weights has Single's.
+    Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.  PipeAdapter without stale weights
+    has Single's.
     """
     training = Training(task="questions", limits=(None, 100, 400), steps=120, points=1, batch_size=16)
     if settings.data is not None and any(settings.data.glob("*.json")):
@@ -99,7 +100,7 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
             for label in (scheme, PIPE) if scheme == SINGLE else (scheme,):
                 means[label, name] = fmean(values)
         rows.append((scheme, training.task, training.steps, len(curves), fmean(curve.losses[-1] for curve in curves), *row))
-    return rows, means
+    return rows, means, f"{training.model}{' (quick trial)' * settings.quick}"
 
 
 def _train(training: Training, scheme: str, seed: int) -> Curve:

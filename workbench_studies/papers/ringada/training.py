@@ -38,11 +38,11 @@ def _deviations(paper: Mapping[tuple[str, ...], float], constants: Constants) ->
 def table1(item: Item, settings: Settings) -> Result:
     """Simulate the times, count the weights, and train for the scores, if the settings say so."""
     constants, paper = load_constants(), printed(PAPER, "table1")
-    scores, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
+    scores, means, model = list[tuple[Number, ...]](), dict[tuple[str, str], float](), ""
     if settings.trains:
         from workbench_studies.papers.ringada.executed import question_scores  # torch is slow to import
 
-        scores, means = question_scores(settings)
+        scores, means, model = question_scores(settings)
     rows: list[tuple[Number, ...]] = []
     ratios, rings = dict[int, float](), dict[int, float]()
     for count in MICRO_BATCHES:
@@ -69,6 +69,7 @@ def table1(item: Item, settings: Settings) -> Result:
             "copies": weights_mb(constants, RING) > memory,
         }
         | ({"scores": means[RING, "F1"] < means[SINGLE, "F1"]} if scores else {}),
+        model=model,
         f1="" if not scores else f"F1 {means[RING, 'F1']:.1f} and {means[SINGLE, 'F1']:.1f}",
         micro_batches=constants.micro_batches,
         single=times[SINGLE],
