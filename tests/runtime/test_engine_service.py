@@ -26,9 +26,9 @@ def wait_for(service: EngineService, wanted: set[tuple[int, str]]) -> dict[tuple
 
 def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCluster) -> None:
     pids = engines.engine_pids
-    with engines.service() as service:
+    with engines.service(service_jobs.echo) as service:
         for rank in range(3):
-            service.start(rank, service_jobs.echo, None)
+            service.start(rank)
         wait_for(service, {(rank, "ready") for rank in range(3)})
         with pytest.raises(RuntimeSetupError, match="running another"):
             engines.run(engine_jobs.count, [1] * 3)
@@ -43,7 +43,7 @@ def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCl
         found = wait_for(service, {(0, "sum"), (2, "sum"), (1, "restarted")})  # in any order
         assert (found[0, "sum"], found[2, "sum"], found[1, "restarted"]) == (2.0, 2.0, None)
         assert not service.command(1, "anybody there?")
-        service.start(1, service_jobs.echo, None)
+        service.start(1)
         wait_for(service, {(1, "ready")})
         for rank in range(3):
             assert service.command(rank, ("all", (0, 1, 2)))
@@ -64,7 +64,7 @@ def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCl
 def test_a_job_that_does_not_end_is_ended(engines: EngineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     close = EngineService.close
     monkeypatch.setattr(EngineService, "close", lambda self, timeout_s: close(self, 0.2))
-    with engines.service() as service:
-        service.start(0, service_jobs.echo, None)
+    with engines.service(service_jobs.echo) as service:
+        service.start(0)
         wait_for(service, {(0, "ready")})
     assert engines.run(engine_jobs.all_reduce, [1] * 3) == [[6.0]] * 3

@@ -121,7 +121,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     job = "workbench.core.job:Job"
     table = CallTable({"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts(job, job)})
     engines = SshEngines(real_cluster(), tmp_path / "run", table)
-    service, [seat, _] = EngineService(engines), engines.seats
+    service, [seat, _] = EngineService(engines, print, ()), engines.seats
     seat.connection, seat.call = agent.connection, table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank")
     service.running.add(0)
     arrives = threading.Event()

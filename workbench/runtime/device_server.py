@@ -6,10 +6,8 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError, RuntimeSetupError
@@ -17,7 +15,6 @@ from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Executor
 from workbench.runtime.jobs import tells_of_peer
-from workbench.runtime.memory import read_memory
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 
@@ -114,32 +111,6 @@ class Worker(Protocol):
         """Return this device's slowdown relative to its profile, including the injected `factor`.  None if it cannot be measured."""
 
 
-SYSTEM = Path("/sys")
-THROTTLED = "devices/platform/soc/soc:firmware/get_throttled"
-"""Bits of a Raspberry Pi's present state: 1 the clock is capped, 2 it is throttled, 3 its soft temperature limit is reached."""
-METERS = {"class/powercap/intel-rapl:?/energy_uj": 1e-6, "class/power_supply/*/energy_now": -3600e-6}
-"""Joules in a unit: the processor's own counter (often for root only), or else what a battery has left, in microwatt-hours."""
-
-
-def health() -> c.Pong:
-    """Return this machine's charge, whether heat slows it down, and its energy meter."""
-    battery = getattr(psutil, "sensors_battery", lambda: None)()
-    charge = None if battery is None or battery.power_plugged else battery.percent / 100
-    state = _number(SYSTEM / THROTTLED, 16) or 0
-    for pattern, unit in METERS.items():
-        read = [value for path in SYSTEM.glob(pattern) if (value := _number(path)) is not None]
-        if read:
-            return c.Pong(charge, bool(state & 0b1110), unit * sum(read))
-    return c.Pong(charge, bool(state & 0b1110))
-
-
-def _number(path: Path, base: int = 10) -> int | None:
-    try:
-        return int(path.read_text(), base)
-    except (OSError, ValueError):
-        return None
-
-
 def serve_device(context: RankContext, worker: Worker) -> None:
     """Run the commands of the coordinator until it sends Stop.
 
@@ -155,7 +126,7 @@ def serve_device(context: RankContext, worker: Worker) -> None:
 
 
 class _Server:
-    """Runs commands.  Pause, Abort, Slow and Ping act at once in the listener's thread; jobs run in the main thread.
+    """Runs commands.  Pause, Abort and Slow act at once in the listener's thread; jobs run in the main thread.
 
     A separate thread prepares jobs.
     """
@@ -163,7 +134,6 @@ class _Server:
     def __init__(self, context: RankContext, worker: Worker) -> None:
         self._context, self._worker = context, worker
         self._controls = Controls()
-        self._footprint_bytes = read_memory().anonymous_bytes
         self._generation = -1
         self._is_at_work = False
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -205,9 +175,6 @@ class _Server:
                 pass  # it belongs to a job that has ended
             case c.Slow():
                 self._controls.slow_down(command.factor, command.to)
-            case c.Ping():
-                free_bytes = psutil.virtual_memory().available + read_memory().anonymous_bytes - self._footprint_bytes
-                self._context.publish(health()._replace(memory_bytes=free_bytes) if self._context.device.address else c.Pong())
             case c.Prepare() if self._is_at_work:  # for the job after the current one
                 threading.Thread(target=self.do, args=(command,), name="prepare", daemon=True).start()
             case c.Leave():

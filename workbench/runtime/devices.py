@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
 from workbench.core.job import Job
 from workbench.runtime.commands import Leave, Leaving, Ping, Pong, Ready, Slow, Stop
-from workbench.runtime.context import RankContext
 from workbench.runtime.jobs import error_of
 
 
@@ -23,8 +21,18 @@ class News(NamedTuple):
     content: Any = None
 
 
-class Processes(Protocol):
-    """The devices' processes."""
+class Devices(Protocol):
+    """The interface between whoever leads and the devices: implemented by engine_service.EngineService and
+    virtual_devices.VirtualDevices.  silence_s: a device that does not reply for longer counts as lost.
+    """
+
+    silence_s: float
+
+    def start(self, rank: int) -> None:
+        """Start a device's job.  One that serves a coordinator publishes Ready once it accepts commands."""
+
+    def command(self, rank: int, message: Any) -> Any:
+        """Send a command to a device's job."""
 
     def kill(self, rank: int) -> None:
         """Kill a device's process at once.  `news` reports when it has died."""
@@ -41,77 +49,8 @@ class Processes(Protocol):
     def news(self, timeout_s: float) -> list[News]:
         """Return the events since the last call.  Waits up to timeout_s for the first one."""
 
-
-class Devices(Processes, Protocol):
-    """The interface between a coordinator and its devices: implemented by EngineDevices and virtual_devices.VirtualDevices."""
-
-    def start(self, rank: int) -> None:
-        """Start a device's job.  The job publishes Ready once it accepts commands."""
-
-    def command(self, rank: int, message: Any) -> None:
-        """Send a command to a device's job."""
-
     def now_s(self) -> float:
         """Return the time of the devices' clock in seconds."""
-
-
-class Service(Processes, Protocol):
-    """Runs a separate job on each engine, so that one engine may die and return while the others continue."""
-
-    @property
-    def running(self) -> Collection[int]:
-        """Return the ranks whose job has neither ended nor died, as far as `news` has reported."""
-
-    def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
-        """Start function(context, payload) on one engine, which must be idle."""
-
-    def command(self, rank: int, content: Any) -> bool:
-        """Send a command to a rank's job.  Returns False if the rank has no job."""
-
-    def request_stop(self) -> None:
-        """Make should_stop() true on every rank that has a job."""
-
-    def is_frozen(self, rank: int) -> bool:
-        """Return whether a rank's engine is known to be suspended."""
-
-
-@runtime_checkable
-class Lender(Protocol):
-    """Engines that tolerate the loss of a device: emulated ones and real ones over SSH (see engine_service.Engines)."""
-
-    cluster: Cluster
-
-    def now_s(self) -> float:
-        """Return the monotonic clock in the devices' seconds."""
-
-    def service(self) -> AbstractContextManager[Service]:
-        """Lend the engines to a service."""
-
-
-class EngineDevices:
-    """Emulated or real devices, one engine process each.
-
-    job: the function that every device runs; `setup` returns the payload for each rank.  clock: the devices' clock (see Lender.now_s).
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        job: Callable[[RankContext, Any], None],
-        setup: Callable[[int], Any],
-        clock: Callable[[], float],
-    ) -> None:
-        self._service, self._job, self._setup = service, job, setup
-        self.kill, self.freeze, self.restart, self.cpu_s = service.kill, service.freeze, service.restart, service.cpu_s
-        self.news, self.now_s = service.news, clock
-
-    def start(self, rank: int) -> None:
-        """Start a device's job."""
-        self._service.start(rank, self._job, self._setup(rank))
-
-    def command(self, rank: int, message: Any) -> None:
-        """Send a command to a device's job."""
-        self._service.command(rank, message)
 
 
 class Told(NamedTuple):
@@ -139,7 +78,77 @@ RETURNS = 3
 """How often a real device is restarted that was lost: its cable may be in its place again, or its system up."""
 
 
-class Fleet:
+class Watch:
+    """The devices' jobs as their leader sees them: it pings them, and ends those that do not reply.
+
+    names: of the devices.  silence_s: a device that is silent for longer is ended.  reasons: why devices were lost, by rank.
+    """
+
+    def __init__(self, devices: Devices, names: Sequence[str], silence_s: float) -> None:
+        self._devices, self._names, self._silence_s = devices, names, silence_s
+        self._health: dict[int, Pong] = {}  # the last reply of each device
+        self._first: dict[int, Pong] = {}
+        self._asked_s: dict[int, float] = {}  # time of each device's last ping
+        self._pinged_s: dict[int, float] = {}  # time of each unanswered ping
+        self._cpu_s: dict[int, float] = {}  # processor seconds at each device's last ping
+        self._answers_s: dict[int, float] = {}  # duration of each device's last reply
+        self._listened_s = 0.0
+        self.reasons: dict[int, str] = {}
+
+    def now_s(self) -> float:
+        """Return the time of the devices' clock in seconds."""
+        return self._devices.now_s()
+
+    def name(self, rank: int) -> str:
+        """Return a device's name."""
+        return self._names[rank]
+
+    def end(self, rank: int, reason: str) -> None:
+        """Kill a faulty device's process.  `news` will report that it is lost."""
+        self.reasons[rank] = reason
+        self._devices.kill(rank)
+
+    def replied(self, rank: int, pong: Pong) -> None:
+        """Note a device's reply."""
+        self._health[rank] = pong
+        self._first.setdefault(rank, pong)
+        if rank in self._pinged_s:
+            self._answers_s[rank] = self.now_s() - self._pinged_s.pop(rank)
+
+    def forget(self, rank: int, why: str | None) -> None:
+        """Await no reply of a device that is lost, or whose job has ended.  why: it is lost, if that is known."""
+        if why is not None:
+            self.reasons.setdefault(rank, why)
+        self._pinged_s.pop(rank, None)
+        self._answers_s.pop(rank, None)
+
+    def silent(self, ranks: Iterable[int]) -> int:
+        """Return the device that has not replied for the longest time."""
+        return min(ranks, key=lambda rank: (self._pinged_s.get(rank, float("inf")), rank))
+
+    def ping(self, ranks: Iterable[int]) -> None:
+        """Ping devices and end those that do not reply.  `news` will report that they are lost."""
+        now_s = self.now_s()
+        late_s = now_s - self._listened_s
+        if late_s > _TURN_S:  # whoever leads was delayed itself
+            self._pinged_s = {rank: pinged_s + late_s for rank, pinged_s in self._pinged_s.items()}
+        self._listened_s = now_s
+        silence_s = max(self._silence_s, _SLOW_ANSWERS * max(self._answers_s.values(), default=0.0))
+        for rank in ranks:
+            if rank not in self._pinged_s:
+                if now_s - self._asked_s.get(rank, 0.0) >= PING_EVERY_S:
+                    self._pinged_s[rank] = self._asked_s[rank] = now_s
+                    self._cpu_s[rank] = self._devices.cpu_s(rank)
+                    self._devices.command(rank, Ping())
+            elif now_s - self._pinged_s[rank] > silence_s:
+                self._pinged_s[rank] = now_s
+                before_s, self._cpu_s[rank] = self._cpu_s[rank], self._devices.cpu_s(rank)
+                is_starved = self._cpu_s[rank] - before_s > _STARVED_SHARE * silence_s
+                if not is_starved or now_s - self._asked_s[rank] > _MOST_STARVED * silence_s:
+                    self.end(rank, f"no sign of life for {now_s - self._asked_s[rank]:.0f} s")
+
+
+class Fleet(Watch):
     """The devices of a cluster during one run.
 
     ready: devices whose job accepts commands.  leaving: devices that still accept commands but get no new work.
@@ -152,32 +161,23 @@ class Fleet:
         names: Sequence[str],
         faults: FaultSchedule,
         *,
-        silence_s: float = SILENCE_S,
+        silence_s: float | None = None,
         num_restarts: int = 0,
         described: Sequence[Device] = (),
     ) -> None:
-        """names: of the devices.  silence_s: a device that is silent for longer is ended.
+        """names: of the devices.  silence_s: see Watch; by default as the devices say.
 
         num_restarts: how often a device is restarted after its process dies or its job fails; with 0 a job's error is raised.
         described: the devices, for those that leave by themselves (see departures), and real ones, which may come back (see RETURNS).
         """
-        self._devices, self._names, self.faults = devices, names, faults
-        self._silence_s, self._num_restarts = silence_s, num_restarts
-        self._described = described
-        self._health: dict[int, Pong] = {}  # the last reply of each device
-        self._first: dict[int, Pong] = {}
+        super().__init__(devices, names, devices.silence_s if silence_s is None else silence_s)
+        self.faults, self._num_restarts, self._described = faults, num_restarts, described
         self.ready: set[int] = set()
         self.leaving: set[int] = set()
         self.awaited: set[int] = set()
         self._known: set[int] = set()  # devices that were ready before
         self._kept_down: set[int] = set()  # devices kept down by a fault until the fault ends
         self._restarted: dict[int, int] = defaultdict(int)
-        self._asked_s: dict[int, float] = {}  # time of each device's last ping
-        self._pinged_s: dict[int, float] = {}  # time of each unanswered ping
-        self._cpu_s: dict[int, float] = {}  # processor seconds at each device's last ping
-        self._answers_s: dict[int, float] = {}  # duration of each device's last reply
-        self._listened_s = 0.0
-        self._reasons: dict[int, str] = {}  # why each device was ended
 
     def start(self) -> None:
         """Start the job of every device."""
@@ -192,14 +192,6 @@ class Fleet:
         """Ask all jobs to end."""
         for rank in (*self.ready, *self.leaving):
             self._devices.command(rank, Stop())
-
-    def now_s(self) -> float:
-        """Return the time of the devices' clock in seconds."""
-        return self._devices.now_s()
-
-    def name(self, rank: int) -> str:
-        """Return a device's name."""
-        return self._names[rank]
 
     def rank_or_pair(self, fault: Fault) -> int | str:
         """Return the rank of a fault's device, or 'sender>receiver' of its link."""
@@ -224,16 +216,11 @@ class Fleet:
     def losses(self) -> str:
         """Describe what happened to the devices that accept no commands."""
         absent = [rank for rank in range(len(self._names)) if rank not in self.ready]
-        return ", ".join(f"{self._names[rank]} ({self._reasons.get(rank, 'its process ended')})" for rank in absent)
+        return ", ".join(f"{self._names[rank]} ({self.reasons.get(rank, 'its process ended')})" for rank in absent)
 
     def why(self, rank: int) -> str:
         """Return why a device is lost, as far as known, as the end of a sentence."""
-        return f": {self._reasons[rank].rstrip('.')}" if rank in self._reasons else ""
-
-    def end(self, rank: int, reason: str) -> None:
-        """Kill a faulty device's process.  `news` will report that it is lost."""
-        self._reasons[rank] = reason
-        self._devices.kill(rank)
+        return f": {self.reasons[rank].rstrip('.')}" if rank in self.reasons else ""
 
     def news(self, timeout_s: float) -> list[Told]:
         """Return the device changes since the last call.  Waits up to timeout_s for the first one.
@@ -257,14 +244,11 @@ class Fleet:
     def _hear(self, rank: int, content: Any, found: list[Told]) -> None:
         match content:
             case Pong():
-                self._health[rank] = content
-                self._first.setdefault(rank, content)
-                if rank in self._pinged_s:
-                    self._answers_s[rank] = self.now_s() - self._pinged_s.pop(rank)
+                self.replied(rank, content)
             case Ready():
                 self.ready.add(rank)
                 self.awaited.discard(rank)
-                self._reasons.pop(rank, None)
+                self.reasons.pop(rank, None)
                 if self.faults.factor(rank) != 1:
                     self._devices.command(rank, Slow(self.faults.factor(rank)))
                 found.append(Told(rank, "back" if rank in self._known else "ready"))
@@ -278,8 +262,8 @@ class Fleet:
 
     def _gone(self, rank: int, outcome: Any, found: list[Told]) -> None:
         """Record that a device's process has died (outcome: why, if known) or its job has ended."""
+        self.forget(rank, outcome if isinstance(outcome, str) else None)
         if isinstance(outcome, str):
-            self._reasons.setdefault(rank, outcome)
             outcome = None
         if outcome is not None and outcome.error is not None and (rank not in self._known or not self._num_restarts):
             raise error_of(outcome, self._names[rank])
@@ -287,11 +271,9 @@ class Fleet:
         if outcome is not None and not has_left:
             self.end(rank, "its job ended")  # unexpectedly: its process is in an unknown state
         if has_left:
-            self._reasons[rank] = "it left"
+            self.reasons[rank] = "it left"
         for ranks in (self.ready, self.leaving, self.awaited):
             ranks.discard(rank)
-        self._pinged_s.pop(rank, None)
-        self._answers_s.pop(rank, None)
         if rank not in self._kept_down:
             self._come_back(rank)
         found.append(Told(rank, "left" if has_left else "lost"))
@@ -374,25 +356,8 @@ class Fleet:
         return found
 
     def listen(self) -> None:
-        """Ping the devices and end those that do not reply.  `news` will report that they are lost."""
-        now_s = self.now_s()
-        late_s = now_s - self._listened_s
-        if late_s > _TURN_S:  # the coordinator itself was delayed
-            self._pinged_s = {rank: pinged_s + late_s for rank, pinged_s in self._pinged_s.items()}
-        self._listened_s = now_s
-        silence_s = max(self._silence_s, _SLOW_ANSWERS * max(self._answers_s.values(), default=0.0))
-        for rank in (*self.ready, *self.leaving):
-            if rank not in self._pinged_s:
-                if now_s - self._asked_s.get(rank, 0.0) >= PING_EVERY_S:
-                    self._pinged_s[rank] = self._asked_s[rank] = now_s
-                    self._cpu_s[rank] = self._devices.cpu_s(rank)
-                    self._devices.command(rank, Ping())
-            elif now_s - self._pinged_s[rank] > silence_s:
-                self._pinged_s[rank] = now_s
-                before_s, self._cpu_s[rank] = self._cpu_s[rank], self._devices.cpu_s(rank)
-                is_starved = self._cpu_s[rank] - before_s > _STARVED_SHARE * silence_s
-                if not is_starved or now_s - self._asked_s[rank] > _MOST_STARVED * silence_s:
-                    self.end(rank, f"no sign of life for {now_s - self._asked_s[rank]:.0f} s")
+        """Ping the devices (see Watch)."""
+        self.ping((*self.ready, *self.leaving))
 
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:

@@ -9,15 +9,15 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, GroupNotFormedError, RuntimeSetupError
+from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
-from workbench.runtime.devices import News
-from workbench.runtime.jobs import WholeJob
+from workbench.runtime.devices import SILENCE_S, News, Watch
+from workbench.runtime.jobs import error_of, only_peers_blamed, root_cause
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import Call, CallMessage, encode, encode_told
 from workbench.runtime.own_calls import Own, outcome_of, run_own
@@ -28,6 +28,11 @@ P = TypeVar("P")
 
 _CLOSE_S = 10.0
 """How long jobs that were asked to end are waited for."""
+_POLL_S = 0.05
+GRACE_S = 2.0
+"""After the first failure of a call, the other devices get this long to end by themselves, and perhaps to report a better cause."""
+FROZEN_S = 20.0
+"""A device that is silent for so long during a call is given up: its peers may wait for it without a time-out."""
 
 
 class _NothingDone(Exception):
@@ -38,9 +43,11 @@ class Engines(ABC):
     """The engines of a cluster, one for each device.  `run` and `service` may be used any number of times, one at a time.
 
     patience_s: how long the jobs of a run that failed are waited for before their engines are ended.
+    silence_s: a device that does not reply to its coordinator for longer is given up.
     """
 
     patience_s = _CLOSE_S
+    silence_s = SILENCE_S
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -61,6 +68,10 @@ class Engines(ABC):
     @abstractmethod
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job."""
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Return the monotonic clock in the devices' seconds."""
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -116,18 +127,20 @@ class Engines(ABC):
 
     def _run(self, function: Callable[[RankContext, P], R], payloads: Sequence[P], on_event: Callable[[int, Any], None] | None) -> list[R]:
         """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
-        with self.service() as service:
-            job = WholeJob(service, self.device_names, function, on_event=on_event)
+        with self.service(function, payloads) as service:
+            calls = Calls(service, self.device_names, getattr(function, "__name__", "the job"), on_event)
             try:
-                return job.results(payloads)
+                return calls.results()
             except GroupNotFormedError as error:
-                if job.last_events:
+                if calls.last_events:
                     raise
                 raise _NothingDone from error
 
     @contextlib.contextmanager
-    def service(self) -> Iterator[EngineService]:
+    def service(self, function: Callable[..., Any], payloads: Sequence[Any] = ()) -> Iterator[EngineService]:
         """Lend the engines to a service: a separate job on each engine, which may die and be restarted while the others continue.
+
+        The job is function(context, payloads[rank]); without payloads each is None.
 
         Afterwards the engines can be used as before.  Engines that do not end their jobs are restarted then.
         Raises RuntimeSetupError while another job runs.
@@ -139,7 +152,7 @@ class Engines(ABC):
         try:
             self._prepare()
             self.inbox.renew()
-            service = self._service = EngineService(self)
+            service = self._service = EngineService(self, function, payloads)
             patience_s = self.patience_s
             try:
                 yield service
@@ -155,18 +168,23 @@ class Engines(ABC):
 
 
 class EngineService:
-    """Runs jobs on single engines, as devices.Service asks.  Used from one thread."""
+    """The devices.Devices of engines, each with a job of its own (see Engines.service).  Used from one thread.
 
-    def __init__(self, engines: Engines) -> None:
+    running: the ranks whose job has neither ended nor died, as far as `news` has reported.
+    """
+
+    def __init__(self, engines: Engines, function: Callable[..., Any], payloads: Sequence[Any]) -> None:
         self._engines, self._inbox = engines, engines.inbox
+        self._function, self._payloads = function, payloads
+        self.silence_s, self.now_s = engines.silence_s, engines.now_s
         self.running: set[int] = set()
         self._restarts: set[int] = set()
         self._closing = threading.Event()
 
-    def start(self, rank: int, function: Callable[[RankContext, Any], Any], payload: Any) -> None:
-        """Start function(context, payload) on one engine, which must be idle.  Raises ConfigError for a payload that is no data."""
+    def start(self, rank: int) -> None:
+        """Start the job of one engine, which must be idle.  Raises ConfigError for a payload that is no data."""
         seat = self._engines.seats[rank]
-        call, content = self._engines.call(function, payload)
+        call, content = self._engines.call(self._function, self._payloads[rank] if self._payloads else None)
         paths: list[Any] = []
         encoded = encode(content, paths)
         self._engines.number += 1
@@ -190,7 +208,8 @@ class EngineService:
             self._inbox.put(rank, "event", seat.pong)
             return True
         paths: list[Any] = []
-        data = encode_told(Own.of(content) if seat.call.function is run_own else content, paths)
+        is_own = seat.call.function is run_own and not isinstance(content, c.Ping)  # which the engine itself answers
+        data = encode_told(Own.of(content) if is_own else content, paths)
         if isinstance(content, c.Train):
             seat.bring(paths)
         seat.send("command", data, seat.number)
@@ -224,10 +243,6 @@ class EngineService:
     def freeze(self, rank: int) -> None:
         """Suspend a rank's engine without ending it.  It stops answering."""
         self._engines.seats[rank].freeze()
-
-    def is_frozen(self, rank: int) -> bool:
-        """Return whether a rank's engine is known to be suspended."""
-        return self._engines.seats[rank].is_frozen
 
     def restart(self, rank: int) -> None:
         """Restart a rank's engine in the background, ending any remains of it.  `news` reports when it is up.
@@ -278,3 +293,69 @@ class EngineService:
         self.request_stop()
         while (self.running or self._restarts) and time.monotonic() < deadline_s:
             self.news(0.02)
+
+
+class Calls(Watch):
+    """One call on each device, all at once (see Engines.run).  what: the function's name.  last_events: the last of each device."""
+
+    def __init__(self, service: EngineService, names: Sequence[str], what: str, on_event: Callable[[int, Any], None] | None) -> None:
+        super().__init__(service, names, FROZEN_S)
+        self._service, self._what, self._on_event = service, what, on_event
+        self._results: dict[int, Any] = {}
+        self._failures: dict[int, BaseException] = {}
+        self._died: set[int] = set()
+        self.last_events: dict[int, Any] = {}
+
+    def results(self) -> list[Any]:
+        """Wait for all devices; return what they return, or raise the error that explains the others."""
+        for rank in range(len(self._names)):
+            self._service.start(rank)
+        grace_s: float | None = None
+        while (pending := self._pending) and (grace_s is None or time.monotonic() < grace_s):
+            for news in self._service.news(_POLL_S):
+                self._take(news)
+            self.ping(self._pending)
+            if self._failures and grace_s is None:
+                grace_s = time.monotonic() + GRACE_S
+                self._service.request_stop()
+        if pending and not self._died and only_peers_blamed(self._failures):
+            raise self._lost(self.silent(pending), "It fell silent: its peers waited for it until the group's timeout.")
+        if self._failures:
+            raise self._failures[root_cause(self._failures, frozenset(self._died))]
+        return [self._results[rank] for rank in range(len(self._names))]
+
+    @property
+    def _pending(self) -> list[int]:
+        """Return the ranks that have neither answered nor failed."""
+        return [rank for rank in range(len(self._names)) if rank not in self._results and rank not in self._failures]
+
+    def _take(self, news: News) -> None:
+        rank, kind, content = news
+        if kind == "event" and isinstance(content, c.Pong):
+            self.replied(rank, content)
+        elif kind == "event":
+            self.last_events[rank] = content
+            if self._on_event is not None:
+                self._on_event(rank, content)
+        elif kind == "died":
+            self._died.add(rank)
+            self.forget(rank, content)
+            why = self.reasons.get(rank, "its engine was killed or crashed").rstrip(".")
+            self._failures.setdefault(rank, self._lost(rank, f"It is lost: {why}."))
+        elif content.error is None:
+            self.forget(rank, None)
+            self._results[rank] = content.result
+        else:
+            self.forget(rank, None)
+            self._failures[rank] = error_of(content, self._names[rank])
+
+    def _lost(self, rank: int, found: str) -> DeviceLostError:
+        """Return the error for a lost engine, with the last step that it reported (both numbers from 1, as in progress reports)."""
+        event = self.last_events.get(rank)
+        event = event if isinstance(event, Mapping) else {}
+        place = ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if isinstance(event.get(name), int))
+        return DeviceLostError(
+            f"Device '{self._names[rank]}' (rank {rank}) was running {self._what}, {place or 'before its first step was reported'}.",
+            found,
+            "Run again: engines restart by themselves.",
+        )

@@ -138,11 +138,6 @@ class LocalSeat(Seat):
         return self.engine is not None and self.engine.alive
 
     @property
-    def is_frozen(self) -> bool:
-        """Return whether the engine is suspended."""
-        return self.engine is not None and self.engine.frozen
-
-    @property
     def cpu_s(self) -> float:
         """Return the processor seconds that the engine has used.  0 if it is dead."""
         return 0.0 if self.engine is None else self.engine.cpu_s

@@ -77,7 +77,7 @@ def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
 def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) -> Any:
     """Decode a command, an event or a dict.  Raises RuntimeSetupError, which says that `what` was expected, for anything else."""
     told = decode(data, Told, what)
-    kind = call.event
+    kind = {"Ping": c.Ping, "Pong": c.Pong}.get(told.name, call.event)  # of every call
     if told.name and call.parts is not None:
         own = next((name for name in call.parts.events if name.endswith(f":{told.name}")), None)
         kind = attribute(own) if own else _TOLD.get(told.name)

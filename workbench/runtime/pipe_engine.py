@@ -30,9 +30,10 @@ from workbench.assets.fetch import cache_folder
 from workbench.core.errors import MissingDataError, RuntimeSetupError
 from workbench.models.partial_loading import LACKING
 from workbench.runtime import commands as c
-from workbench.runtime.context import Channel
+from workbench.runtime.context import Channel, RankContext
 from workbench.runtime.frames import FILE_CHUNK, KEPT, KEPT_NAME, TO_ENGINE, WORK, Asked, FilePart, Kind, Message, Messages
-from workbench.runtime.memory import lift_all_budgets
+from workbench.runtime.health import reply
+from workbench.runtime.memory import lift_all_budgets, read_memory
 from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, Moved, decode, decode_told, encode, encode_told
 from workbench.runtime.process_group import close_group
 
@@ -135,14 +136,18 @@ class _Upward:
 
 
 class PipeChannel(Channel):
-    """A job's way to the laptop.  call: what is done.  moved: the run's folder there and here; None: it is the same."""
+    """A job's way to whoever leads.  call: what is done.  context: of the job.
 
-    def __init__(self, engine: _Engine, number: int, call: Call, moved: Moved | None) -> None:
-        self._engine, self._number, self._call, self._moved = engine, number, call, moved
+    moved: the run's folder there and here; None: it is the same.
+    """
+
+    def __init__(self, engine: _Engine, number: int, call: Call, context: RankContext, moved: Moved | None) -> None:
+        self._engine, self._number, self._call, self._context, self._moved = engine, number, call, context, moved
+        self._footprint_bytes = read_memory().anonymous_bytes
         self._lock, self._arriving = threading.Lock(), threading.Lock()
         self.upward = None if moved is None else _Upward(Path(moved[1]), engine.send)
         self._take: Callable[[Any], None] | None = None
-        self._early: list[bytes] = []
+        self._early: list[Any] = []
 
     def send(self, event: Any) -> None:
         """Send an event, after the files that belong to it."""
@@ -165,21 +170,24 @@ class PipeChannel(Channel):
         """Hand every command to `take`, in the thread that reads."""
         with self._arriving:
             self._take = take
-            for data in self._early:
-                self._hand_on(data)
+            for command in self._early:
+                self._hand_on(command)
             self._early.clear()
 
     def command(self, data: bytes) -> None:
-        """Take a command."""
+        """Take a command.  A ping is answered here, whatever the job does meanwhile."""
+        command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
+        if isinstance(command, c.Ping):
+            self._engine.send("event", encode_told(reply(self._context, self._footprint_bytes)), self._number)
+            return
         with self._arriving:
             if self._take is None:
-                self._early.append(data)
+                self._early.append(command)
             else:
-                self._hand_on(data)
+                self._hand_on(command)
 
-    def _hand_on(self, data: bytes) -> None:
+    def _hand_on(self, command: Any) -> None:
         assert self._take is not None
-        command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
         if self.upward is not None and isinstance(command, c.Train):
             self.upward.forget()
         self._take(command)
@@ -271,8 +279,8 @@ class _Engine:
             call = self._table.named(asked.function)
             moved = None if self._laptop_folder is None else (self._laptop_folder, Path.cwd() / WORK)
             payload = decode(asked.payload, call.payload, f"What {call.name} is given", moved)
-            channel = self._channel = PipeChannel(self, message.number, call, moved)
             assert asked.context is not None
+            channel = self._channel = PipeChannel(self, message.number, call, asked.context, moved)
             context = replace(asked.context, channel=channel)
             if moved is not None:
                 moved[1].mkdir(exist_ok=True)

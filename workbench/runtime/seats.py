@@ -154,11 +154,6 @@ class Seat(ABC):
         """Notice a loss of which the device itself says nothing."""
 
     @property
-    def is_frozen(self) -> bool:
-        """Return whether the engine is known to be suspended."""
-        return False
-
-    @property
     def is_connected(self) -> bool:
         """Return whether messages reach the device."""
         return True

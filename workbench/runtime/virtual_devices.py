@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from workbench.runtime import commands as c
-from workbench.runtime.devices import News
+from workbench.runtime.devices import SILENCE_S, News
 from workbench.runtime.jobs import Outcome
 
 
@@ -102,6 +102,8 @@ class VirtualDevices:
 
     commands: (seconds, rank, command) of all commands sent.
     """
+
+    silence_s = SILENCE_S
 
     def __init__(self, world_size: int, work: VirtualWork, world: VirtualWorld | None = None) -> None:
         self._work, self._world = work, world or VirtualWorld()

@@ -35,9 +35,8 @@ from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft,
 from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.phases import Plans
-from workbench.methods.training.policy import served
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
-from workbench.runtime.devices import Lender
+from workbench.runtime.engine_service import Engines as Lender
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.templates import PromptSample
 
@@ -189,7 +188,7 @@ def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:
     if not isinstance(engines, Lender):
         together(policy, engines)
         return ()
-    with served(engines, serve_rank) as devices:
+    with engines.service(serve_rank) as devices:
         return policy.run(devices, policy.cluster, policy.prepared.job, adapts=policy.prepared.options.adapt)
 
 

@@ -29,7 +29,7 @@ from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import Plans, Predictor, RankJob
-from workbench.methods.training.policy import TrainingPolicy, served
+from workbench.methods.training.policy import TrainingPolicy
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.methods.training.worker import PhasesOn, TrainingWorker, train
 from workbench.models.evaluation import Predictions
@@ -39,7 +39,7 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, NumberFormat, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.device_server import serve_device
-from workbench.runtime.devices import Lender
+from workbench.runtime.engine_service import Engines as Lender
 from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -299,7 +299,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         if isinstance(engines, Lender):
             policy = TrainingPolicy(self, planned, message, former, notify)
-            with served(engines, self.serve_rank) as devices:
+            with engines.service(self.serve_rank) as devices:
                 recoveries = policy.run(devices, engines.cluster, job)
             notes += tuple(policy.notes)
             message, former, results, spent_s = policy.last.job, policy.last.former, policy.results, policy.spent_s

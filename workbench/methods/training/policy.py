@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
@@ -24,9 +24,8 @@ from workbench.methods.training.phases import PhasedJob, Plans, RankJob
 from workbench.methods.training.timetable import Timetable
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
-from workbench.runtime.context import RankContext
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Devices, EngineDevices, Lender, fleet_of
+from workbench.runtime.devices import Devices, fleet_of
 
 LEAST_FALL = 0.01
 """The fraction by which a loss must fall to count as lower."""
@@ -117,13 +116,6 @@ class ToldPolicy(Policy):
         for name, joules in fleet.metered_j.items():
             self.say(f"{name} used {joules:.3g} J, measured by its own meter, with all else that it did")
         return coordinator.recoveries
-
-
-@contextmanager
-def served(engines: Lender, serve_rank: Callable[[RankContext, None], None]) -> Iterator[Devices]:
-    """Yield devices that take commands.  serve_rank: their job."""
-    with engines.service() as service:
-        yield EngineDevices(service, serve_rank, lambda rank: None, engines.now_s)
 
 
 class StepPolicy(ToldPolicy):

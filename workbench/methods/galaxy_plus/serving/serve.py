@@ -35,7 +35,7 @@ from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import EngineDevices, Fleet
+from workbench.runtime.devices import Fleet
 from workbench.runtime.engines import EngineCluster, default_pool
 from workbench.runtime.pacing import find_dilation
 from workbench.runtime.ssh_devices import SshEngines
@@ -154,11 +154,10 @@ def serve(
     rescheduler = Rescheduler(settings, cluster.world_size, planner, times, log)
     answers = local_hidden(model, requests)
     working = profile.working_bytes_per_token * max(lengths)
-    with engines.service() as service:
-        session = SessionSetup(model=model, cluster=cluster, host=None if is_real else host, timeout_s=settings.request_timeout_s)
-        setup = (session, settings.report_every_s)
+    session = SessionSetup(model=model, cluster=cluster, host=None if is_real else host, timeout_s=settings.request_timeout_s)
+    with engines.service(serve_worker, [(session, settings.report_every_s)] * cluster.world_size) as service:
         fleet = Fleet(
-            EngineDevices(service, serve_worker, lambda rank: setup, engines.now_s),
+            service,
             [device.name for device in cluster.devices],
             schedule,
             silence_s=settings.silence_s,
