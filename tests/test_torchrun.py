@@ -1,20 +1,24 @@
-"""Ranks that torchrun starts: calls, answers and events through its store."""
+"""Ranks that torchrun starts: calls, answers and events between them."""
 
 from __future__ import annotations
 
 import ast
 import json
 import pickle
+import queue
 import random
+import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from itertools import product
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 import workbench
 from tests.waiting import LIMIT_S
@@ -27,9 +31,8 @@ from workbench.core.timeline import Span
 from workbench.methods.common.session import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.profiler.cache import measuring_threads
 from workbench.runtime.context import RankContext
-from workbench.runtime.messages import AnswerMessage, CallMessage, CallTable, decode, encode
-from workbench.runtime.store_mail import StoreMail
-from workbench.runtime.torchrun import TorchrunEngines
+from workbench.runtime.messages import CallMessage, CallTable, decode, encode
+from workbench.runtime.torchrun import Line, TorchrunEngines
 
 
 def test_a_device_is_measured_with_the_threads_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,22 +57,46 @@ def two_devices() -> Cluster:
     )
 
 
-over = threading.Event()
-CALLS = CallTable({f"{__name__}:{name}": "" for name in ("talk", "fail", "wait_or_fail", "hold")})
+CALLS = CallTable({f"{__name__}:{name}": "" for name in ("talk", "fail", "hold")})
+
+
+class Pair:
+    """Both ends of a group of two in one process: what one sends, the other receives.  wait_s: how long a rank waits for the other."""
+
+    def __init__(self, wait_s: float = LIMIT_S) -> None:
+        self.wait_s = wait_s
+        self.queues = [queue.SimpleQueue[torch.Tensor](), queue.SimpleQueue[torch.Tensor]()]
+
+    def end(self, rank: int) -> SimpleNamespace:
+        def send(tensors: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
+            self.queues[rank].put(tensors[0].clone())
+            return SimpleNamespace(wait=lambda: None)
+
+        def recv(tensors: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
+            def wait() -> None:
+                try:
+                    tensors[0].copy_(self.queues[1 - rank].get(timeout=self.wait_s))
+                except queue.Empty:
+                    raise RuntimeError("Timed out waiting for recv operation to complete") from None
+
+            return SimpleNamespace(wait=wait)
+
+        return SimpleNamespace(send=send, recv=recv)
+
+
+def both(pair: Pair) -> list[TorchrunEngines]:
+    """Return the ranks of a pair once they have met."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: TorchrunEngines(rank, 2, pair.end(rank), CALLS), (0, 1)))
 
 
 @pytest.fixture
-def store() -> dist.Store:
-    return dist.HashStore()
-
-
-@pytest.fixture
-def leader(store: dist.Store) -> Iterator[TorchrunEngines]:
-    """Yield rank 0 of two, the other served by a thread; a store in memory stands for torchrun's."""
-    engines, other = (TorchrunEngines(rank, 2, lambda: store, CALLS) for rank in (0, 1))
-    engines.cluster = two_devices()
+def leader() -> Iterator[TorchrunEngines]:
+    """Yield rank 0 of two, the other served by a thread."""
+    engines, other = both(Pair())
     thread = threading.Thread(target=other.serve)
     thread.start()
+    engines.lead(two_devices())
     yield engines
     engines.end()
     thread.join(LIMIT_S)
@@ -86,6 +113,10 @@ def fail(context: RankContext, payload: None) -> None:
     if context.rank == 1:
         raise CacheError("The cache was asked for.", "It is broken.", "Mend it.")
     raise RuntimeError("gloo: Connection closed by peer")
+
+
+def hold(context: RankContext, payload: dict[str, torch.Tensor]) -> tuple[np.ndarray, Path]:
+    return payload["a"].double().numpy(), Path("here")
 
 
 def test_calls_answers_and_events(leader: TorchrunEngines) -> None:
@@ -106,27 +137,9 @@ def test_the_cause_is_raised_and_the_next_call_works(leader: TorchrunEngines) ->
     assert leader.run(talk, [1, 1]) == [(1, "real"), (11, "real")]
 
 
-def test_a_failure_does_not_wait_long_for_the_others(leader: TorchrunEngines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.runtime.torchrun._GRACE_S", 0.1)
-    over.clear()
-    with pytest.raises(RuntimeError, match="rank 0 fails"):
-        leader.run(wait_or_fail, [None, None])
-    over.set()
-
-
-def wait_or_fail(context: RankContext, payload: None) -> None:
-    if context.rank == 0:
-        raise RuntimeError("rank 0 fails at once")
-    assert over.wait(LIMIT_S)
-
-
-def hold(context: RankContext, payload: dict[str, torch.Tensor]) -> tuple[np.ndarray, Path]:
-    return payload["a"].double().numpy(), Path("here")
-
-
-def test_tensors_arrays_and_paths_travel(leader: TorchrunEngines) -> None:
-    for array, path in leader.run(hold, [{"a": torch.ones(2, 3, dtype=torch.bfloat16)}] * 2):
-        assert (array.dtype, array.shape, array.sum(), path) == (np.float64, (2, 3), 6.0, Path("here"))
+def test_tensors_arrays_and_paths_travel_also_large_ones(leader: TorchrunEngines) -> None:
+    for array, path in leader.run(hold, [{"a": torch.ones(2000, 300, dtype=torch.bfloat16)}] * 2):
+        assert (array.dtype, array.shape, array.sum(), path) == (np.float64, (2000, 300), 600_000.0, Path("here"))
 
 
 class Hostile:
@@ -137,12 +150,6 @@ class Hostile:
 
     def __reduce__(self) -> tuple:
         return Path.write_text, (self.mark, "run")
-
-
-def sealed(store: dist.Store, key: str, data: bytes) -> None:
-    """Put bytes into the store as somebody would who knows how messages are sealed without a secret."""
-    mail = StoreMail(store, 1)
-    store.set(f"1/{key}", mail._seal(f"1/{key}", data) + data)
 
 
 def call_of(name: str) -> bytes:
@@ -160,32 +167,61 @@ HOSTILE: list[Callable[[Path], bytes]] = [
 CALLED: list[Callable[[Path], bytes]] = [lambda mark: call_of("os:system"), lambda mark: call_of(f"{__name__}:Hostile")]
 
 
-@pytest.mark.parametrize(
-    ("key", "hostile"), [*product(("call/1", "answer/1", "event/1/0"), HOSTILE), *(("call/1", called) for called in CALLED)]
-)
-def test_what_is_no_message_is_refused_and_runs_nothing(
-    store: dist.Store, tmp_path: Path, key: str, hostile: Callable[[Path], bytes]
-) -> None:
-    mark = tmp_path / "mark"
-    leader, other = (TorchrunEngines(rank, 2, lambda: store, CALLS) for rank in (0, 1))
-    leader.cluster = two_devices()
-    sealed(store, key, hostile(mark))
-    if key == "call/1":
-        assert other._serve_one()  # it goes on
-    elif key == "event/1/0":
-        StoreMail(store, 1).put("answer/1", AnswerMessage(result=encode((17, "real"))))
-    with pytest.raises(RuntimeSetupError, match=r"was expected\. What came is something else|not in the table"):
-        leader.run(talk, [5, 7], on_event=lambda rank, event: None)
+@pytest.mark.parametrize("hostile", [*HOSTILE, *CALLED])
+def test_what_is_no_call_is_refused_and_runs_nothing(leader: TorchrunEngines, tmp_path: Path, hostile: Callable[[Path], bytes]) -> None:
+    mark, seat = tmp_path / "mark", leader.seats[1]
+    seat.call, seat.number = CALLS.call(talk), 9
+    seat.send("call", hostile(mark), 9)
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (taken := [content for rank, kind, content in leader.inbox.take(0.1) if kind == "ended"]):
+        assert time.monotonic() < deadline_s
+    assert isinstance(taken[0].error, RuntimeSetupError)
+    assert re.search(r"was expected\. What came is something else|not in the table", str(taken[0].error))
     assert not mark.exists()
+    assert leader.run(talk, [1, 1]) == [(1, "real"), (11, "real")]
 
 
-def test_without_the_secret_messages_are_refused(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed(store, "call/1", call_of(f"{__name__}:talk"))
-    monkeypatch.setenv("WORKBENCH_SECRET", "a word that all devices know")
-    with pytest.raises(RuntimeSetupError, match="this run's seal"):
-        StoreMail(store, 1).take("call/1", CallMessage, "A call")
-    StoreMail(store, 1).put("call/1", 5)
-    assert StoreMail(store, 1).take("call/1", int, "A number") == 5
+@pytest.mark.parametrize("size", [-2, 1 << 40])
+def test_a_part_of_a_frame_that_no_rank_sends_ends_the_line(size: int) -> None:
+    pair, lost = Pair(), queue.SimpleQueue[str]()
+    ours, theirs = socket.socketpair()
+    with ours:
+        line = Line(pair.end(0), 1, theirs, lost.put)
+        pair.queues[1].put(torch.tensor([size]))
+        assert "allowed" in lost.get(timeout=LIMIT_S)
+        assert ours.recv(1) == b""
+        ours.close()
+        line.join()
+
+
+def test_without_the_secret_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = iter([b"a word that all devices know", b"another"])
+    environment = SimpleNamespace(get=lambda name, default: next(known).decode())
+    monkeypatch.setattr("workbench.runtime.torchrun.os", SimpleNamespace(environ=environment))
+    with pytest.raises(RuntimeSetupError, match="this run's secret"):
+        both(Pair())
+
+
+def test_a_rank_that_shows_no_sign_of_life_is_named() -> None:
+    """Rank 1 has met rank 0 and is frozen then."""
+    leader, _ = both(pair := Pair())
+    pair.wait_s = 0.2
+    leader.lead(two_devices())
+    with pytest.raises(DeviceLostError, match=r"'right' \(rank 1\) was in a run\. It is lost\. It showed no sign of life"):
+        leader.run(talk, [1, 1])
+    leader.end()
+
+
+def test_an_idle_rank_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.runtime.torchrun.BEAT_S", 0.02)
+    pair, lost = Pair(), queue.SimpleQueue[str]()
+    ours, theirs = socket.socketpair()
+    line = Line(pair.end(0), 1, theirs, lost.put)
+    assert [int(pair.queues[0].get(timeout=LIMIT_S)) for _ in range(3)] == [0, 0, 0]
+    ours.close()
+    pair.queues[1].put(torch.tensor([-1]))
+    line.join()
+    assert lost.empty()
 
 
 def test_the_table_names_functions_whose_types_travel() -> None:
@@ -221,33 +257,11 @@ PICKLING_COLLECTIVES = {"all_gather_object", "gather_object", *(f"{name}_object_
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 
 
-def test_a_rank_that_shows_no_sign_of_life_is_named(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 beats once and is frozen then; the one that leads does not wait for its answer without an end."""
-    monkeypatch.setattr("workbench.runtime.store_mail._PULSE_S", 0.02)
-    monkeypatch.setattr("workbench.runtime.store_mail.SILENT_S", 0.2)
-    store.set("pulse/1", "1")
-    engines = TorchrunEngines(0, 2, lambda: store, CALLS)
-    engines.cluster = two_devices()
-    engines._pulse.start()
-    try:
-        with pytest.raises(DeviceLostError, match=r"'right' \(rank 1\) was running .*talk.*no sign of life"):
-            engines.run(talk, [1, 1])
-    finally:
-        engines.end()
-
-
-def test_a_served_rank_does_not_wait_for_a_frozen_leader(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.runtime.store_mail._PULSE_S", 0.02)
-    monkeypatch.setattr("workbench.runtime.store_mail.SILENT_S", 0.2)
-    store.set("pulse/0", "1")
-    with pytest.raises(DeviceLostError, match="Rank 0 showed no sign of life"):
-        TorchrunEngines(1, 2, lambda: store, CALLS).serve()
-
-
 def test_a_cluster_of_another_size_is_refused() -> None:
-    engines = TorchrunEngines(0, 3, dist.HashStore, CALLS)
+    leader, _ = both(Pair())
+    leader.world_size = 3
     with pytest.raises(ConfigError, match=r"2 devices.*started 3 processes"):
-        engines.lead(two_devices())
+        leader.lead(two_devices())
 
 
 def test_outside_torchrun_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,6 @@ from workbench.methods import load_method
 from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
-from workbench.runtime.engine_service import Engines as Lender
 from workbench.runtime.network import require_loopback, require_open_files
 from workbench.runtime.work_folder import full_disk_told, own_folder
 from workbench.tasks.own import FROM_FILES
@@ -257,17 +256,15 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
     if parse_faults(job.faults, cluster) and not declared.trains:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
-    if job.faults and engines is not None and not isinstance(engines, Lender):
+    if job.faults and engines is not None and not engines.loses_devices:
         raise ConfigError(
             f"The faults '{job.faults}' were asked for.",
             "They are injected into emulated devices, and real ones over SSH.",
             "Leave them out.",
         )
-    has_coordinator = engines is None or isinstance(engines, Lender)
-    if job.converged_after and not (declared.converges and has_coordinator):
+    if job.converged_after and not declared.converges:
         asked = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
-        found = "The coordinator tests the epochs' losses; here is none." if not has_coordinator else "It does not train by epochs."
-        raise ConfigError(asked, found, "Leave converged_after out.")
+        raise ConfigError(asked, "It does not train by epochs.", "Leave converged_after out.")
     if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")

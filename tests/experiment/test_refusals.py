@@ -67,7 +67,7 @@ def test_clusters_that_cannot_be_emulated(job: Job, tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match=r"alpha has no address, the others have"):
         experiment.run(job, Cluster(name="real", devices=(alpha, replace(beta, address="pi.local"))), workdir=tmp_path)
     with pytest.raises(ConfigError, match="into emulated devices, and real ones over SSH"):
-        engines: Any = SimpleNamespace(fidelity="real")
+        engines: Any = SimpleNamespace(fidelity="real", loses_devices=False)
         experiment.run(replace(job, faults="slow:beta:2@step1"), two_devices(), workdir=tmp_path, engines=engines)
     with pytest.raises(ConfigError, match="mode 'emulate'"):
         experiment.run(job, two_devices(), "emulate")  # type: ignore[arg-type]

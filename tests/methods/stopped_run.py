@@ -1,15 +1,32 @@
-"""A rank's part of a run that stops in its middle, for the engines to import."""
+"""A rank's part of a run, whole or up to its middle, without a coordinator; for the engines to import."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from workbench.methods.common.session import StepTrace
+from workbench.methods.common.session import RankResult, StepTrace
 from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.pac_plus.method import PacPlus
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.methods.ringada.method import RingAda
+from workbench.methods.ringada.rank_job import RingRankJob
 from workbench.methods.training.interrupted import EpochLog
+from workbench.methods.training.worker import TrainingWorker
 from workbench.runtime.context import RankContext
+from workbench.runtime.device_server import Controls
+from workbench.runtime.process_group import group
+
+METHODS = {FineTuningRankJob: FineTuning, PacPlusRankJob: PacPlus, RingRankJob: RingAda}
+
+
+def train_rank(context: RankContext, job: Any) -> RankResult:
+    """Do a rank's part as one of all ranks."""
+    with (
+        group(context, job.timeout_s) as process_group,
+        TrainingWorker(METHODS[type(job)].phases_on, context.dilation) as worker,
+    ):
+        return worker.train(context, process_group, job, Controls())[1]
 
 
 def stop_in_the_first_epoch(context: RankContext, job: Any) -> None:
@@ -32,7 +49,7 @@ def _stop(context: RankContext, job: Any, at: tuple[int, int]) -> None:
 
     EpochLog.__call__ = note_and_stop
     try:
-        (FineTuning if isinstance(job, FineTuningRankJob) else PacPlus).run_rank(context, job)
+        train_rank(context, job)
     except InterruptedError:
         return
     finally:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from stopped_run import stop_in_the_second_epoch
+from stopped_run import stop_in_the_second_epoch, train_rank
 
 from tests.methods.builders import LEARNING_RATE, PLANS, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Stage
-from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.loading import load_stack, model_facts
@@ -95,7 +94,7 @@ def test_devices_train_as_one_process(
     job = rank_job(model, technique, plan, tmp_path)
     devices = (replace(one, framework="jax" if rank in jax else "torch") for rank, one in enumerate(job.cluster.devices))
     job = replace(job, cluster=replace(job.cluster, devices=tuple(devices)))
-    losses = losses_of(engines.run(FineTuning.run_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job] * 4))
     assert not list((tmp_path / "journals").glob("*")), "what unfinished epochs left"
     assert set(losses) == set(expected)
     for step, loss in expected.items():
@@ -117,13 +116,13 @@ def test_devices_of_two_frameworks_train_as_one_process(engines: EngineCluster, 
 def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_path: Path) -> None:
     """Two of three steps of the second epoch are done: the third gives the loss of an unbroken run, and so do the weights."""
     whole = rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path / "whole")
-    expected = losses_of(engines.run(FineTuning.run_rank, [whole] * 4))
+    expected = losses_of(engines.run(train_rank, [whole] * 4))
     stopped = replace(whole, folder=tmp_path / "stopped")
     begin(stopped)
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)
-    results = engines.run(FineTuning.run_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
+    results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
     assert losses_of([*former.results, *results]) == pytest.approx(expected, rel=1e-6)
     weights = whole.trained(1)
     for name, tensor in stopped.trained(1).items():
@@ -137,6 +136,6 @@ def test_what_stops_before_its_last_checkpoint_does_its_last_step_again(engines:
     assert not list((tmp_path / "checkpoints").glob("epoch-1-*"))
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 1)
-    results = engines.run(FineTuning.run_rank, [replace(stopped, **former.begins)] * 4)
+    results = engines.run(train_rank, [replace(stopped, **former.begins)] * 4)
     assert sorted(losses_of([*former.results, *results])) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert stopped.trained(EPOCHS - 1)

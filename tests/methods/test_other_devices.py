@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from stopped_run import stop_in_the_first_epoch, stop_in_the_second_epoch
+from stopped_run import stop_in_the_first_epoch, stop_in_the_second_epoch, train_rank
 
 from tests.methods.builders import PLANS, losses_of, make_rank_job, stage
 from tests.methods.conftest import four_devices
 from tests.methods.test_fine_tuning_equality import rank_job as fine_tuning_job
 from workbench.core import Cluster, Plan
 from workbench.methods.common.session import RankResult
-from workbench.methods.fine_tuning.method import FineTuning
-from workbench.methods.pac_plus.method import PacPlus
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.methods.training.phases import RankJob
 from workbench.models.loading import load_stack
@@ -52,11 +50,11 @@ def on_three(job: RankJob, plan: Plan) -> Any:
     return replace(job, cluster=three_devices(), plan=plan, profile=replace(job.profile, layers=cut))
 
 
-def go_on(run_rank: Callable[..., Any], job: Any, engines: EngineCluster) -> tuple[list[RankResult], tuple[int, int], dict]:
+def go_on(job: Any, engines: EngineCluster) -> tuple[list[RankResult], tuple[int, int], dict]:
     """Return what ranks did of the rest, where they began, and all losses."""
     former = take_up(job)
     message = replace(job, start_epoch=former.epochs, start_step=former.step, state=former.state)
-    results = engines.run(run_rank, [message] * job.cluster.world_size)
+    results = engines.run(train_rank, [message] * job.cluster.world_size)
     return results, (former.epochs, former.step), losses_of([*former.results, *results])
 
 
@@ -71,7 +69,7 @@ def same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def pac_plus_whole(three: EngineCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[tuple[int, int], float]]:
     """An unbroken PAC+ run on the three devices, and its losses."""
     job = on_three(pac_plus_job(tmp_path_factory.mktemp("whole")), THREE)
-    return job, losses_of(three.run(PacPlus.run_rank, [job] * 3))
+    return job, losses_of(three.run(train_rank, [job] * 3))
 
 
 def pac_plus_job(folder: Path, plan: Plan = FOUR) -> Any:
@@ -88,7 +86,7 @@ def test_pac_plus_goes_on_in_its_first_epoch(engines: EngineCluster, three: Engi
     assert not others.is_same and again.is_same and len(again.results) == 4
     joined = again.joined([RankResult(rank=rank) for rank in range(3)])  # ranks of the four are not theirs
     assert not any(trace.spans for result in joined for trace in result.steps)
-    results, at, losses = go_on(PacPlus.run_rank, on_three(job, THREE), three)
+    results, at, losses = go_on(on_three(job, THREE), three)
     assert at == (0, 2)
     assert "filling the cache again" in results[0].phases_s
     assert losses == pytest.approx(pac_plus_whole[1], rel=1e-4)
@@ -106,20 +104,20 @@ def test_pac_plus_moves_the_shards_to_other_devices(engines: EngineCluster, thre
     engines.run(stop_in_the_second_epoch, [job] * 4)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     again = replace(FOUR, stages=PLANS["[3, 3] on [2-2]"], cached=stage(0, 6, r0=4, r1=2, r3=2))
-    results, at, moved = go_on(PacPlus.run_rank, replace(job, plan=again), engines)
+    results, at, moved = go_on(replace(job, plan=again), engines)
     assert at == (1, 0)
     assert not any("filling the cache again" in result.phases_s for result in results)
     assert any("sharing the activations" in result.phases_s for result in results)
     assert sum(span.nbytes for result in results for span in result.redistribution) > 0
     unbroken = pac_plus_job(tmp_path / "unbroken", again)
-    assert moved == pytest.approx(losses_of(engines.run(PacPlus.run_rank, [unbroken] * 4)), rel=1e-4)
+    assert moved == pytest.approx(losses_of(engines.run(train_rank, [unbroken] * 4)), rel=1e-4)
 
     left = on_three(replace(job, folder=tmp_path / "copy"), THREE)
-    results, at, losses = go_on(PacPlus.run_rank, left, three)
+    results, at, losses = go_on(left, three)
     assert at == (1, 0)
     assert all("filling the cache again" in result.phases_s for result in results)
     unbroken = on_three(pac_plus_job(tmp_path / "three"), THREE)
-    assert losses == pytest.approx(losses_of(three.run(PacPlus.run_rank, [unbroken] * 3)), rel=1e-4)
+    assert losses == pytest.approx(losses_of(three.run(train_rank, [unbroken] * 3)), rel=1e-4)
 
 
 def test_an_unchanged_plan_keeps_the_steps_of_a_cached_epoch(engines: EngineCluster, tmp_path: Path) -> None:
@@ -128,18 +126,18 @@ def test_an_unchanged_plan_keeps_the_steps_of_a_cached_epoch(engines: EngineClus
     begin(job)
     engines.run(stop_in_the_second_epoch, [job] * 4)
     other = replace(FOUR, stages=PLANS["[3, 3] on [2-2]"])
-    results, at, losses = go_on(PacPlus.run_rank, replace(job, plan=other), engines)
+    results, at, losses = go_on(replace(job, plan=other), engines)
     assert at == (1, 2)
     assert not any("sharing the activations" in result.phases_s for result in results)
     unbroken = pac_plus_job(tmp_path / "unbroken")
-    assert losses == pytest.approx(losses_of(engines.run(PacPlus.run_rank, [unbroken] * 4)), rel=1e-4)
+    assert losses == pytest.approx(losses_of(engines.run(train_rank, [unbroken] * 4)), rel=1e-4)
 
 
 @pytest.mark.parametrize(("model", "technique"), [("tiny-bert", "lora"), ("tiny-t5", "full")])
 def test_fine_tuning_goes_on(model: str, technique: str, engines: EngineCluster, three: EngineCluster, tmp_path: Path) -> None:
     """After two of three steps of the second epoch, and again after one more, on four devices again: losses and weights."""
     whole = fine_tuning_job(model, technique, "[2, 2, 1, 1] on [1-1-1-1]", tmp_path / "whole")
-    expected = losses_of(engines.run(FineTuning.run_rank, [whole] * 4))
+    expected = losses_of(engines.run(train_rank, [whole] * 4))
     job = replace(whole, folder=tmp_path / "run")
     begin(job)
     engines.run(stop_in_the_first_epoch, [job] * 4)
@@ -148,7 +146,7 @@ def test_fine_tuning_goes_on(model: str, technique: str, engines: EngineCluster,
     assert (former.epochs, former.step, former.is_same) == (0, 2, False)
     message = replace(on_three(job, plan), start_step=2, state=former.state)
     three.run(stop_in_the_second_epoch, [message] * 3)
-    _, at, losses = go_on(FineTuning.run_rank, job, engines)
+    _, at, losses = go_on(job, engines)
     assert at == (1, 2)
     assert losses == pytest.approx(expected, rel=1e-4)
     found = job.trained(1)

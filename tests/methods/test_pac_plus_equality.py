@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from plain_training import reference_loss, train_reference
+from stopped_run import train_rank
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.core.errors import DamagedError
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import make_adapter
-from workbench.methods.pac_plus.method import PacPlus
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.loading import load_stack
@@ -84,7 +84,7 @@ def test_losses_and_weights_equal_one_process(model: str, name: str, kind: Kind,
     """
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[name], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, kind=kind)
-    losses = losses_of(engines.run(PacPlus.run_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job] * 4))
     reference, weights = train_in_one_process(stack, job.split, kind)
     # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
     assert losses == {step: pytest.approx(loss, rel=1e-5 if step[0] == 0 else 1e-4) for step, loss in reference.items()}
@@ -104,7 +104,7 @@ def test_a_backbone_computed_with_in_bfloat16_gives_what_it_gives_in_one_process
     quantization = QuantizationConfig(storage="bfloat16", compute="bfloat16")
     stack = quantize(load_stack(model), quantization)
     job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, quantization=quantization)
-    losses = losses_of(engines.run(PacPlus.run_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job] * 4))
     # bfloat16 rounds the sums of smaller products in another order.
     assert losses == {step: pytest.approx(loss, rel=1e-2) for step, loss in train_in_one_process(stack, job.split)[0].items()}
 
@@ -126,7 +126,7 @@ def test_gradients_on_devices_equal_one_process(engines: EngineCluster, tmp_path
     model = "all-MiniLM-L6-v2"
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=8, epochs=1)
-    engines.run(PacPlus.run_rank, [job] * 4)
+    engines.run(train_rank, [job] * 4)
     moments = State.load((tmp_path / "checkpoints").glob("moments-0-*"), "test")
     gradients_equal(moments.tensors, stack, job.split)
 
@@ -136,7 +136,7 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
     model = "tiny-bert"
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS["[2, 2, 2] on [2-1-1]"], four_devices(), tmp_path, samples=SAMPLES, epochs=2)
-    engines.run(PacPlus.run_rank, [job] * 4)
+    engines.run(train_rank, [job] * 4)
     seen = set()
     for rank in CACHED.ranks:
         name = job.cluster.devices[rank].name
@@ -159,7 +159,7 @@ def whole(engines: EngineCluster, tmp_path_factory: pytest.TempPathFactory) -> t
     """The folder of an uninterrupted run of three epochs, and its losses."""
     folder = tmp_path_factory.mktemp("whole")
     job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
-    return folder, losses_of(engines.run(PacPlus.run_rank, [job] * 4))
+    return folder, losses_of(engines.run(train_rank, [job] * 4))
 
 
 def without_its_end(whole: Path, folder: Path) -> Path:
@@ -175,7 +175,7 @@ def resume(folder: Path, engines: EngineCluster) -> tuple[list[RankResult], dict
     job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3, start_epoch=2)
     former = take_up(job)
     assert (former.epochs, former.step) == (2, 0)
-    results = engines.run(PacPlus.run_rank, [replace(job, start_epoch=former.epochs, state=former.state)] * 4)
+    results = engines.run(train_rank, [replace(job, start_epoch=former.epochs, state=former.state)] * 4)
     return results, losses_of([*former.results, *results])
 
 

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+from stopped_run import train_rank
+
 from tests.methods.builders import PLANS, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.core import Grid, LayerProfile, Share, Stage
-from workbench.methods.pac_plus.method import PacPlus
 from workbench.models.loading import load_stack
 from workbench.runtime.engines import EngineCluster
 
@@ -29,5 +30,5 @@ def test_idle_devices_outwait_epochs_longer_than_the_timeout(engines: EngineClus
     slow = replace(
         job, plan=replace(job.plan, cached=alone), profile=replace(job.profile, layers=((layer,) * 6,) * 4), is_paced=True, timeout_s=4.0
     )
-    losses = losses_of(engines.run(PacPlus.run_rank, [slow] * 4))
+    losses = losses_of(engines.run(train_rank, [slow] * 4))
     assert sorted(losses) == [(epoch, step) for epoch in range(2) for step in range(4)]

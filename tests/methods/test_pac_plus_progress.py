@@ -8,9 +8,9 @@ from tests.methods.builders import PLANS, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.core.job import Job
 from workbench.methods.base import Event
-from workbench.methods.common import records
 from workbench.methods.common.session import DeviceReporter, StepTrace
 from workbench.methods.pac_plus.method import PacPlus
+from workbench.methods.training.policy import OncePolicy
 from workbench.models.loading import load_stack
 from workbench.runs.progress import RunState
 from workbench.runtime.context import RankContext
@@ -27,7 +27,10 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
         events.append(event)
         state.update(event)
 
-    results = engines.run(PacPlus.run_rank, [job] * 4, on_event=records.Progress(job.plan, take))
+    policy = OncePolicy(job, take)
+    with engines.service(PacPlus.serve_rank) as devices:
+        policy.run(devices, job.cluster, job.job, adapts=False)
+    results = policy.results
     phases: dict[int, list[str]] = {rank: [] for rank in range(4)}
     for event in events:
         if event.kind == "device" and event.device is not None and event.device.phase not in phases[event.rank][-1:]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from stopped_run import train_rank
 
 from tests.methods.builders import losses_of
 from tests.methods.conftest import four_devices
 from tests.methods.ring_builders import ring_job, ring_plan, train_federated, train_on_ring, train_plainly, unequal_links
 from workbench.core import Plan, Share, Stage
 from workbench.core.schedule import SEND
-from workbench.methods.ringada.method import RingAda
 from workbench.methods.ringada.options import Unfreezing
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import Kind
@@ -175,7 +175,7 @@ def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_lin
     plan = ring_plan((0, 2), (2, 1), (1, 2), (3, 1))
     job = replace(ring_job("tiny-bert", plan, unequal_links(four_devices()), tmp_path), trace_steps=100)
     expected, weights = train_plainly(job)
-    results = engines.run(RingAda.run_rank, job.on_ranks())
+    results = engines.run(train_rank, job.on_ranks())
     losses, size = losses_of(results), job.steps_per_round
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(
         [sum(expected[first : first + size]) / size for first in range(0, len(expected), size)], rel=1e-5

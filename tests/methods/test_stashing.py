@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from one_process import run_program, run_schedule
-from stopped_run import stop_in_the_second_epoch
+from stopped_run import stop_in_the_second_epoch, train_rank
 from torch import Tensor
 
 from tests.methods.builders import LEARNING_RATE, free_profile, losses_of, made_up_split
@@ -23,7 +23,6 @@ from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
-from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, TechniquePhase, WindowOptimizer, all_parts
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import begin, take_up
@@ -264,14 +263,14 @@ def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCl
     """Executed on four devices in windows of three mini-batches: losses, weights; stopped in the second epoch, and gone on."""
     job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 3)
     expected, weights = with_delays(job)
-    losses = losses_of(engines.run(FineTuning.run_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job] * 4))
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(of_windows(expected, job), rel=1e-5)
     stopped = replace(job, folder=tmp_path / "stopped")
     begin(stopped)
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)
-    results = engines.run(FineTuning.run_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
+    results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
     assert losses_of([*former.results, *results]) == pytest.approx(losses, rel=1e-6)
     for name, tensor in stopped.trained(EPOCHS - 1).items():
         torch.testing.assert_close(tensor, job.trained(EPOCHS - 1)[name], rtol=1e-6, atol=1e-7)
@@ -284,7 +283,7 @@ def test_devices_never_drain(engines: EngineCluster, tmp_path: Path) -> None:
     """Executed in windows of four mini-batches, each of which begins the next one's."""
     job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 4)
     expected, weights = with_delays(job)
-    losses = losses_of(engines.run(FineTuning.run_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job] * 4))
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(of_windows(expected, job), rel=1e-5)
     trained = job.trained(EPOCHS - 1)
     for name, tensor in weights.items():

@@ -10,14 +10,10 @@ from workbench.runtime.context import Channel
 
 
 class FileChannel(Channel):
-    """The ranks of one folder meet.  peers: those that are known to be silent."""
+    """The ranks of one folder meet."""
 
     def __init__(self, folder: str | Path, world_size: int) -> None:
-        self.peers = list[int]()
         self._store = dist.FileStore(f"{folder}/store", world_size)
-
-    def silent_peers(self) -> list[int]:
-        return self.peers
 
     def store(self) -> dist.Store:
         return self._store

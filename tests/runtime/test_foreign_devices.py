@@ -202,7 +202,7 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     for _ in range(1000):
         agent = ScriptedAgent()
         scripted.append(agent)
-        service = EngineService(engines)
+        service = EngineService(engines, print, ())
         service.running = {0, 1}
         alpha.connection = Connection("alpha", ["ssh"], alpha._take)
         alpha.call, alpha.number = call, 1

@@ -41,7 +41,7 @@ LocalFolder = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-@takes_job(*(name for name in ALL_FIELDS if name not in ("faults", "converged_after", "backup_every")))
+@takes_job(*(name for name in ALL_FIELDS if name not in ("faults", "backup_every")))
 def command(
     job: Job,
     context: typer.Context,

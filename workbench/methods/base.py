@@ -21,6 +21,7 @@ from workbench.core.report import EpochRecord, Recovery, StepRecord, SweepPoint
 from workbench.core.serial import shown
 from workbench.core.timeline import Timeline
 from workbench.profiler.analytic import LayerCost
+from workbench.runtime.engine_service import Engines
 
 
 class DeviceState(NamedTuple):
@@ -100,17 +101,6 @@ class Outcome:
     notes: tuple[str, ...] = ()
     artifacts: dict[str, str] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
-
-
-class Engines(Protocol):
-    """The running devices: runtime.engines.EngineCluster, runtime.torchrun.TorchrunEngines, or a stand-in in tests."""
-
-    @property
-    def fidelity(self) -> Any:
-        """Return 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down."""
-
-    def run(self, function: Callable[[Any, Any], Any], payloads: Any, *, on_event: Callable[[int, Any], None] | None = None) -> list[Any]:
-        """Run function(context, payload) on every device."""
 
 
 class Prepared(Protocol):

@@ -22,7 +22,6 @@ CALLS = CallTable(
     {
         "workbench.runtime.measuring:measure_rank_host": "",
         "workbench.runtime.measuring:measure_rank_links": "",
-        "workbench.runtime.torchrun:measure_clock_offset": "",
         "workbench.runtime.torchrun:sees_file": "",
         "workbench.runtime.torchrun:remove_own_files": "",
         **_declared(),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import RuntimeSetupError
 
 DEVICES = "devices"
 """Subfolder of a run folder that holds each emulated device's disk."""
@@ -23,12 +21,8 @@ class Channel(Protocol):
     def send(self, event: Any) -> None:
         """Send one event."""
 
-    def silent_peers(self) -> Sequence[int]:
-        """Return the ranks known to be silent.  Empty where the leading process watches the engines and ends the job."""
-        return ()
-
     def store(self) -> Any:
-        """Return the torch.distributed.Store through which the ranks form groups.  None under torchrun, which provides one."""
+        """Return the torch.distributed.Store through which the ranks form groups."""
         return None
 
     def should_stop(self) -> bool:
@@ -37,7 +31,6 @@ class Channel(Protocol):
 
     def listen(self, take: Callable[[Any], None]) -> None:
         """Pass every command to `take`, in another thread, until the job ends."""
-        raise RuntimeSetupError("A rank was to take commands.", "It does one job as one of all ranks.", "Start its devices from here.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +69,6 @@ class RankContext:
         if self.channel is not None:
             self.channel.send(event)
 
-    def silent_peers(self) -> Sequence[int]:
-        """Return the ranks known to be silent."""
-        return () if self.channel is None else self.channel.silent_peers()
-
     def should_stop(self) -> bool:
         """Return whether the parent wants to end the run early."""
         return self.channel is not None and self.channel.should_stop()
-
-
-def torchrun_rank() -> tuple[int, int]:
-    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError if torchrun did not start it."""
-    try:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        raise RuntimeSetupError(
-            "A rank of torchrun was asked for.", "RANK and WORLD_SIZE are not in the environment.", "Start the program with torchrun."
-        ) from None

@@ -23,10 +23,15 @@ class News(NamedTuple):
 
 class Devices(Protocol):
     """The interface between whoever leads and the devices: implemented by engine_service.EngineService and
-    virtual_devices.VirtualDevices.  silence_s: a device that does not reply for longer counts as lost.
+    virtual_devices.VirtualDevices.
+
+    silence_s: a device that does not reply for longer counts as lost.  timeout_s: the least time-out of their jobs.
+    is_real: they are not emulated.
     """
 
     silence_s: float
+    timeout_s: float
+    is_real: bool
 
     def start(self, rank: int) -> None:
         """Start a device's job.  One that serves a coordinator publishes Ready once it accepts commands."""

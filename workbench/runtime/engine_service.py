@@ -43,11 +43,16 @@ class Engines(ABC):
     """The engines of a cluster, one for each device.  `run` and `service` may be used any number of times, one at a time.
 
     patience_s: how long the jobs of a run that failed are waited for before their engines are ended.
-    silence_s: a device that does not reply to its coordinator for longer is given up.
+    silence_s: a device that does not reply to its coordinator for longer is given up.  timeout_s: the least time-out of its jobs.
+    loses_devices: a run goes on without a device that is lost.
+    fidelity: 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down.
     """
 
     patience_s = _CLOSE_S
     silence_s = SILENCE_S
+    timeout_s = 0.0
+    loses_devices = True
+    fidelity: Any
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -176,7 +181,8 @@ class EngineService:
     def __init__(self, engines: Engines, function: Callable[..., Any], payloads: Sequence[Any]) -> None:
         self._engines, self._inbox = engines, engines.inbox
         self._function, self._payloads = function, payloads
-        self.silence_s, self.now_s = engines.silence_s, engines.now_s
+        self.silence_s, self.timeout_s, self.is_real = engines.silence_s, engines.timeout_s, engines.fidelity == "real"
+        self.now_s = engines.now_s
         self.running: set[int] = set()
         self._restarts: set[int] = set()
         self._closing = threading.Event()

@@ -75,13 +75,52 @@ class _Pipe:
                 self._end.sendall(data)
 
 
-class LocalSeat(Seat):
-    """An emulated device: its engine is a process of this machine, at the other end of a socket pair."""
+class PipeSeat(Seat):
+    """A device whose engine is at the other end of a socket pair and sees the run's files."""
+
+    _pipe: _Pipe | None = None
+
+    def connect(self, end: socket.socket) -> None:
+        """Expect a new engine.  end: ours."""
+        self._renew()
+        self._pipe = _Pipe(end, self._hear, self._ended)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+    def bring(self, paths: Sequence[Path]) -> None:
+        """Send nothing: the device sees the run's files."""
+
+    def _write(self, data: bytes) -> None:
+        pipe = self._pipe
+        if pipe is not None:
+            pipe.write(data)
+
+    # In the thread that reads.
+
+    def _ended(self, error: Exception | None) -> None:
+        self.kill()
+        told = None if error is None else error.found if isinstance(error, MessageError) else f"What it sent led to: {error}."
+        self._gone(told or "its engine was killed or crashed.", told)
+
+    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        if asked.operation == "fetch":
+            raise foreign("a question to the store", "weights, which this device has itself")
+        self.inbox.store.ask(self.rank, asked, reply)
+
+    def _keep(self, part: FilePart) -> None:
+        raise foreign("a message of an engine", "a file, which this device shares")
+
+
+class LocalSeat(PipeSeat):
+    """An emulated device: its engine is a process of this machine."""
 
     def __init__(self, rank: int, device: Device, inbox: Inbox, session: EngineSession) -> None:
         super().__init__(rank, device, inbox)
         self._session = session
-        self._pipe: _Pipe | None = None
         self.engine: ProcessId | None = None
 
     def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -94,8 +133,7 @@ class LocalSeat(Seat):
         except BaseException:
             ours.close()
             raise
-        self._renew()
-        self._pipe = _Pipe(ours, self._hear, self._ended)
+        self.connect(ours)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the engine.  Raises RuntimeSetupError, or EnginesLate after the time-out."""
@@ -110,11 +148,8 @@ class LocalSeat(Seat):
 
     def close(self) -> None:
         """End the engine."""
-        if self.engine is not None:
-            self.engine.kill()
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        self.kill()
+        super().close()
 
     def kill(self) -> None:
         """End the engine at once."""
@@ -146,29 +181,6 @@ class LocalSeat(Seat):
     def memory(self) -> MemoryReading | None:
         """Return the engine's memory, read from outside.  None if it is dead."""
         return read_memory(self.engine.pid) if self.engine is not None and self.engine.alive else None
-
-    def bring(self, paths: Sequence[Path]) -> None:
-        """Send nothing: the device sees the run's files."""
-
-    def _write(self, data: bytes) -> None:
-        pipe = self._pipe
-        if pipe is not None:
-            pipe.write(data)
-
-    # In the thread that reads.
-
-    def _ended(self, error: Exception | None) -> None:
-        self.kill()
-        told = None if error is None else error.found if isinstance(error, MessageError) else f"What it sent led to: {error}."
-        self._gone(told or "its engine was killed or crashed.", told)
-
-    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
-        if asked.operation == "fetch":
-            raise foreign("a question to the store", "weights, which this device has itself")
-        self.inbox.store.ask(self.rank, asked, reply)
-
-    def _keep(self, part: FilePart) -> None:
-        raise foreign("a message of an engine", "a file, which this device shares")
 
 
 class EngineSession:

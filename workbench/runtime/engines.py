@@ -38,7 +38,7 @@ class EngineCluster(Engines):
 
     def __init__(self, cluster: Cluster, fidelity: Fidelity, reason: str) -> None:
         super().__init__(cluster)
-        self.fidelity: Fidelity = fidelity
+        self.fidelity = fidelity
         self.fidelity_reason = reason
         self.keeps_variables = False
         self.inbox.most_bytes = 1 << 32  # its engines are our own processes

@@ -141,7 +141,7 @@ class PipeChannel(Channel):
     moved: the run's folder there and here; None: it is the same.
     """
 
-    def __init__(self, engine: _Engine, number: int, call: Call, context: RankContext, moved: Moved | None) -> None:
+    def __init__(self, engine: Engine, number: int, call: Call, context: RankContext, moved: Moved | None) -> None:
         self._engine, self._number, self._call, self._context, self._moved = engine, number, call, context, moved
         self._footprint_bytes = read_memory().anonymous_bytes
         self._lock, self._arriving = threading.Lock(), threading.Lock()
@@ -193,13 +193,16 @@ class PipeChannel(Channel):
         self._take(command)
 
 
-class _Engine:
-    """The two pipes.  inward, outward: their descriptors.  stopped: number of the last job that was asked to end early."""
+class Engine:
+    """Does what comes through one pipe and answers through another.  inward, outward: their descriptors.
 
-    def __init__(self, table: CallTable, inward: int, outward: int) -> None:
-        self._table, self._in, self._out = table, inward, outward
+    ended(engine): called when the pipe has ended, in the thread that reads.  stopped: number of the last job that was asked to end early.
+    """
+
+    def __init__(self, table: CallTable, inward: int, outward: int, ended: Callable[[Engine], None]) -> None:
+        self._table, self._in, self._out, self._ended = table, inward, outward, ended
         self._writing = threading.Lock()
-        self._calls: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._replies: dict[int, queue.SimpleQueue[bytes]] = {}
         self._asked, self._fetching = 0, threading.Lock()
         self._channel: PipeChannel | None = None
@@ -238,7 +241,7 @@ class _Engine:
             raise MissingDataError(f"Weights of a model ('{places[0]}') were to be sent to this device.", found.decode(), "Run again.")
 
     def read(self) -> None:
-        """Take messages until the pipe ends; then end this process with all that it has started."""
+        """Take messages until the pipe ends."""
         messages = Messages(TO_ENGINE, _MOST_MESSAGE_BYTES)
         buffer = memoryview(bytearray(FILE_CHUNK))  # once: a job may have used up its memory budget when a message comes
         try:
@@ -247,7 +250,7 @@ class _Engine:
                     self._take(message)
         except Exception:  # whatever it is: without its laptop an engine is of no use
             traceback.print_exc()
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+        self._ended(self)
 
     def _take(self, message: Message) -> None:
         match message.kind:
@@ -263,10 +266,22 @@ class _Engine:
             case "reply" if message.number in self._replies:
                 self._replies[message.number].put(message.data)
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a job is under way."""
+        return self._channel is not None
+
+    def finish(self) -> None:
+        """Let `work` return after the present job."""
+        self._calls.put(None)
+
     def work(self) -> None:
-        """Do one call after the other."""
-        while True:
-            message = self._calls.get()
+        """Take messages in another thread, and do one call after the other here, until `finish` is called."""
+        threading.Thread(target=self.read, name="leader", daemon=True).start()
+        self.send("ready", __version__.encode())
+        for name in os.environ.get("WORKBENCH_IMPORTS", "").split():  # while whoever leads prepares what will need them
+            importlib.import_module(name)
+        while (message := self._calls.get()) is not None:
             answer = self._answer(message)
             if self._channel is not None and self._channel.upward is not None:
                 self._channel.upward.everything()
@@ -324,9 +339,9 @@ def serve(table: CallTable) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
     os.environ["WORKBENCH_THREADS"] = str(torch.get_num_threads())  # a device is measured as it runs
-    engine = _Engine(table, inward, outward)
-    threading.Thread(target=engine.read, name="laptop", daemon=True).start()
-    engine.send("ready", __version__.encode())
-    for name in os.environ.get("WORKBENCH_IMPORTS", "").split():  # while the laptop prepares what will need them
-        importlib.import_module(name)
-    engine.work()
+    Engine(table, inward, outward, _end_all).work()
+
+
+def _end_all(engine: Engine) -> None:
+    """End this process with all that it has started: without its laptop an engine is of no use."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)

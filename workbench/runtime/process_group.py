@@ -1,4 +1,4 @@
-"""Open and close gloo groups (rendezvous through the leading process or torchrun), and compare the ranks' programs."""
+"""Open and close gloo groups (rendezvous through the leading process), and compare the ranks' programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from workbench.core.errors import DeviceLostError, GroupNotFormedError
 from workbench.core.program import Program, require_same
@@ -64,14 +63,10 @@ def open_group(
     try:
         if context.interface:
             os.environ["GLOO_SOCKET_IFNAME"] = context.interface
-        shared = None if context.channel is None else context.channel.store()
-        if shared is not None:
-            store, rank, world_size = dist.PrefixStore(name, shared), context.rank, context.world_size
-            shared.set_timeout(timeout)
-        else:
-            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-            # Each group has separate keys: a former group's keys contain addresses at which nobody listens any more.
-            store = dist.PrefixStore(f"group/{context.generation}/{name}", store)
+        assert context.channel is not None, "only ranks with a leader form groups"
+        shared, rank, world_size = context.channel.store(), context.rank, context.world_size
+        shared.set_timeout(timeout)
+        store = dist.PrefixStore(name, shared)
         missing = _call_the_roll(store, rank, world_size, timeout_s, is_wanted)
         if missing:
             raise GroupNotFormedError(
@@ -131,7 +126,7 @@ def close_group() -> None:
 class Meeting:
     """A barrier for all ranks of the default group, however long each of them still works.
 
-    The wait ends at once if a rank dies, soon if a rank becomes silent, and after LONGEST_WAIT_S if a rank does not arrive.
+    The wait ends at once if a rank dies or whoever leads gives up, and after LONGEST_WAIT_S if a rank does not arrive.
     names: of the devices, by rank.  given_up: returns why waiting is pointless, or None.
     """
 
@@ -151,12 +146,11 @@ class Meeting:
         work, begin_s, pause_s = self._group.allreduce([tensor]), time.monotonic(), 1e-4
         try:
             while not work.is_completed():
-                silent = [rank for rank in self._context.silent_peers() if rank in self._missing()]
                 given_up = self._given_up()
-                if silent or given_up is not None:
+                if given_up is not None:
                     # The pending sum cannot be cancelled, and freeing a gloo group waits for it, so this group is never freed.
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-                    raise given_up or self._lost(asked, silent, "shows no sign of life", begin_s)
+                    raise given_up
                 time.sleep(pause_s)
                 pause_s = min(0.01, 1.5 * pause_s)
             work.wait()

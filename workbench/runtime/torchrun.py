@@ -1,254 +1,332 @@
-"""Use ranks started by torchrun, on one machine or several, instead of emulated engines: rank 0 calls, the others serve.
+"""The ranks that torchrun started, as devices: each is the same engine as any other device's, and rank 0 leads besides.
 
-Calls, answers and events go through torchrun's key-value store as typed messages (see messages); tensors go through gloo.
-Neither is encrypted.  Anyone who can reach rank 0's port can disturb a run, but cannot make a rank run functions outside the table.
-With the same WORKBENCH_SECRET in every rank's environment, messages from others are refused.
+Frames travel as bytes through one gloo group of all ranks, beside the groups that runs form.  What comes is decoded into declared types
+with limits, and a rank calls only functions of its table.  torchrun's key-value store has no authentication and may listen on all
+interfaces, so nothing is in it but gloo's addresses of that one group: with the same WORKBENCH_SECRET in every rank's environment, whoever
+got in between there is refused before the first frame.  Neither frames nor tensors are encrypted.
+
+A rank that is lost ends the run, with an error that names it: torchrun ends or restarts all ranks, and `--resume` goes on.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
+import select
 import shutil
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError
-from workbench.runtime.context import RankContext, torchrun_rank
-from workbench.runtime.jobs import Outcome, error_of, only_peers_blamed, root_cause
-from workbench.runtime.memory import lift_all_budgets
-from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, decode, encode
-from workbench.runtime.process_group import close_group, group
-from workbench.runtime.store_mail import SILENT_S, Listener, Pulse, StoreChannel, StoreMail
+from workbench.core.errors import ConfigError, DeviceLostError, MessageError, RuntimeSetupError
+from workbench.runtime.context import RankContext
+from workbench.runtime.engine_service import Engines
+from workbench.runtime.engine_session import PipeSeat
+from workbench.runtime.frames import FILE_CHUNK, foreign
+from workbench.runtime.messages import Call, CallTable
+from workbench.runtime.pipe_engine import Engine
 
-_POLL_S = 0.05
-_GRACE_S = 5.0
-"""After the first failure, the other ranks get this long to report theirs, which may be the cause."""
+BEAT_S, SILENT_S = 5.0, 60.0
+"""An idle rank sends a sign of life after some seconds; one that is silent for longer is lost."""
+LOADING_S = 300.0
+"""How long a rank waits for a silent one, which may need this time to load its layers.  A lost connection is detected at once."""
+_END_S = 10.0
 _CLOCK_ROUNDS = 10
+_END = -1
+"""Sent instead of the size of what follows."""
 
 
-class TorchrunEngines:
-    """All ranks of a torchrun job: the counterpart of EngineCluster, which runs emulated devices.
+class Line:
+    """Carries the bytes of a socket to another rank, and what that rank sends into the socket.
 
-    rank 0: call `run` any number of times, then `end`.  Other ranks: call `serve`.  calls: the functions that may be run.
-    cluster: known only on rank 0.  local_folder: where each rank stores large private files ('' uses the job's folder).
+    lost(why): called if the other rank is gone or silent.
     """
 
-    fidelity: Literal["real"] = "real"
+    def __init__(self, group: Any, peer: int, end: socket.socket, lost: Callable[[str], None]) -> None:
+        self._group, self._peer, self._end, self._lost = group, peer, end, lost
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._receive)]
+        for thread in self._threads:
+            thread.start()
 
-    def __init__(self, rank: int, world_size: int, connect: Callable[[], dist.Store], calls: CallTable) -> None:
+    def join(self) -> None:
+        """Wait until both sides have ended, for a while; close the socket."""
+        for thread in self._threads:
+            thread.join(_END_S)
+        self._end.close()
+
+    def _send(self) -> None:
+        with suppress(RuntimeError, OSError):  # the thread that receives says why
+            size = 0
+            while size != _END:
+                waiting = select.select([self._end], [], [], BEAT_S)[0]
+                data = self._end.recv(FILE_CHUNK) if waiting else b""
+                size = _END if waiting and not data else len(data)
+                self._group.send([torch.tensor([size])], self._peer, 0).wait()
+                if data:
+                    self._group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], self._peer, 0).wait()
+
+    def _receive(self) -> None:
+        try:
+            size = torch.zeros(1, dtype=torch.int64)
+            while True:
+                self._group.recv([size], self._peer, 0).wait()
+                if int(size) == _END:
+                    break
+                if not 0 <= int(size) <= FILE_CHUNK:
+                    raise foreign("a part of a frame", f"it has {int(size):,} bytes, at most {FILE_CHUNK:,} are allowed")
+                if int(size):  # otherwise a sign of life
+                    data = torch.empty(int(size), dtype=torch.uint8)
+                    self._group.recv([data], self._peer, 0).wait()
+                    self._end.sendall(data.numpy())
+        except MessageError as error:
+            self._lost(error.found)
+        except (RuntimeError, OSError) as error:
+            silent = "imed out" in str(error)
+            self._lost(f"It showed no sign of life for {SILENT_S:g} s." if silent else "Its process has ended.")
+        finally:
+            with suppress(OSError):
+                self._end.shutdown(socket.SHUT_WR)
+
+
+class RankSeat(PipeSeat):
+    """A rank, which nobody here can start, end or restart."""
+
+    def open(self) -> None:
+        """Do nothing: torchrun has started it."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for its engine.  Raises DeviceLostError."""
+        if not self.ready.wait(timeout_s or LOADING_S):
+            self.lost(f"Its engine did not come up within {LOADING_S:g} s.")
+        self.require()
+
+    def kill(self) -> None:
+        """Give it up."""
+        self.lost("It was given up: it gave no sign of life.")
+
+    def freeze(self) -> None:
+        """Do nothing: no fault is injected here."""
+
+    def look(self) -> None:
+        """Raise DeviceLostError if it is lost."""
+        self.require()
+
+    def lost(self, why: str) -> None:
+        """Note that it is lost; from any thread."""
+        self._gone(why, why)
+
+    def _gone(self, why: str, told: str | None) -> None:
+        if not self.why:  # what comes first is the cause
+            super()._gone(why, told)
+
+    def require(self) -> None:
+        """Raise DeviceLostError if it is lost."""
+        if self.why:
+            asked = f"Device '{self.device.name}' (rank {self.rank}) was in a run."
+            raise DeviceLostError(asked, f"It is lost. {self.why}", "See its own output; start all ranks again, with --resume.")
+
+    @property
+    def cpu_s(self) -> float:
+        """Return 0: it is not known."""
+        return 0.0
+
+    @property
+    def memory(self) -> None:
+        """Return None: it is not known."""
+
+
+class TorchrunEngines(Engines):
+    """All ranks of a torchrun job.
+
+    rank 0: call `lead`, then use them as any other engines, then `end`.  Other ranks: call `serve`.  calls: the functions that may be run.
+    local_folder: where each rank stores large private files ('' uses the job's folder).
+    """
+
+    fidelity = "real"
+    loses_devices = False
+    silence_s = SILENT_S
+    timeout_s = LOADING_S
+
+    def __init__(self, rank: int, world_size: int, group: Any, calls: CallTable) -> None:
         self.rank, self.world_size = rank, world_size
-        self.cluster: Cluster | None = None
-        self.local_folder = ""
-        self._connect, self._table = connect, calls
-        self._store = connect()
-        self._pulse = Pulse(connect, rank, world_size)
-        self._generation = 0
-        self._clock_offsets_s = (0.0,) * world_size
+        self._group, self._table = group, calls
+        self._lines: list[Line] = []
+        self._seats: list[RankSeat] = []
+        self._local_folder = ""
+        peers = range(1, world_size) if rank == 0 else (0,)
+        self._offsets_s = {peer: _met(group, rank, peer) for peer in peers}
 
     @classmethod
     def join(cls, calls: CallTable, timeout_s: float = 60.0) -> TorchrunEngines:
-        """Connect this process to its job.  Raises RuntimeSetupError if torchrun did not start it, or its store is unreachable."""
+        """Connect this process to its job.  Raises RuntimeSetupError if torchrun did not start it, or the others are not reached."""
         rank, world_size = torchrun_rank()
-        address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "29500")
+        address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
         if interface := _interface_towards(address):
             # gloo then does not guess an interface from the host's name, and listens on no other interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        prefix = f"workbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        hosts = [rank == 0 and not agent]  # the first connection may need to open the store
-
-        def connect() -> dist.Store:
-            timeout = timedelta(seconds=timeout_s)
-            listening: dict[str, Any] = {}
-            if hosts and hosts.pop():
-                # Our socket listens only at that address; torch's own would listen at every address of the machine.
-                listening = {"is_master": True, "master_listen_fd": socket.create_server((address, int(port))).detach()}
-            store = dist.TCPStore(address, int(port), world_size, timeout=timeout, wait_for_workers=False, **listening)
-            return dist.PrefixStore(prefix, store)
-
         try:
-            engines = cls(rank, world_size, connect, calls)
+            listening: dict[str, Any] = {}
+            if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                # Our socket listens only at that address; torch's own would listen at every address of the machine.
+                listening = {"is_master": True, "master_listen_fd": socket.create_server((address, port)).detach()}
+            timeout = timedelta(seconds=timeout_s)
+            store = dist.TCPStore(address, port, world_size, timeout=timeout, wait_for_workers=False, **listening)
+            prefix = f"workbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            group = dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), rank, world_size, timeout)
+            group._set_default_timeout(timedelta(seconds=SILENT_S))
         except (RuntimeError, ValueError, OSError) as error:
             raise RuntimeSetupError(
-                f"Rank {rank} of {world_size} tried to reach rank 0 at {address}:{port}.",
+                f"Rank {rank} of {world_size} tried to reach the others through rank 0 at {address}:{port}.",
                 f"{str(error).splitlines()[0]}.",
                 "Check --master-addr and the network between the machines.",
             ) from error
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # process groups reuse the open store
-        return engines
+        return cls(rank, world_size, group, calls)
 
     def lead(self, cluster: Cluster, local_folder: str = "") -> None:
-        """Prepare rank 0 for calls: assign the devices to the ranks, and align the ranks' clocks.
-
-        Raises ConfigError if the number of devices differs from the number of ranks.
-        """
+        """Give each rank a device of a cluster (rank 0).  Raises ConfigError if there are not as many ranks."""
         if cluster.world_size != self.world_size:
             raise ConfigError(
                 f"Cluster '{cluster.name}' with {cluster.size_words} was asked for.",
                 f"torchrun started {self.world_size} processes.",
                 "Describe one device for each process (--nnodes times --nproc-per-node).",
             )
-        self.cluster, self.local_folder = cluster, local_folder
-        self._pulse.start()
-        self._clock_offsets_s = tuple(self.run(measure_clock_offset, [None] * self.world_size))
+        super().__init__(cluster)
+        self._local_folder = local_folder
+        for rank, device in enumerate(cluster.devices):
+            seat, (ours, theirs) = RankSeat(rank, device, self.inbox), socket.socketpair()
+            seat.connect(ours)
+            self._seats.append(seat)
+            if rank == 0:
+                threading.Thread(target=self._work, args=(theirs,), name="rank 0's engine", daemon=True).start()
+            else:
+                self._lines.append(Line(self._group, rank, theirs, seat.lost))
 
-    def run(
-        self, function: Callable[[Any, Any], Any], payloads: Sequence[Any], *, on_event: Callable[[int, Any], None] | None = None
-    ) -> list[Any]:
-        """Run function(context, payloads[rank]) on every rank at once; return the results by rank.
-
-        function: must be in the table.  on_event(rank, event): called in another thread.
-        Raises the error of the root-cause rank, with the device named, or DeviceLostError if a rank does not answer.
-        """
-        cluster = self.cluster
-        assert cluster is not None and self.rank == 0, "only rank 0 calls, after lead()"
-        assert len(payloads) == self.world_size
-        call = self._table.call(function)
-        self._generation += 1
-        mail = StoreMail(self._store, self._generation)
-        contexts = [
-            RankContext(
-                rank=rank,
-                world_size=self.world_size,
-                device=device,
-                cluster=cluster,
-                fidelity="real",
-                generation=self._generation,
-                clock_offset_s=self._clock_offsets_s[rank],
-                local_folder=self.local_folder,
-            )
-            for rank, device in enumerate(cluster.devices)
-        ]
-        encoded = {id(payload): encode(payload) for payload in payloads}  # usually all ranks get the same payload
-        for context, payload in zip(contexts[1:], payloads[1:], strict=True):
-            mail.put(f"call/{context.rank}", CallMessage(function=call.name, context=context, payload=encoded[id(payload)]))
-        listener = None
-        if on_event is not None:
-            listener = Listener(StoreMail(self._connect(), self._generation), self.world_size, call, on_event)
-        names = [device.name for device in cluster.devices]
-        try:
-            own = _answer(lambda: call.function(self._joined(contexts[0], mail), payloads[0]))
-            outcomes = {0: own.outcome(0, call, names[0])}
-            self._collect(mail, call, names, outcomes)
-        finally:
-            if listener is not None:
-                listener.finish()
-        failures = {rank: error_of(outcome, names[rank]) for rank, outcome in outcomes.items() if outcome.error is not None}
-        missing = [rank for rank in range(self.world_size) if rank not in outcomes]
-        if missing and only_peers_blamed(failures):
-            silent = [rank for rank in self._pulse.silent() if rank in missing]
-            rank = (silent or missing)[0]
-            raise DeviceLostError(
-                f"Device '{names[rank]}' (rank {rank}) was running {call.name}.",
-                f"It showed no sign of life for {SILENT_S:g} s." if silent else "It did not answer.",
-                "See its own output; run again.",
-            )
-        if failures:
-            raise failures[root_cause(failures)]
-        if listener is not None and listener.failure is not None:
-            raise listener.failure
-        return [outcomes[rank].result for rank in range(self.world_size)]
+    def _work(self, end: socket.socket) -> None:
+        """Be rank 0's engine until it hangs up."""
+        with end:
+            Engine(self._table, end.fileno(), end.fileno(), Engine.finish).work()
 
     def serve(self) -> None:
-        """Answer rank 0's calls until it ends them (all ranks but 0).  Raises DeviceLostError if rank 0 ends early or becomes silent.
+        """Be a device until rank 0 ends (all ranks but 0).  Ends this process if rank 0 is lost, or ends while a job is under way."""
+        ours, theirs = socket.socketpair()
 
-        A message that is not a valid call is answered with an error, and nothing is run.
-        """
-        self._pulse.start()
-        try:
-            while self._serve_one():
-                pass
-        finally:
-            self._pulse.stop()
+        def lost(why: str) -> None:
+            error = DeviceLostError(f"Rank {self.rank} did what rank 0 asks for.", f"Rank 0 is lost. {why}", "See its own output.")
+            sys.stderr.write(f"{error}\n")
+            os._exit(1)
 
-    def _serve_one(self) -> bool:
-        """Answer the next call.  Returns False if no more calls follow."""
-        self._generation += 1
-        mail, key = StoreMail(self._store, self._generation), f"call/{self.rank}"
-        asked, todo = f"Rank {self.rank} waited for rank 0's calls.", "See its own output."
-        ends = False
+        def ended(engine: Engine) -> None:
+            if engine.is_busy:
+                os._exit(1)
+            engine.finish()
 
-        def work() -> Any:
-            nonlocal ends
-            message = mail.take(key, CallMessage, f"A call of rank {self.rank}")
-            if ends := not message.function:
-                return None
-            call = self._table.named(message.function)
-            payload = decode(message.payload, call.payload, f"What {call.name} is given")
-            assert message.context is not None
-            return call.function(self._joined(message.context, mail), payload)
-
-        try:
-            while not mail.has(key):
-                if 0 in self._pulse.silent():
-                    raise DeviceLostError(asked, f"Rank 0 showed no sign of life for {SILENT_S:g} s.", todo)
-                time.sleep(_POLL_S)
-            answer = _answer(work)
-            if not ends:
-                mail.put(f"answer/{self.rank}", answer)
-        except (RuntimeError, ConnectionError) as error:
-            raise DeviceLostError(asked, "Rank 0 has gone.", todo) from error
-        return not ends
+        engine = Engine(self._table, ours.fileno(), ours.fileno(), ended)
+        line = Line(self._group, 0, theirs, lost)
+        with ours:
+            engine.work()
+            ours.shutdown(socket.SHUT_WR)
+        line.join()
 
     def end(self) -> None:
         """Make the other ranks return from `serve` (rank 0)."""
-        self._generation += 1
-        mail = StoreMail(self._store, self._generation)
-        for rank in range(1, self.world_size):
-            mail.put(f"call/{rank}", CallMessage())
-        self._pulse.stop()
-        time.sleep(4 * _POLL_S)  # if rank 0 hosts the store, the others must read this before it closes
+        for seat in self._seats:
+            seat.close()
+        for line in self._lines:
+            line.join()
 
-    def _joined(self, context: RankContext, mail: StoreMail) -> RankContext:
-        return replace(context, channel=StoreChannel(mail, context.rank, self._pulse.silent))
+    @property
+    def seats(self) -> Sequence[RankSeat]:
+        """Return the devices by rank."""
+        return self._seats
 
-    def _collect(self, mail: StoreMail, call: Call, names: Sequence[str], outcomes: dict[int, Outcome]) -> None:
-        """Collect the other ranks' answers until all are present or one is silent.  After a failure, the rest get a short grace time."""
-        deadline_s = None
-        while missing := [rank for rank in range(self.world_size) if rank not in outcomes]:
-            for rank in missing:
-                if mail.has(f"answer/{rank}"):
-                    try:
-                        answer = mail.take(f"answer/{rank}", AnswerMessage, f"The answer of device '{names[rank]}'")
-                        outcomes[rank] = answer.outcome(rank, call, names[rank])
-                    except WorkbenchError as error:
-                        outcomes[rank] = Outcome(rank=rank, error=error, text=str(error))
-            if deadline_s is None and any(outcome.error is not None for outcome in outcomes.values()):
-                deadline_s = time.monotonic() + _GRACE_S
-            if (deadline_s is not None and time.monotonic() > deadline_s) or set(missing).intersection(self._pulse.silent()):
-                return
-            time.sleep(_POLL_S)
+    def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
+        """Return a function of the table.  Raises RuntimeSetupError for any other."""
+        return self._table.call(function), payload
+
+    def context(self, rank: int) -> RankContext:
+        """Return the context of a rank's next job."""
+        return RankContext(
+            rank=rank,
+            world_size=self.world_size,
+            device=self.cluster.devices[rank],
+            cluster=self.cluster,
+            fidelity="real",
+            generation=self.number,
+            clock_offset_s=self._offsets_s.get(rank, 0.0),
+            local_folder=self._local_folder,
+        )
+
+    def now_s(self) -> float:
+        """Return the monotonic clock of rank 0."""
+        return time.monotonic()
+
+    def _prepare(self) -> None:
+        for seat in self._seats:
+            seat.wait()
+
+    def _finish(self, busy: Sequence[int]) -> None:
+        for rank in busy:
+            self._seats[rank].lost("It did not end its job.")
+
+    def _give_up(self) -> None:
+        """Try again with the same processes: nobody here can start others."""
 
 
-def measure_clock_offset(context: RankContext, payload: None) -> float:
-    """Return the offset from this rank's monotonic clock to rank 0's, in seconds, from the fastest of several round trips."""
-    offset_s, shortest_s = 0.0, float("inf")
-    clock = torch.zeros(1, dtype=torch.float64)
-    with group(context, 60.0, "clock"):
-        for peer in range(1, context.world_size):
-            for _ in range(_CLOCK_ROUNDS):
-                if context.rank == peer:
-                    begin_s = time.monotonic()
-                    dist.send(clock, 0)
-                    dist.recv(clock, 0)
-                    end_s = time.monotonic()
-                    if end_s - begin_s < shortest_s:
-                        shortest_s, offset_s = end_s - begin_s, clock.item() - (begin_s + end_s) / 2
-                elif context.rank == 0:
-                    dist.recv(clock, peer)
-                    clock.fill_(time.monotonic())
-                    dist.send(clock, peer)
+def torchrun_rank() -> tuple[int, int]:
+    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError if torchrun did not start it."""
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        raise RuntimeSetupError(
+            "A rank of torchrun was asked for.", "RANK and WORLD_SIZE are not in the environment.", "Start the program with torchrun."
+        ) from None
+
+
+def _met(group: Any, rank: int, peer: int) -> float:
+    """Meet another rank, which is rank 0 or meets it: see that it knows the secret, and compare clocks.
+
+    Return, on rank 0, the offset from the other's monotonic clock to rank 0's, in seconds, from the fastest of several round trips.
+    Raises RuntimeSetupError.
+    """
+
+    def exchanged(own: bytes) -> bytes:
+        other = torch.empty(len(own), dtype=torch.uint8)
+        sends = group.send([torch.frombuffer(bytearray(own), dtype=torch.uint8)], peer, 0)
+        group.recv([other], peer, 0).wait()
+        sends.wait()
+        return other.numpy().tobytes()
+
+    secret = os.environ.get("WORKBENCH_SECRET", "").encode()
+    mine = secrets.token_bytes(32)
+    yours = exchanged(mine)
+    answer = exchanged(hmac.digest(secret, f"rank {rank}/".encode() + yours, "sha256"))
+    if not hmac.compare_digest(answer, hmac.digest(secret, f"rank {peer}/".encode() + mine, "sha256")):
+        asked = f"Rank {rank} met rank {peer}."
+        raise RuntimeSetupError(asked, "It does not know this run's secret.", "Set the same WORKBENCH_SECRET on every device.")
+    clock, offset_s, shortest_s = torch.zeros(1, dtype=torch.float64), 0.0, float("inf")
+    for _ in range(_CLOCK_ROUNDS):
+        if rank:
+            group.recv([clock], peer, 0).wait()
+            group.send([clock.fill_(time.monotonic())], peer, 0).wait()
+            continue
+        begin_s = time.monotonic()
+        group.send([clock], peer, 0).wait()
+        group.recv([clock], peer, 0).wait()
+        end_s = time.monotonic()
+        if end_s - begin_s < shortest_s:
+            shortest_s, offset_s = end_s - begin_s, (begin_s + end_s) / 2 - clock.item()
     return offset_s
 
 
@@ -258,7 +336,7 @@ def sees_file(context: RankContext, path: Path, patience_s: float = 5.0) -> bool
     while not path.is_file():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(0.05)
     return True
 
 
@@ -269,19 +347,6 @@ def remove_own_files(context: RankContext, payload: None) -> None:
     with suppress(OSError):  # only the last rank of a machine finds them empty
         own.parent.rmdir()
         own.parent.parent.rmdir()
-
-
-def _answer(work: Callable[[], Any]) -> AnswerMessage:
-    """Do the work and return its result or error as a message."""
-    try:
-        return AnswerMessage(result=encode(work()))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # rank 0 finds the cause among all ranks' errors
-        return AnswerMessage.of_error(error)
-    finally:
-        lift_all_budgets()
-        close_group()
 
 
 def _interface_towards(address: str) -> str | None:

@@ -103,7 +103,7 @@ class VirtualDevices:
     commands: (seconds, rank, command) of all commands sent.
     """
 
-    silence_s = SILENCE_S
+    silence_s, timeout_s, is_real = SILENCE_S, 0.0, False
 
     def __init__(self, world_size: int, work: VirtualWork, world: VirtualWorld | None = None) -> None:
         self._work, self._world = work, world or VirtualWorld()

@@ -25,7 +25,7 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.options import METHOD, Precision
-from workbench.methods.p_rge.policy import History, ProfileOf, QueryPolicy, changed_notes, fitted_setting, notes_of, together, words
+from workbench.methods.p_rge.policy import History, ProfileOf, QueryPolicy, changed_notes, fitted_setting, notes_of, words
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
@@ -36,7 +36,6 @@ from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
-from workbench.runtime.engine_service import Engines as Lender
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.templates import PromptSample
 
@@ -184,10 +183,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 
 
 def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:
-    """Do a run's remaining steps on engines that a coordinator commands; those of torchrun do one job together."""
-    if not isinstance(engines, Lender):
-        together(policy, engines)
-        return ()
+    """Do a run's remaining steps on engines that a coordinator commands."""
     with engines.service(serve_rank) as devices:
         return policy.run(devices, policy.cluster, policy.prepared.job, adapts=policy.prepared.options.adapt)
 

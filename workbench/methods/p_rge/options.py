@@ -91,7 +91,6 @@ DECLARATION = Declaration(
     implementation="workbench.methods.p_rge.method:PRGE",
     calls={
         "workbench.methods.p_rge.method:PRGE.measure_rank": "",
-        f"{_WORKER}:run_rank": f"{_WORKER}:Logged",
         f"{_WORKER}:serve_rank": Parts(
             f"{_RANK_JOB}:PRGERankJob", f"{_RANK_JOB}:RankPart", done="workbench.methods.p_rge.zeroth_order:StepLog"
         ),

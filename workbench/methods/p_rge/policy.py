@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -17,16 +16,15 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.serial import from_json
-from workbench.methods.base import REAL_TIMEOUT_S, Engines, Notify, Planned
+from workbench.methods.base import Notify, Planned
 from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
-from workbench.methods.common.records import Progress
 from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import whole
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, RankPart, rank_job
-from workbench.methods.p_rge.worker import Logged, record_of, run_rank
+from workbench.methods.p_rge.worker import record_of
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
 from workbench.methods.training.phases import Plans
 from workbench.methods.training.policy import Begun, StepPolicy, shares_of
@@ -249,23 +247,3 @@ class QueryPolicy(StepPolicy):
             return None
         first = self.history.changes[0].setting
         return TOLERATED * plan_queries(self.profile_of(first.precision), self.cluster, self.prepared.size(first)).total_s
-
-
-def together(policy: QueryPolicy, engines: Engines) -> None:
-    """Do the remaining steps as one job of all devices, which ends if one is lost; the log allows a later run to continue."""
-    if policy.step >= policy.num_steps:
-        return
-    planned = policy.generation(1, policy.everyone, {})
-    generation = policy.begun(planned._replace(job=replace(planned.job, timeout_s=REAL_TIMEOUT_S)))
-    progress = Progress(generation.plan, policy.notify)
-
-    def take(rank: int, event: Any) -> None:
-        if isinstance(event, Logged):
-            policy.stepped(generation, rank, StepDone(event.record.step, 0.0, event.record))
-        else:
-            progress(rank, event)
-
-    parts: list[RankPart] = engines.run(run_rank, [generation.job] * policy.cluster.world_size, on_event=take)
-    for record in max(parts, key=lambda part: len(part.records)).records:  # the last one may still be in progress
-        policy.stepped(generation, 0, StepDone(record.step, 0.0, record))
-    policy.parts.append((policy.last, dict(enumerate(parts))))

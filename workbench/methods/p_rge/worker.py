@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from workbench.core.errors import DeviceLostError, DivergedError
 from workbench.core.names import FloatType
 from workbench.core.profile import layers_seconds
 from workbench.core.schedule import SEND, STEP, Op
-from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, RankSession, StepTrace, trace_of
+from workbench.methods.common.session import IDLE, LOADING, WAITING, RankSession, StepTrace, trace_of
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.query_costs import Passing
@@ -33,7 +33,7 @@ from workbench.methods.p_rge.zeroth_order import (
     replay,
 )
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory, together
+from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
 from workbench.models.quantization import QuantizationConfig
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
@@ -172,28 +172,6 @@ def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> Ste
 TRAINING = "training"
 
 
-class Logged(NamedTuple):
-    """Message about a finished step in a run without a coordinator."""
-
-    record: StepLog
-
-
-def run_rank(context: RankContext, rank_job: PRGERankJob) -> RankPart:
-    """Do this rank's part of a job as one of all ranks of a run, which ends if a device is lost."""
-
-    def work(session: RankSession[PRGERankJob]) -> RankPart:
-        worker = QueryWorker(context.dilation)
-        part = worker.steps(session, wants_pause=context.should_stop, message=lambda done: Logged(done.content))
-        if part.error:
-            raise DeviceLostError(f"Step {rank_job.first_step + len(part.records) + 1} was under way.", part.error, "Run with --resume.")
-        session.progress.phase(WAITING)
-        session.barrier()
-        session.progress.phase(DONE)
-        return part
-
-    return together(context, rank_job, work)
-
-
 def serve_rank(context: RankContext, payload: None) -> None:
     """Do the jobs that the coordinator commands."""
     serve_device(context, QueryWorker(context.dilation))
@@ -246,12 +224,10 @@ class QueryWorker(DeviceWorker[PRGERankJob]):
         paced = pacer.run(lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]), expected_s)
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)
 
-    def steps(
-        self, session: RankSession[PRGERankJob], *, wants_pause: Callable[[], bool], message: Callable[[StepDone], Any] = lambda done: done
-    ) -> RankPart:
+    def steps(self, session: RankSession[PRGERankJob], *, wants_pause: Callable[[], bool]) -> RankPart:
         """Do a job's steps until the last, a pause, or the loss of a device; an idle rank returns at once.
 
-        wants_pause: whether to end after the current step, together with the others.  message: what to publish of a finished step.
+        wants_pause: whether to end after the current step, together with the others.
         """
         job, part = session.rank_job, RankPart(rank=session.rank)
         session.progress.phase(LOADING)
@@ -270,7 +246,7 @@ class QueryWorker(DeviceWorker[PRGERankJob]):
 
         def made(record: StepLog, busy_s: float) -> None:
             part.records.append(record)
-            session.context.publish(message(StepDone(record.step, busy_s, record)))
+            session.context.publish(StepDone(record.step, busy_s, record))
 
         sent = 0
         for number in range(job.first_step, job.last_step):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,21 +16,20 @@ from workbench.core.effects import Situation, idle_settings, refuse_idle
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.report import Recovery, SweepPoint
+from workbench.core.report import SweepPoint
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
-from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
+from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, unneeded_at_the_end, weights_digest
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
-from workbench.methods.common.session import RankResult
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import Plans, Predictor, RankJob
-from workbench.methods.training.policy import TrainingPolicy
+from workbench.methods.training.policy import OncePolicy, TrainingPolicy
 from workbench.methods.training.prepare import PreparedTraining
-from workbench.methods.training.worker import PhasesOn, TrainingWorker, train
+from workbench.methods.training.worker import PhasesOn, TrainingWorker
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.sealed_tensors import damage_of
@@ -39,7 +37,6 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, NumberFormat, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.device_server import serve_device
-from workbench.runtime.engine_service import Engines as Lender
 from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -190,30 +187,25 @@ class TrainingMethod(LayerMethod[P], Plans):
     """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
 
     plan, check, rank_job, check_plan: see phases.Plans, methods.base.require_plan.
-    phases_on: makes the phases of a RankJob as a rank does them (see worker.train).  run_rank, serve_rank: what devices call, from it.
+    phases_on: makes the phases of a RankJob as a rank does them (see worker.TrainingWorker).  serve_rank: what devices call, from it.
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
     """
 
     check_plan: Callable[[P, Cluster, Plan], None]
     phases_on: PhasesOn[Any]
-    run_rank: Callable[..., RankResult]
     serve_rank: Callable[[RankContext, None], None]
     trained: Callable[[P, LayerStack, Any], Trained]
     begin: Callable[[P, LayerStack, Any, bool, Notify], object]
 
     def __init_subclass__(cls) -> None:
-        """Add the functions that devices call: for a job of all ranks at once, and for the parts that a coordinator commands."""
+        """Add the function that devices call: it does what a coordinator commands."""
         super().__init_subclass__()
-
-        def run_rank(context: RankContext, rank_job: RankJob) -> RankResult:
-            return train(context, rank_job, cls.phases_on)
 
         def serve_rank(context: RankContext, payload: None) -> None:
             serve_device(context, TrainingWorker(cls.phases_on, context.dilation))
 
         if "rank_job" in vars(cls):
-            cls.called_by_devices(run_rank, rank_job=get_type_hints(cls.rank_job)["return"])
             cls.called_by_devices(serve_rank)
 
     @abstractmethod
@@ -278,9 +270,6 @@ class TrainingMethod(LayerMethod[P], Plans):
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         prepared, cluster = planned.prepared, planned.cluster
         job, is_real = prepared.job, engines.fidelity == "real"
-        num_epochs = job.epochs
-        recoveries: tuple[Recovery, ...] = ()
-        spent_s: dict[str, float] = {}
         stack = load_stack(job.model, with_head=prepared.predicts_words)
         message = replace(self.rank_job(*planned), folder=folder)
         identity = _fingerprint(prepared, stack, message)
@@ -297,41 +286,30 @@ class TrainingMethod(LayerMethod[P], Plans):
             notify(Event("phase", message=notes[0]))
         self.begin(prepared, stack, message, not resumes, notify)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
-        if isinstance(engines, Lender):
-            policy = TrainingPolicy(self, planned, message, former, notify)
-            with engines.service(self.serve_rank) as devices:
-                recoveries = policy.run(devices, engines.cluster, job)
-            notes += tuple(policy.notes)
-            message, former, results, spent_s = policy.last.job, policy.last.former, policy.results, policy.spent_s
-            num_epochs = policy.epochs
-            if len(policy.generations) > 1:
-                cluster, prediction = message.cluster, predict(message)
-            expected = [policy.expected(step) for step in former.steps(prediction.steps)]
-        else:
-            while True:
-                message = replace(message, timeout_s=REAL_TIMEOUT_S, **former.begins)
-                results = engines.run(self.run_rank, message.on_ranks(), on_event=records.Progress(planned.plan, notify))
-                if message.until == math.inf:
-                    break
-                former, message = take_up(message), message.going_on(message)
-            expected = list(former.steps(prediction.steps))
-
+        policy = TrainingPolicy(self, planned, message, former, notify)
+        with engines.service(self.serve_rank) as devices:
+            recoveries = policy.run(devices, engines.cluster, job)
+        notes += tuple(policy.notes)
+        message, former, results = policy.last.job, policy.last.former, policy.results
+        if len(policy.generations) > 1:
+            cluster, prediction = message.cluster, predict(message)
+        expected = [policy.expected(step) for step in former.steps(prediction.steps)]
         for result in results:
             result.resumed_at = (former.epochs, former.step)
         steps = records.measured_steps([*former.results, *results], expected)
         epochs = list(records.epoch_records(steps))
         trained = self.trained(prepared, stack, message)
         notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
-        for epoch, predictions in enumerate(trained.predict(range(num_epochs), prepared.validation)):
+        for epoch, predictions in enumerate(trained.predict(range(policy.epochs), prepared.validation)):
             epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, "validation", predictions))
-        best = max(range(num_epochs), key=lambda epoch: quality(prepared.task, epochs[epoch].metrics))
+        best = max(range(policy.epochs), key=lambda epoch: quality(prepared.task, epochs[epoch].metrics))
         notify(Event("phase", message="Scoring the chosen epoch on the test split"))
         metrics = _score(prepared, "test", trained.predict([best], prepared.test)[0])
         saved = trained.save(folder / ADAPTER, best)
 
         for left in (DEVICES, JOURNALS):  # the ranks have emptied the journals
             shutil.rmtree(folder / left, ignore_errors=True)
-        for path in unneeded_at_the_end(folder) if num_epochs == job.epochs else ():
+        for path in unneeded_at_the_end(folder) if policy.epochs == job.epochs else ():
             path.unlink()
         return Outcome(
             fidelity=engines.fidelity,
@@ -341,7 +319,7 @@ class TrainingMethod(LayerMethod[P], Plans):
             metrics=metrics,
             chosen_epoch=best + 1,
             technique=self.technique(prepared).name,
-            phases_s=records.phase_seconds(results) | spent_s,
+            phases_s=records.phase_seconds(results) | policy.spent_s,
             bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()},
             overrun_share=records.overrun_share(results, is_real=is_real),
             notes=(*notes, *(note for result in results for note in result.notes)),
@@ -361,7 +339,10 @@ class TrainingMethod(LayerMethod[P], Plans):
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
             self.begin(prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), message, True, ignore)
-            results = engines.run(self.run_rank, replace(message, sweep=steps).on_ranks())
+            policy = OncePolicy(replace(message, sweep=steps), ignore)
+            with engines.service(self.serve_rank) as devices:
+                policy.run(devices, message.cluster, replace(prepared.job, faults=""), adapts=False)
+            results = policy.results
         return records.sweep_point(name, plan, predicted, results)
 
 

@@ -44,4 +44,4 @@ PIPELINE_FIELDS = {
 def training_calls(method: str, rank_job: str) -> dict[str, str | Parts]:
     """Return what devices call of a training.method.TrainingMethod and its phases.RankJob, both given as 'module:class'."""
     parts = Parts(rank_job, "workbench.methods.common.session:RankResult", done="builtins:float")
-    return {f"{method}.measure_rank": "", f"{method}.run_rank": "", f"{method}.serve_rank": parts}
+    return {f"{method}.measure_rank": "", f"{method}.serve_rank": parts}

@@ -83,10 +83,10 @@ class PolicyState:
 
 
 class ToldPolicy(Policy):
-    """A runtime.coordinator.Policy that notifies a user.  notes: all messages."""
+    """A runtime.coordinator.Policy that notifies a user.  notes: all messages.  least_timeout_s: of a generation on these devices."""
 
     def __init__(self, notify: Notify) -> None:
-        self.notify, self.notes = notify, list[str]()
+        self.notify, self.notes, self.least_timeout_s = notify, list[str](), 0.0
         self._progress: Progress | None = None
 
     def say(self, text: str) -> None:
@@ -108,9 +108,10 @@ class ToldPolicy(Policy):
 
     def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:
         """Do the remaining steps on devices that may be lost, leave or come back; return the cost of such changes."""
+        self.least_timeout_s = devices.timeout_s
         fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
         self.notify(Event("faults", faults=fleet.faults))
-        pace = Pace(least_s=REAL_PACE_S if cluster.is_real else 0.0)
+        pace = Pace(least_s=REAL_PACE_S if devices.is_real else 0.0)
         coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts, pace=pace)
         coordinator.run()
         for name, joules in fleet.metered_j.items():
@@ -264,7 +265,7 @@ class StepPolicy(ToldPolicy):
     def _generation(self, number: int, members: tuple[int, ...], job: PhasedJob, factors: Mapping[int, float]) -> Generation:
         """Return a job of some devices as a generation."""
         timetable = _timetable(members, job, factors)
-        timeout_s = max(job.timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+        timeout_s = max(job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
         return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
 
     def _require_room(self, generation: Generation, factors: Mapping[int, float]) -> None:
@@ -314,6 +315,55 @@ def shares_of(plan: Plan) -> tuple[Any, ...]:
     """Return each device's share of the computation."""
     assignments = ((first, tuple((stage.start, stage.stop, stage.shares) for stage in stages)) for first, stages in plan.assignments)
     return tuple(assignments), plan.cached
+
+
+class OncePolicy(ToldPolicy):
+    """A ToldPolicy of a job that all devices do once, and that ends if one of them is lost.  results: by rank, once it is done."""
+
+    has_converged = False
+
+    def __init__(self, job: RankJob, notify: Notify) -> None:
+        super().__init__(notify)
+        self.job, self._timetable = job, Timetable(job)
+        self.results: list[RankResult] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the job."""
+        return self._timetable.num_steps
+
+    @property
+    def step(self) -> int:
+        """Return the number of finished steps: all or none."""
+        return self.num_steps if self.results else 0
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the whole job (see Policy)."""
+        if len(ready) < self.job.cluster.world_size:
+            raise PlanError("All devices were to take part.", f"{len(ready)} of {self.job.cluster.world_size} are there.", "Run again.")
+        timeout_s = max(self.job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * self._timetable.longest_s())
+        return Generation(number, ready, self.job.plan, replace(self.job, timeout_s=timeout_s), self._timetable, timeout_s)
+
+    def part(self, generation: Generation, place: int) -> Any:
+        """Return the part of the job that a device gets (see Policy)."""
+        return generation.job.on_rank(place)
+
+    def begun(self, generation: Generation) -> Generation:
+        """Show its progress."""
+        self.watch(generation)
+        return generation
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Count no single step."""
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Take the results, unless it is to be done again."""
+        if not lost and all(ended.end == "finished" for ended in parts.values()):
+            self.results = [ended.part for _, ended in sorted(parts.items())]
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return False: there is one plan."""
+        return False
 
 
 class TrainingPolicy(StepPolicy):

@@ -1,4 +1,4 @@
-"""One rank's whole run: every epoch of every phase.  A method's run_rank, called by an engine, calls `train`.
+"""A device's part of a run: every epoch of every phase, or the steps of a sweep.
 
 DeviceWorker is the device side of every method that trains; TrainingWorker is for methods with phases and epochs.
 """
@@ -6,7 +6,7 @@ DeviceWorker is the device side of every method that trains; TrainingWorker is f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self
@@ -23,7 +23,6 @@ from workbench.methods.common.session import (
     DONE,
     IDLE,
     WAITING,
-    AResult,
     DeviceSession,
     RankResult,
     RankSession,
@@ -43,46 +42,10 @@ from workbench.runtime.device_server import Controls, Worker
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.process_group import group
 from workbench.runtime.state import Backups, State
 from workbench.runtime.work_folder import full_disk_told
 
 PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
-
-
-def together(context: RankContext, rank_job: ASessionJob, work: Callable[[RankSession[ASessionJob]], AResult]) -> AResult:
-    """Do this rank's part as one of all ranks; the job ends when one of them is lost.  work: runs in an open session."""
-    rank_job.prepare_imports(rank_job.cluster.devices[context.rank])
-    with (
-        full_disk_told(rank_job.folder),
-        group(context, rank_job.timeout_s) as process_group,
-        MemoryBudget(context.device.name, context.device.memory_bytes) as budget,
-        RankSession(context, rank_job, process_group, budget) as session,
-    ):
-        return work(session)
-
-
-def train(context: RankContext, rank_job: AJob, phases_on: PhasesOn[AJob]) -> RankResult:
-    """Do this rank's part of a run (see together).  Checkpoints go to rank_job.folder, epoch by epoch.
-
-    phases_on: makes the job's phases as a rank does them; they note in the result all work that is not a step.
-    """
-    result = RankResult(rank=context.rank)
-
-    def work(session: RankSession[AJob]) -> RankResult:
-        phases = phases_on(session, result)
-        if rank_job.sweep:
-            _sweep(phases[0])
-        else:
-            with suppress(_Paused):
-                for phase, before in _numbered(phases):
-                    _train_phase(phase, before, None)
-        session.progress.phase(DONE)
-        note_pace_and_memory(session, result)
-        return result
-
-    together(context, rank_job, work)
-    return on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
 
 
 class _Paused(Exception):
@@ -141,7 +104,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
 
 
 class TrainingWorker(DeviceWorker[AJob]):
-    """A DeviceWorker of phases.  phases_on: see the function train."""
+    """A DeviceWorker of phases.  phases_on: makes a job's phases as a rank does them; they note in the result all that is no step."""
 
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
@@ -159,8 +122,12 @@ class TrainingWorker(DeviceWorker[AJob]):
         try:
             with self.session(context, process_group, job, controls) as session:
                 try:
-                    for phase, before in _numbered(self._phases_on(session, result)):
-                        _train_phase(phase, before, served)
+                    phases = self._phases_on(session, result)
+                    if job.sweep:
+                        _sweep(phases[0])
+                    else:
+                        for phase, before in _numbered(phases):
+                            _train_phase(phase, before, served)
                     session.progress.phase(DONE)
                 finally:
                     note_pace_and_memory(session, result)
@@ -208,23 +175,22 @@ def _numbered(phases: Sequence[RankPhase]) -> Iterator[tuple[RankPhase, int]]:
         before += sum(phase.phase.counts)
 
 
-def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
-    """Do the remaining epochs of a phase, and release its layers.  before: steps so far.  served: for a device that may lose others."""
+def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
+    """Do the remaining epochs of a phase, and release its layers.  before: steps so far."""
     session, rank_job, result = phase.session, phase.rank_job, phase.result
     epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
     if not epochs:
         return
-    loaded = served.loaded.pop() if served is not None and served.loaded else None
+    loaded = served.loaded.pop() if served.loaded else None
     if loaded is None or not (rank_job.held or rank_job.state) or not phase.take(loaded):
         del loaded
         phase.load(epochs.start)
     keeper = None
-    if served is not None and rank_job.job.backup_every:
+    if rank_job.job.backup_every:
         keeper, phase.is_backed_up = Keeper(session, phase.optimizer, served.kept, result), True
     if epochs.start == rank_job.start_epoch:
         num_steps = epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step
-        if served is not None:
-            served.kept.forget_after(num_steps)
+        served.kept.forget_after(num_steps)
         if rank_job.held and keeper is not None:
             keeper.restore(rank_job.held, num_steps)
         elif rank_job.state and phase.optimizer is not None:
@@ -236,7 +202,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
         first = before + (epoch - phase.phase.epochs.start) * len(steps)
-        log = EpochLog(phase, epoch, begin, None if served is None else partial(served.stepped, first, keeper))
+        log = EpochLog(phase, epoch, begin, partial(served.stepped, first, keeper))
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
@@ -244,7 +210,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
             session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
 
             def begins(step: int, first: int = first) -> None:
-                if first + step >= rank_job.until or not (served is None or served.begins(first + step)):
+                if first + step >= rank_job.until or not served.begins(first + step):
                     session.some(True)  # all have finished the step before
                     raise _Paused
 
@@ -254,8 +220,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served | None) -> None:
                 log.pause()
                 if keeper is not None:
                     keeper.keep()  # no step is repeated, and a leaving device sends on the state that only it has trained
-                if served is not None:
-                    served.loaded[:] = filter(None, [phase.hand_on()])
+                served.loaded[:] = filter(None, [phase.hand_on()])
                 raise
         if phase.is_writer and phase.optimizer is not None:
             # A run that may converge may end an epoch or two before the last one done, and go on from there later.
