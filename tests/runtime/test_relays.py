@@ -21,12 +21,12 @@ from ssh_hosts import over_pipes, real_cluster
 
 from tests.waiting import LIMIT_S
 from workbench.core.errors import RuntimeSetupError
-from workbench.runtime import ssh_seat
+from workbench.runtime import relays
 from workbench.runtime.pipe_engine import Asked, ChannelStore
+from workbench.runtime.relays import Relays, gloo_port, make_certificate
 from workbench.runtime.seats import KeyStore
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_agent import CERTIFICATE, LOWEST
-from workbench.runtime.ssh_seat import Relays, gloo_port, make_certificate
 
 
 @pytest.fixture
@@ -160,4 +160,4 @@ def test_only_gloos_addresses_are_changed(monkeypatch: pytest.MonkeyPatch) -> No
         assert gloo_port(value) is None
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RuntimeSetupError, match=r"openssl cannot be started.*data = \"plain\""):
-        ssh_seat.make_certificate()
+        relays.make_certificate()

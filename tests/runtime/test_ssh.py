@@ -34,11 +34,11 @@ from workbench.runtime.engine_service import EngineService
 from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
 from workbench.runtime.messages import AnswerMessage, CallTable, decode_told, encode, encode_told
 from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
+from workbench.runtime.relays import Relays
 from workbench.runtime.seats import KeyStore
 from workbench.runtime.ssh import Connection
-from workbench.runtime.ssh_devices import SshEngines
+from workbench.runtime.ssh_devices import SshEngines, SshSeat
 from workbench.runtime.ssh_login import BEGAN, Login, failure_of
-from workbench.runtime.ssh_seat import Relays, SshSeat
 from workbench.runtime.ssh_setup import environment_python
 
 

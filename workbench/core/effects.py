@@ -10,22 +10,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.serial import shown
 
-if TYPE_CHECKING:
-    from workbench.core.job import Job
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What decides on an effect.  options: the method's settings.  prepared, plan: see Method; None while they are not known."""
+    """What decides on an effect.  job: the Job, whose settings declare effects themselves.  options: the method's settings.
 
-    job: Job
+    prepared, plan: see Method; None while they are not known.
+    """
+
+    job: Any
     cluster: Cluster
     options: Any
     prepared: Any = None

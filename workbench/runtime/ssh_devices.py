@@ -2,31 +2,223 @@
 
 from __future__ import annotations
 
+import functools
+import getpass
+import os
+import platform
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
 from workbench.core.serial import shown
 from workbench.models.hub import brought_folder
 from workbench.models.loading import is_tiny, local_folder
 from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
+from workbench.runtime.frames import KEPT, WORK, Asked, FilePart, foreign
+from workbench.runtime.jobs import Outcome
+from workbench.runtime.kept_files import KeptFiles
+from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import Call, CallTable
-from workbench.runtime.seats import LEAST_LIMIT_BYTES
+from workbench.runtime.relays import Relays, make_certificate
+from workbench.runtime.seats import LEAST_LIMIT_BYTES, Seat
 from workbench.runtime.ssh import Connection, Span, digest_of
 from workbench.runtime.ssh_agent import CERTIFICATE
-from workbench.runtime.ssh_login import agent_command
-from workbench.runtime.ssh_seat import Relays, SshSeat, make_certificate
+from workbench.runtime.ssh_login import Failure, agent_command
+from workbench.runtime.ssh_setup import bring_code, environment_python
 
 _DATA_WORDS = {"tls": "by TLS 1.3", "plain": "as plain TCP", "wireguard": "by WireGuard"}
+
+
+_KILL_S = 2.0
+"""After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
+_START_TIMEOUT_S = 90.0
+"""A device imports torch from its card: 10 to 40 s."""
+_ENGINE = "workbench.methods.calls"
+_PASSED_ON = ("OMP_NUM_THREADS", "WORKBENCH_TINY")
+
+
+class SshSeat(Seat):
+    """A real device: its connection, its engine and its current job."""
+
+    return_s = 60.0
+    """Whoever put its cable back sees the device take part, and whoever took it away does not wait for long."""
+
+    def __init__(self, rank: int, device: Device, engines: SshEngines) -> None:
+        super().__init__(rank, device, engines.inbox)
+        self._engines = engines
+        self.connection: Connection | None = None
+        self.killed_s: float | None = None
+        self._files = KeptFiles(engines.folder, engines.inbox.most_bytes)
+        self._is_fetching = False
+
+    @property
+    def link(self) -> Connection:
+        """Return the connection.  Raises DeviceLostError without one."""
+        if self.connection is None:
+            raise DeviceLostError(
+                f"Device '{self.device.name}' was being used.", f"It is lost: {self.why or 'no connection'}", "Run again."
+            )
+        return self.connection
+
+    def open(self) -> None:
+        """Connect, unless it is connected, and start the engine, which is not waited for.  Raises RuntimeSetupError."""
+        if self.connection is None or self.connection.lost is not None:
+            command = self._engines.command_of(self.device)
+            self.connection = Connection(self.device.name, command, self._take)
+            self.connection.open(owner=f"{getpass.getuser()} on {platform.node()}")
+            self._engines.certify(self.connection)
+        environment = {"WORKBENCH_IMPORTS": " ".join(self._engines.imports)}
+        environment |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment["PYTHONPATH"] = bring_code(self.connection)
+        python = self.device.python or environment_python(self.connection)
+        self.connection.ask("start", python=python, module=_ENGINE, environment=environment)
+        self.send("hello", str(self._engines.folder).encode())
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for the engine.  Raises RuntimeSetupError."""
+        asked = f"The engine of device '{self.device.name}' was to be started."
+        if not self.ready.wait(_START_TIMEOUT_S if timeout_s is None else timeout_s) or self.why:
+            raise RuntimeSetupError(
+                asked, f"It did not come up: {self.why or 'it is too slow'}", "Run `workbench kit setup`, or see its log."
+            )
+
+    def close(self) -> None:
+        """End everything there."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        self._files.close()
+
+    def kill(self) -> None:
+        """End the engine at once; a device that does not report its end is given up (see look)."""
+        if self.connection is not None:
+            self.killed_s = self.killed_s or time.monotonic()
+            self.connection.post("signal_engine", name="kill")
+
+    def freeze(self) -> None:
+        """Suspend the engine without ending it."""
+        self.link.post("signal_engine", name="stop")
+
+    def look(self) -> None:
+        """Close the connection of a device that has not reported the end of its killed engine in time."""
+        if self.killed_s is not None and time.monotonic() - self.killed_s > _KILL_S and self.connection is not None:
+            threading.Thread(target=self.close, daemon=True).start()
+            self.killed_s, self.why = None, "it cannot be reached."
+            self.inbox.put(self.rank, "died", self.why)
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether there is a connection."""
+        return self.connection is not None
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether files are on their way."""
+        return self.connection is not None and self.connection.is_sending
+
+    @property
+    def cpu_s(self) -> float:
+        """Return the processor seconds that the engine has used, as the device last said."""
+        return 0.0 if self.connection is None else self.connection.cpu_s
+
+    @property
+    def memory(self) -> MemoryReading | None:
+        """Return the resident memory of the engine, as the device last said."""
+        if self.connection is None:
+            return None
+        health = self.connection.health
+        return MemoryReading(rss_bytes=0 if health is None else health.rss_bytes, peak_rss_bytes=0, data_bytes=0)
+
+    def bring(self, paths: Sequence[Path]) -> None:
+        """Send the run's files that a job names, in place of older ones.  They arrive before any message that follows."""
+        folder, link = self._engines.folder, self.link
+        for name in KEPT:
+            link.post("empty", path=f"run/{WORK}/{name}")
+        wanted = [path for path in folder.glob("*") if folder in paths and path.is_file()]
+        wanted += [path for path in paths if path.is_relative_to(folder) and path.is_file()]
+        for path in wanted:
+            sent = self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}")
+            sent.add_done_callback(self._give_up_for)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the connection because of an error that is the device's alone."""
+        if self.connection is not None:
+            found, todo = (error.found, error.todo) if isinstance(error, WorkbenchError) else (str(error), "Check it.")
+            self.connection.give_up(Failure(found, todo))
+
+    def _give_up_for(self, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is not None:
+            self.give_up(error)
+
+    def _write(self, data: bytes) -> None:
+        if self.connection is not None:
+            self.connection.to_engine(data)
+
+    # In the thread that reads.
+
+    def _take(self, kind: str, content: Any) -> None:
+        match kind:
+            case "started":
+                self._renew()
+                self.killed_s = None
+            case "engine":
+                self._hear(content)
+            case "ended":
+                last = shown((content.log.strip().splitlines() or ["it said nothing"])[-1], 200)
+                why = f"its engine ended with status {content.code} ({last})."
+                if content.code == -9 and self.killed_s is None:  # SIGKILL, and not from us
+                    why = "its engine was killed there, as a system does that has no memory left."
+                self._lost(why)
+            case "lost":
+                self._lost(content.found)
+
+    def _lost(self, why: str) -> None:
+        self.killed_s = None
+        self._files.close()
+        self._gone(why, why)
+
+    def _keep(self, part: FilePart) -> None:
+        self._files.most_bytes = self.inbox.most_bytes
+        try:
+            self._files.take(part)
+        except (WriteError, OSError) as error:  # of this machine, where the run's folder is
+            self.inbox.put(self.rank, "ended", Outcome(rank=self.rank, error=error, text=str(error)))
+
+    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
+        """Ask the store for this device, or send it weights."""
+        if asked.operation == "fetch":  # it takes time, and this thread hears the device's answers
+            if self._is_fetching:
+                raise foreign("a question to the store", "weights are asked for while others are on their way")
+            self._is_fetching = True
+            threading.Thread(target=self._fetched, args=(asked.keys, reply), daemon=True).start()
+            return
+        relays, connection = self._engines.relays, self.connection
+        if relays is not None and connection is not None:
+            if asked.operation == "set":
+                relays.told(self.rank, connection, asked.keys[0], asked.value)
+            elif asked.operation == "get":
+                reply = functools.partial(relays.reply, self.rank, connection, asked.keys[0], reply)
+        self.inbox.store.ask(self.rank, asked, reply)
+
+    def _fetched(self, places: Sequence[str], reply: Callable[[bytes], None]) -> None:
+        said = b""
+        try:
+            self._engines.bring_weights(self.link, places)
+        except (WorkbenchError, OSError) as error:
+            said = str(error).encode()
+        self._is_fetching = False
+        reply(said)
 
 
 class SshEngines(Engines):

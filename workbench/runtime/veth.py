@@ -13,7 +13,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from workbench.core.cluster import Cluster, Link
-from workbench.runtime.network import CLONE_NEWNET, enter, new_network_namespace, unshare
+from workbench.runtime.namespaces import CLONE_NEWNET, enter, new_network_namespace, unshare
 
 INTERFACE = "eth0"
 _BRIDGE = "bridge0"

@@ -1,19 +1,22 @@
-"""The model card of a result: its output, its quality, its origin, and code that loads it."""
+"""What is kept of a trained model, and its model card: its output, its quality, its origin, and code that loads it."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.ranges import Tokens, require_ranges
 from workbench.core.serial import shown
 from workbench.models.loading import is_tiny
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.saving import WHOLE_MODEL
-
-if TYPE_CHECKING:
-    from workbench.methods.common.result import Result
+from workbench.tasks.prompts.templates import Prompt, PromptKind
+from workbench.tasks.task import Kind
 
 CARD = "README.md"
 _OURS = """\
@@ -57,6 +60,41 @@ _TOKENS = {
     "text_generation": "ModelForCausalLM",
 }
 _HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The trained model's task, data and metrics.
+
+    job: of the run; a local model or file has its full path.  technique: such as 'lora'.  base_digest: of the base model's weight files.
+    kind: a Task's or a Prompt's.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in class order.
+    words: of text-to-text, one for each class.  max_length: samples are truncated to so many tokens.  may_be_none: as Task's.
+    metrics: of the test split, measured as `obtained` says.  plan, source: the devices and data of the training, in words.
+    digests: of the samples of each split, by which data that have changed since the training are noticed.
+    """
+
+    job: Job
+    technique: str
+    base_digest: str
+    kind: Kind | PromptKind
+    texts: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    prompt: Prompt | None = None
+    may_be_none: bool = False
+    max_length: Tokens
+    metrics: dict[str, float]
+    obtained: str
+    plan: str
+    source: str
+    digests: dict[str, str]
+    schema_version: Literal[2] = 2
+
+    def __post_init__(self) -> None:
+        require_ranges(self, "A result")
+        if twice := [name for name in dict.fromkeys(self.class_names) if self.class_names.count(name) > 1]:
+            asked = f"A result with {len(self.class_names)} classes was asked for."
+            raise ConfigError(asked, f"Two are named '{shown(twice[0])}'.", "Train again.")
 
 
 def model_card(folder: Path, about: Result) -> str:

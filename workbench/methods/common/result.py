@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
-from workbench.core.job import Job
 from workbench.core.methods import attribute, declaration_of
-from workbench.core.ranges import Tokens, require_ranges
 from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
 from workbench.methods.common.folder import ADAPTER
-from workbench.methods.common.model_card import CARD, model_card
+from workbench.methods.common.model_card import CARD, Result, model_card
 from workbench.models import evaluation, saving, techniques
 from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts
 from workbench.models.quantization import quantize
@@ -35,49 +33,14 @@ from workbench.tasks.own import FROM_FILES, OWN, Columns, class_numbers, classes
 from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_log_likelihoods, load_prompt_task
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.scoring import MAX_NEW_TOKENS, Calibration, LogitsAt, PromptBatch, choices, generate, generate_answers
-from workbench.tasks.prompts.templates import Prompt, PromptKind
+from workbench.tasks.prompts.templates import Prompt
 from workbench.tasks.question_answering import joined, read_questions, words_of
 from workbench.tasks.tables import SPLITS, read_tables
-from workbench.tasks.task import Kind, Split, Task, as_text_to_text, samples_digest
+from workbench.tasks.task import Split, Task, as_text_to_text, samples_digest
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 
 RESULT = "result.json"
 Rows = list[tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The trained model's task, data and metrics.
-
-    job: of the run; a local model or file has its full path.  technique: such as 'lora'.  base_digest: of the base model's weight files.
-    kind: a Task's or a Prompt's.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in class order.
-    words: of text-to-text, one for each class.  max_length: samples are truncated to so many tokens.  may_be_none: as Task's.
-    metrics: of the test split, measured as `obtained` says.  plan, source: the devices and data of the training, in words.
-    digests: of the samples of each split, by which data that have changed since the training are noticed.
-    """
-
-    job: Job
-    technique: str
-    base_digest: str
-    kind: Kind | PromptKind
-    texts: tuple[str, ...]
-    class_names: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    prompt: Prompt | None = None
-    may_be_none: bool = False
-    max_length: Tokens
-    metrics: dict[str, float]
-    obtained: str
-    plan: str
-    source: str
-    digests: dict[str, str]
-    schema_version: Literal[2] = 2
-
-    def __post_init__(self) -> None:
-        require_ranges(self, "A result")
-        if twice := [name for name in dict.fromkeys(self.class_names) if self.class_names.count(name) > 1]:
-            asked = f"A result with {len(self.class_names)} classes was asked for."
-            raise ConfigError(asked, f"Two are named '{shown(twice[0])}'.", "Train again.")
 
 
 class Answer(NamedTuple):
