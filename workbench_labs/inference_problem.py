@@ -31,7 +31,8 @@ from workbench.methods.galaxy_plus.profiles import HostQuestion
 from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
-from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
+from workbench.runtime.virtual_devices import VirtualWorld
 from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
 from workbench_labs.planning import Comparison, as_described, compared, costs_on, with_bandwidth
 from workbench_labs.plots.overlapping import OverlapCell
@@ -257,7 +258,7 @@ class StragglerLab(Explorer):
             stream=StreamSettings(num_requests=self._num_requests, length=self.problem.length),
             rescheduling=settings,
             faults=(fault,),
-            world=SimulatedWorld(restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),
+            world=VirtualWorld(start_s=0.0, restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),
         )
 
     def _headline(self, fault: Fault) -> str:

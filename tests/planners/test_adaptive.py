@@ -61,6 +61,22 @@ def test_a_change_of_pace_lasts_a_window_and_exceeds_the_threshold() -> None:
     assert pace.changed() == {0: 1.0}  # and back
 
 
+def test_a_straggler_is_repeatedly_slow() -> None:
+    pace = Pace(window=5, threshold=1.5, repeats=3)
+    for slowness in (4.0, 1.0, 4.0, 1.0, 1.0, 4.0, 1.0):  # never three of five
+        pace.observe(1, slowness, 1.0)
+        assert pace.changed() == {}
+    pace.observe(1, 6.0, 1.0)
+    pace.observe(1, 5.0, 1.0)
+    assert pace.changed() == {1: 5.0} and pace.slowness(1) == 5.0 and pace.lately(1) == [1.0, 4.0, 1.0, 6.0, 5.0]
+    pace.accept({})
+    assert pace.changed() == {} and pace.slowness(1) == 1.0
+    for _ in range(3):  # it does not wait for a full window
+        assert pace.changed() == {}
+        pace.observe(1, 2.0, 1.0)
+    assert pace.changed() == {1: 2.0}
+
+
 def test_moments_are_noise() -> None:
     pace = Pace(window=3, least_s=1.0)
     for _ in range(9):

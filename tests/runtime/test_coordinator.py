@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from virtual_runs import DEVICES, WORK_S, Checked, Trainer, coordinate, faults, members, prepared
+from virtual_runs import DEVICES, WORK_S, Checked, Job, Trainer, Work, coordinate, faults, members, prepared
 
 from workbench.core.device_faults import Fault, FaultKind, random_faults
 from workbench.core.errors import DeviceLostError
-from workbench.runtime.commands import Abort, Pause, Pong, Prepare, Slow, Stop, Train
+from workbench.runtime.commands import Abort, Ended, Pause, Pong, Prepare, Slow, Stop, Train
+from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -237,3 +238,45 @@ def test_a_device_that_reports_a_step_which_the_run_does_not_have_is_ended_alone
     told.coordinator.run()
     assert members(told) == [(0, 1, 2, 3), (0, 2, 3)] and told.policy.step == 40
     assert any("d1 is lost" in said and "it reports step 1000001 of 40" in said for said in told.said)
+
+
+class Timed(Work):
+    """Steps that are due at whole seconds, of which a device reports every part that it has done."""
+
+    def due_s(self, job: Job, step: int) -> float:
+        return 1.0 + 2.0 * step
+
+    def begin(self, job: Job, now_s: float) -> tuple[float, tuple[tuple[int, str]]]:
+        return 0.5, ((1, "begun"),)
+
+    def reports(self, job: Job, place: int, step: int, before: float, after: float, factors: object) -> tuple[tuple[float, float], ...]:
+        return ((before, after),) if place == 0 else ()
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(pauses: bool) -> None:
+    """A device that slows down in the middle of a step takes longer for the rest of it; one that waits for a step pauses at once."""
+    world = VirtualWorld(start_s=0.0, join_s=0.0, message_s=0.0, report_s=0.15)
+    devices, job = VirtualDevices(2, Timed(), world), Job((0.5, 0.5), 0, 2)
+    for rank in (0, 1):
+        devices.start(rank)
+    devices.news(1.0)
+    for rank in (0, 1):
+        devices.command(rank, Train(1, (0, 1), job))
+    told: list[tuple[float, Any]] = []
+
+    def listen_until(time_s: float) -> None:
+        while devices.now_s() < time_s:
+            told.extend((round(devices.now_s(), 6), news.content) for news in devices.news(time_s - devices.now_s()))
+
+    listen_until(1.0)
+    devices.command(1, Slow(3.0))  # the step takes 0.2 s of device 1, now 0.6 s
+    listen_until(2.0)
+    if pauses:
+        devices.command(0, Pause(1, 1))
+    listen_until(6.0)
+    assert [time_s for time_s, content in told if content == "begun"] == [0.5]
+    parts = [(time_s, pytest.approx(content)) for time_s, content in told if isinstance(content, tuple) and len(content) == 2]
+    assert parts[:5] == [(1.0, (0.0, 0.0)), (1.15, (0.0, 0.25)), (1.3, (0.25, 0.5)), (1.45, (0.5, 0.75)), (1.6, (0.75, 1.0))]
+    assert devices.taken_s == pytest.approx({0: 0.6} if pauses else {0: 0.6, 1: 0.6})
+    assert [content.end for _, content in told if isinstance(content, Ended)] == ["paused" if pauses else "finished"] * 2

@@ -13,7 +13,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.runtime.commands import Ended, Generation, Parts, Ping, Pong, StepDone, Train
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Fleet
-from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
+from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork, VirtualWorld
 
 WORK_S = 0.4  # of a step on one device
 
@@ -26,7 +26,7 @@ class Job:
     timeout_s: float = 5.0
 
 
-class Work:
+class Work(VirtualWork):
     """Each member does its share of a step.  A part is (steps done by its job, the step in which it was lost or -1)."""
 
     def busy_s(self, job: Job, place: int) -> float:

@@ -15,12 +15,15 @@ class Pace:
 
     window: the number of steps considered; more, if these together take less than least_s to compute: what passes within moments is noise.
     threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
+    repeats: a device is slower as soon as so many of its last `window` steps are, by more than the threshold; None: a change is one of
+    the median of a full window.
     If all devices of a cluster slow down by the same factor, that is a change too: the prediction of its step changes.
     """
 
     window: int = 5
     threshold: float = 1.3
     least_s: float = 0.0
+    repeats: int | None = None
     factors: dict[Any, float] = field(default_factory=dict)
     """The assumed slow-down of a device relative to its profile, by rank, or of a link, by 'sender>receiver'; 1 if missing."""
     _seen: dict[Any, deque[tuple[float, float]]] = field(default_factory=dict)
@@ -37,12 +40,27 @@ class Pace:
         """Return the devices and links whose last `window` steps give a slow-down different from the assumed one, with the new value."""
         found = {}
         for rank, seen in self._seen.items():
-            if len(seen) < self.window or sum(seconds for seconds, _ in seen) < self.least_s:
+            if sum(seconds for seconds, _ in seen) < self.least_s:
                 continue
-            factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
-            if max(factor / planned, planned / factor) > self.threshold:
-                found[rank] = factor
+            if self.repeats is not None:
+                if len(self._slower(rank)) >= self.repeats:
+                    found[rank] = self.slowness(rank)
+            elif len(seen) >= self.window:
+                factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
+                if max(factor / planned, planned / factor) > self.threshold:
+                    found[rank] = factor
         return found
+
+    def slowness(self, rank: int | str) -> float:
+        """Return the median slow-down of a device's last steps that were too slow, of all its last steps if none was; 1 without any."""
+        return median(self._slower(rank) or self.lately(rank) or [1.0])
+
+    def lately(self, rank: int | str) -> list[float]:
+        """Return the slow-down of a device or link in each of its last `window` steps since the last change, the newest last."""
+        return [ratio for _, ratio in self._seen.get(rank, ())]
+
+    def _slower(self, rank: int | str) -> list[float]:
+        return [ratio for ratio in self.lately(rank) if ratio > self.threshold * self.factors.get(rank, 1.0)]
 
     def accept(self, factors: Mapping[Any, float]) -> None:
         """Assume these factors from now on, and discard earlier observations."""

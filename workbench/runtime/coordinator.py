@@ -108,7 +108,8 @@ class Coordinator:
         while policy.step < policy.num_steps or self._generation is not None:
             if self._generation is None:
                 self._begin()
-            self._take_news(_TICK_S)
+            # The clock of virtual devices goes on only here: a fault comes in its moment.
+            self._take_news(max(1e-6, min(_TICK_S, fleet.faults.next_s - self._seconds())))
             for fault, begins in fleet.inject(self._seconds(), policy.step):
                 self._injected(fault, begins)
             for rank, reason in fleet.departures(self._seconds()):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ from typing import Any, Protocol
 from workbench.runtime import commands as c
 from workbench.runtime.devices import SILENCE_S, News
 from workbench.runtime.jobs import Outcome
+
+PREPARE_S = 0.2
+"""Seconds in which a device usually loads the data of a job."""
 
 
 class Agenda:
@@ -41,11 +45,15 @@ class Agenda:
         action()
 
 
+Factors = Mapping[int, float]
+"""Each device's slowdown relative to its profile, by its position among the members."""
+
+
 class VirtualWork(Protocol):
     """A method's work on virtual devices.  Jobs have first_step, last_step (exclusive) and timeout_s."""
 
-    def seconds(self, job: Any, step: int, factors: Mapping[int, float]) -> float:
-        """Return the seconds of a step.  factors: each device's slowdown relative to its profile, by position among the members."""
+    def seconds(self, job: Any, step: int, factors: Factors) -> float:
+        """Return the seconds of a whole step at these speeds.  If a speed changes during a step, the rest of it takes its share."""
 
     def done(self, job: Any, place: int, step: int, factor: float) -> c.StepDone:
         """Return the event that a member publishes after a step."""
@@ -53,13 +61,38 @@ class VirtualWork(Protocol):
     def part(self, job: Any, place: int, end: c.End, stop: int) -> Any:
         """Return a member's part of a job that it ended before step `stop`, or during that step if another device was lost."""
 
+    def prepare(self, job: Any, place: int) -> tuple[float, Iterable[Any]]:
+        """Return the seconds in which a member prepares for a job during other work, and the events that it publishes then."""
+        return PREPARE_S, ()
+
+    def begin(self, job: Any, now_s: float) -> tuple[float, Iterable[tuple[int, Any]]]:
+        """Return the seconds from the moment when all members have joined until the first step, and the members' events then."""
+        return 0.0, ()
+
+    def due_s(self, job: Any, step: int) -> float:
+        """Return the earliest time at which a step begins; meanwhile its members may pause."""
+        return 0.0
+
+    def reports(self, job: Any, place: int, step: int, before: float, after: float, factors: Factors) -> Iterable[Any]:
+        """Return the events of a member during a step, of the part from `before` to `after` (0 and 0 at its begin, 1 at its end)."""
+        return ()
+
+    def slowness(self, factor: float) -> float:
+        """Return the slowdown that a probe measures on a device."""
+        return factor
+
+    def ended(self, rank: int) -> None:
+        """Forget the state of a device, because its process has ended."""
+        return
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualWorld:
     """The overheads of virtual devices outside computing, in seconds.
 
     start_s: from the start of a process until it accepts commands.  restart_s: to start a new process.  notice_s: until the end of a
-    process is noticed.  join_s: to form a group.  prepare_s: to load data.  probe_s: of a probe.  message_s: maximum for a message.
+    process is noticed.  join_s: to form a group.  probe_s: of a probe.  message_s: maximum for a message.  report_s: between two reports
+    of a device during a step.
     seed: of the random durations, and of which members have completed the step in which a device is lost.  None: every duration is its
     maximum, and no member has completed that step.
     """
@@ -68,9 +101,9 @@ class VirtualWorld:
     restart_s: float = 2.0
     notice_s: float = 0.05
     join_s: float = 0.05
-    prepare_s: float = 0.2
     probe_s: float = 0.05
     message_s: float = 0.001
+    report_s: float = math.inf
     seed: int | None = None
 
 
@@ -88,19 +121,31 @@ class _Process:
 
 @dataclass(slots=True)
 class _Group:
-    """The members of a working generation.  ticket: identifies the current step; it changes if the step is aborted."""
+    """The members of a working generation.
+
+    ticket: identifies the current attempt at a step; it changes if the step is aborted or takes another time.
+    done: the finished part of the current step, as of since_s, after before_s; the whole step takes whole_s at the present speeds.
+    waits: for the step's time to begin.
+    """
 
     train: c.Train
     step: int
     joined: set[int] = field(default_factory=set)
     ticket: int = 0
     pauses: bool = False
+    waits: bool = False
+    is_busy: bool = False
+    begun_s: float = 0.0
+    since_s: float = 0.0
+    before_s: float = 0.0
+    done: float = 0.0
+    whole_s: float = 0.0
 
 
 class VirtualDevices:
     """A runtime.devices.Devices whose clock advances only while somebody waits for news.
 
-    commands: (seconds, rank, command) of all commands sent.
+    commands: (seconds, rank, command) of all commands sent.  taken_s: the seconds of each step when it was last done, by its number.
     """
 
     silence_s, timeout_s, is_real = SILENCE_S, 0.0, False
@@ -114,6 +159,7 @@ class VirtualDevices:
         self._last_s: dict[tuple[int, bool], float] = {}  # last arrival to or from a device: messages do not overtake each other
         self._draws = None if self._world.seed is None else random.Random(self._world.seed)
         self.commands: list[tuple[float, int, Any]] = []
+        self.taken_s: dict[int, float] = {}
         self.slow_links: dict[tuple[int, str], float] = {}  # by rank of the sender and name of the receiver
 
     def now_s(self) -> float:
@@ -156,6 +202,7 @@ class VirtualDevices:
         process = self._processes[rank]
         self._break_off(rank, self._world.notice_s)
         self._processes[rank] = _Process(life=process.life + 1, is_alive=False)
+        self._work.ended(rank)
         return process.has_job
 
     def freeze(self, rank: int) -> None:
@@ -193,6 +240,10 @@ class VirtualDevices:
     def _tell(self, rank: int, event: Any) -> None:
         self._send(rank, False, lambda: self._pending.append(News(rank, "event", event)))
 
+    def _tell_all(self, rank: int, events: Iterable[Any]) -> None:
+        for event in events:
+            self._tell(rank, event)
+
     def _after(self, rank: int, seconds: float, action: Callable[[], None]) -> None:
         """Run an action for a process after a delay, if the process still exists."""
         life = self._processes[rank].life
@@ -212,17 +263,22 @@ class VirtualDevices:
             case c.Train():
                 self._join(rank, message)
             case c.Pause() if process.train is not None and process.train.generation == message.generation:
-                self._groups[message.generation].pauses = True
+                group = self._groups[message.generation]
+                group.pauses = True
+                if group.waits:
+                    self._end_group(group, "paused")
             case c.Abort() if process.train is not None and process.train.generation == message.generation:
                 self._give_up(rank, process.train)
             case c.Slow() if message.to:
                 self.slow_links[rank, message.to] = message.factor
             case c.Slow():
-                process.factor = message.factor
+                self._slow_down(rank, message.factor)
             case c.Probe():
-                self._after(rank, process.factor * self._world.probe_s, partial(self._tell, rank, c.Probed(process.factor)))
+                slowness = self._work.slowness(process.factor)
+                self._after(rank, slowness * self._world.probe_s, partial(self._tell, rank, c.Probed(slowness)))
             case c.Prepare():
-                self._after(rank, self._world.prepare_s, partial(self._tell, rank, c.Prepared()))
+                seconds, events = self._work.prepare(message.job, message.place)
+                self._after(rank, seconds, partial(self._tell_all, rank, (*events, c.Prepared())))
             case c.Ping():
                 self._tell(rank, c.Pong())
             case c.Leave():
@@ -238,16 +294,75 @@ class VirtualDevices:
         train = self._processes[rank].train = group.train
         group.joined.add(rank)
         if group.joined == set(train.members):
-            self._agenda.at(self.now_s() + self._some(self._world.join_s), partial(self._begin_step, group))
+            self._agenda.at(self.now_s() + self._some(self._world.join_s), partial(self._begin_work, group))
         else:  # the other members may never come
             self._after(rank, train.job.timeout_s, partial(self._give_up, rank, train, group))
 
-    def _begin_step(self, group: _Group) -> None:
-        if not self._is_whole(group):
+    def _begin_work(self, group: _Group) -> None:
+        if self._is_whole(group):
+            seconds, events = self._work.begin(group.train.job, self.now_s())
+            self._agenda.at(self.now_s() + seconds, partial(self._begin_first, group, group.ticket, events))
+
+    def _begin_first(self, group: _Group, ticket: int, events: Iterable[tuple[int, Any]]) -> None:
+        if ticket == group.ticket and self._is_whole(group):
+            for place, event in events:
+                self._tell(group.train.members[place], event)
+            self._begin_step(group, ticket)
+
+    def _begin_step(self, group: _Group, ticket: int) -> None:
+        if ticket != group.ticket or not self._is_whole(group):
             return
-        factors = {place: self._processes[rank].factor for place, rank in enumerate(group.train.members)}
-        seconds = self._work.seconds(group.train.job, group.step, factors)
-        self._agenda.at(self.now_s() + seconds, partial(self._end_step, group, group.ticket))
+        due_s = self._work.due_s(group.train.job, group.step)
+        group.waits = due_s > self.now_s()
+        if group.waits:
+            self._agenda.at(due_s, partial(self._begin_step, group, ticket))
+            return
+        group.is_busy, group.done, group.before_s = True, 0.0, 0.0
+        group.begun_s = group.since_s = self.now_s()
+        self._report(group, 0.0)
+        self._time_step(group)
+        self._report_later(group, group.step)
+
+    def _time_step(self, group: _Group) -> None:
+        """Schedule the end of a group's step at its members' present speeds."""
+        group.ticket += 1
+        group.whole_s = self._work.seconds(group.train.job, group.step, self._factors(group))
+        self._agenda.at(self.now_s() + (1 - group.done) * group.whole_s, partial(self._end_step, group, group.ticket))
+
+    def _factors(self, group: _Group) -> dict[int, float]:
+        return {place: self._processes[rank].factor for place, rank in enumerate(group.train.members)}
+
+    def _slow_down(self, rank: int, factor: float) -> None:
+        """Change a device's speed, during a step too: what is left of it takes another time."""
+        process = self._processes[rank]
+        group = None if process.train is None else self._groups[process.train.generation]
+        is_under_way = group is not None and group.is_busy and self._is_whole(group)
+        if group is not None and is_under_way:
+            self._advance(group)
+        process.factor = factor
+        if group is not None and is_under_way:
+            self._time_step(group)
+
+    def _advance(self, group: _Group) -> None:
+        """Bring the finished part of a group's step up to now."""
+        if self.now_s() > group.since_s:
+            past_s = self.now_s() - group.since_s
+            part, group.since_s, group.before_s = past_s / group.whole_s, self.now_s(), group.before_s + past_s
+            self._report(group, min(1.0, group.done + part))
+
+    def _report(self, group: _Group, done: float) -> None:
+        before, group.done, factors = group.done, done, self._factors(group)
+        for place, rank in enumerate(group.train.members):
+            self._tell_all(rank, self._work.reports(group.train.job, place, group.step, before, done, factors))
+
+    def _report_later(self, group: _Group, step: int) -> None:
+        if self._world.report_s < group.whole_s:
+            self._agenda.at(self.now_s() + self._world.report_s, partial(self._report_now, group, step, group.begun_s))
+
+    def _report_now(self, group: _Group, step: int, begun_s: float) -> None:
+        if group.is_busy and (group.step, group.begun_s) == (step, begun_s) and self._is_whole(group):
+            self._advance(group)
+            self._report_later(group, step)
 
     def _is_whole(self, group: _Group) -> bool:
         return all(self._is_at(rank, group.train) for rank in group.train.members)
@@ -260,14 +375,21 @@ class VirtualDevices:
         if ticket != group.ticket or not self._is_whole(group):
             return
         job, members = group.train.job, group.train.members
+        group.since_s, group.is_busy = self.now_s(), False
+        self.taken_s[group.step] = group.before_s + (1 - group.done) * group.whole_s
+        self._report(group, 1.0)
         for place, rank in enumerate(members):
             self._tell(rank, self._work.done(job, place, group.step, self._processes[rank].factor))
         group.step += 1
         end: c.End | None = "finished" if group.step >= job.last_step else "paused" if group.pauses else None
         if end is None:
-            self._begin_step(group)
-            return
-        for rank in members:
+            self._begin_step(group, ticket)
+        else:
+            self._end_group(group, end)
+
+    def _end_group(self, group: _Group, end: c.End) -> None:
+        group.waits = False
+        for rank in group.train.members:
             self._end_job(rank, group.train, end, group.step)
 
     def _end_job(self, rank: int, train: c.Train, end: c.End, stop: int) -> None:
@@ -282,6 +404,7 @@ class VirtualDevices:
             return
         group = self._groups[train.generation]
         group.ticket += 1
+        group.is_busy = group.waits = False
         for other in train.members:
             if other != rank and self._is_at(other, train):
                 self._after(other, others_wait_s, partial(self._give_up, other, train))

@@ -13,7 +13,7 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes
-from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 
 WORK_S = 0.0004  # of one unit in one block on a device of speed 1
 EXCHANGE_S = 0.002  # between two blocks, with more than one device
@@ -76,7 +76,8 @@ class World:
         *faults: Fault,
         rate_per_s: float = 0.0,
         seed: int = 0,
-        world: SimulatedWorld | None = None,
+        noise: float = 0.0,
+        draws: int = 0,
         **settings: object,
     ) -> ServingReport:
         return simulate_serving(
@@ -87,7 +88,8 @@ class World:
             stream=StreamSettings(num_requests=num_requests, rate_per_s=rate_per_s, seed=seed),
             rescheduling=ReschedulingSettings(**settings),  # type: ignore[arg-type]
             faults=faults,
-            world=world,
+            noise=noise,
+            seed=draws,
         )
 
 

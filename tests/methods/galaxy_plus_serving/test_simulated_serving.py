@@ -12,7 +12,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
-from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld
+from workbench.runtime.devices import PING_EVERY_S
 
 SLOW = Fault(kind="slow", rank=1, start=2.0, end=8.0, factor=4.0)
 
@@ -60,14 +60,14 @@ def test_straggler_is_left_out_served_on_and_taken_back(make_world: Callable) ->
     report = world.serve(600, SLOW, probe_every_s=0.4)
     kinds = [event.kind for event in report.events if event.kind != "probed"]
     assert kinds == [
-        "switched", "slowed", "straggler", "excluded", "planned", "loaded", "switched",
+        "loaded", "switched", "slowed", "straggler", "excluded", "planned", "loaded", "switched",
         "restored", "recovered", "planned", "readmitted", "loaded", "switched",
     ]  # fmt: skip
     assert served_ranks(report) == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
     straggler = report.events_of("straggler")[0]
     assert straggler.rank == 1 and straggler.value == pytest.approx(4.0)
     # Requests are served while the weights are read: under the old plan, up to the switch.
-    excluded, loaded, switched = (report.events_of(kind)[0].time_s for kind in ("excluded", "loaded", "switched"))
+    excluded, loaded = report.events_of("excluded")[0].time_s, report.events_of("loaded")[1].time_s
     switched = report.events_of("switched")[1].time_s
     meanwhile = [request for request in report.requests if excluded < request.end_s <= loaded]
     assert len(meanwhile) >= 2 and {request.plan for request in meanwhile} == {0}
@@ -75,7 +75,7 @@ def test_straggler_is_left_out_served_on_and_taken_back(make_world: Callable) ->
     # The bytes: each of the three reads what its larger share needs and no more (2 layers, 30 kB a unit and column).
     old, new = report.plans[0], report.plans[1]
     gained = sum(max(0, new.units[new.ranks.index(rank)] - old.units[rank]) for rank in new.ranks)
-    assert report.events_of("loaded")[0].detail == f"{gained * 2 * 30_000} bytes"
+    assert report.events_of("loaded")[1].detail == f"{gained * 2 * 30_000} bytes"
     # Every probe while it is slow says so; it is back only after it is well.
     assert all(event.value == pytest.approx(4.0) for event in report.events_of("probed") if event.time_s < 8.0)
     assert report.events_of("readmitted")[0].time_s > 8.0
@@ -102,7 +102,7 @@ def test_throughput_falls_without_rescheduling_and_is_restored_with_it(make_worl
 
 @pytest.mark.parametrize("noise", [0.05, 0.25])
 def test_noise_alone_moves_nobody(make_world: Callable, noise: float) -> None:
-    report = make_world().serve(3000, world=SimulatedWorld(noise=noise, seed=5))
+    report = make_world().serve(3000, noise=noise, draws=5)
     assert switches(report) == [0]
     assert not report.events_of("straggler", "excluded")
 
@@ -111,13 +111,13 @@ def test_a_device_that_comes_and_goes_is_tried_ever_more_rarely(make_world: Call
     """No flapping: a device that is slow in every other second would change the plan 60 times in a minute."""
     bursts = [Fault(kind="slow", rank=2, start=start, end=start + 1.0, factor=5.0) for start in range(1, 60, 2)]
     settings = {"probe_every_s": 0.2, "good_probes": 2, "calm_s": 20.0}
-    report = make_world().serve(2000, *bursts, world=SimulatedWorld(noise=0.1, seed=2), **settings)
+    report = make_world().serve(2000, *bursts, noise=0.1, draws=2, **settings)
     assert report.end_s > 50
     excluded = [event.time_s for event in report.events_of("excluded", rank=2)]
     assert 2 <= len(excluded) <= 6
     gaps = [later - earlier for earlier, later in itertools.pairwise(excluded)]
-    assert gaps[-1] > 2 * gaps[0]
-    without = make_world().serve(2000, *bursts, world=SimulatedWorld(noise=0.1, seed=2), back_off=1.0, **settings)
+    assert gaps[-1] > 1.5 * gaps[0]
+    without = make_world().serve(2000, *bursts, noise=0.1, draws=2, back_off=1.0, **settings)
     assert len(without.events_of("excluded")) >= 2 * len(excluded)
 
 
@@ -150,7 +150,7 @@ def test_killed_device_loses_no_request(make_world: Callable) -> None:
 
 def test_frozen_device_is_found_silent(make_world: Callable) -> None:
     report = make_world().serve(400, Fault(kind="freeze", rank=3, start=1.0, end=5.0), silence_s=2.0)
-    assert report.events_of("lost")[0].time_s == pytest.approx(3.0)
+    assert 3.0 <= report.events_of("lost")[0].time_s < 3.0 + PING_EVERY_S + 0.05
     assert served_ranks(report)[1:] == [(0, 1, 2), (0, 1, 2, 3)] and report.num_lost == 0
 
 

@@ -24,7 +24,7 @@ from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.worker import load_model, record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
-from workbench.runtime.virtual_devices import VirtualDevices
+from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork
 
 ROW_S = 1e-3
 
@@ -34,7 +34,7 @@ def loss_of(seed: int, step: int, part: int) -> float:
     return (query_seed(seed, step, part // 2) % 1000) / 500 * (1 if part % 2 else -1)
 
 
-class Work:
+class Work(VirtualWork):
     """A runtime.virtual_devices.VirtualWork: every member finds the same losses, in the seconds of the made-up layers."""
 
     def busy_s(self, job: PRGERankJob, place: int) -> float:

@@ -9,7 +9,7 @@ from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
 from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
-from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, cut
 
 REACTIONS: tuple[Reaction, ...] = ("none", "exclude")
@@ -37,7 +37,8 @@ def load_spike_simulated(
             stream=StreamSettings(num_requests=1_000_000, length=length),
             rescheduling=replace(rescheduling or ReschedulingSettings(), reaction=reaction),
             faults=(spike,),
-            world=SimulatedWorld(noise=noise, until_s=until_s),
+            noise=noise,
+            until_s=until_s,
         )
         for reaction in REACTIONS
     }

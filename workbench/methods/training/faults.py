@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -23,7 +23,7 @@ from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import fleet_of
-from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
+from workbench.runtime.virtual_devices import Factors, VirtualDevices, VirtualWork
 from workbench.simulator import simulate
 
 Links = tuple[tuple[str, float], ...]
@@ -41,24 +41,21 @@ class VirtualJob:
     begins_s: float
 
 
-class _Work:
-    """A runtime.virtual_devices.VirtualWork.  taken_s: the seconds of each step, by its number.  names: of the devices.
-
-    devices: those that do the work; they know which links are slow.
-    """
+class _Work(VirtualWork):
+    """Steps of training on virtual devices.  names: of the devices.  devices: those that do the work; they know which links are slow."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.taken_s: dict[int, float] = {}
-        self.names, self.devices = names, VirtualDevices(len(names), self, VirtualWorld())
+        self.names, self.devices = names, VirtualDevices(len(names), self)
         self._slowed = lru_cache(maxsize=None)(slowed)
 
     def _links(self) -> Links:
         return tuple((f"{self.names[rank]}>{to}", factor) for (rank, to), factor in self.devices.slow_links.items())
 
-    def seconds(self, job: VirtualJob, step: int, factors: Mapping[int, float]) -> float:
-        slower = tuple(factors[place] for place in sorted(factors))
-        step_s = self.taken_s[step] = self._slowed(job, slower, self._links()).seconds(step)
-        return step_s + job.begins_s if step == job.first_step else step_s
+    def begin(self, job: VirtualJob, now_s: float) -> tuple[float, tuple[()]]:
+        return job.begins_s, ()
+
+    def seconds(self, job: VirtualJob, step: int, factors: Factors) -> float:
+        return self._slowed(job, tuple(factors[place] for place in sorted(factors)), self._links()).seconds(step)
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
         links, unslowed = self._links(), (1.0,) * job.job.cluster.world_size
@@ -143,7 +140,9 @@ def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], fi
         coordinator.run()
     except DeviceLostError as error:
         policy.notes.append(str(error))
-    steps = tuple(replace(step, predicted_s=work.taken_s.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps))
+    steps = tuple(
+        replace(step, predicted_s=work.devices.taken_s.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps)
+    )
     seconds = {epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch) for epoch in prediction.epochs}
     epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
     return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=(*prediction.notes, *policy.notes))

@@ -10,7 +10,7 @@ from workbench.methods.galaxy_plus.planners import SequenceProblem, algorithm_1,
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, made_up_host
 from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
-from workbench.methods.galaxy_plus.serving.simulation import SimulatedWorld, simulate_serving
+from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, load_spike_executed
 from workbench_studies.papers.galaxy_plus.testbed import FIG_16, PAPER, Constants, cluster, described, load_constants, profile
@@ -47,7 +47,6 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
             stream=StreamSettings(num_requests=NUM_REQUESTS, length=lengths[0]),
             rescheduling=ReschedulingSettings(reaction=reaction, report_every_s=1.0, probe_every_s=10.0, request_timeout_s=1e4),
             faults=(Fault(kind="slow", rank=LOADED, start=begins, factor=factor),),
-            world=SimulatedWorld(),
         )
         for name, reaction in REACTIONS.items()
     }
@@ -60,8 +59,12 @@ def rates(report: ServingReport) -> tuple[float, float]:
 
 
 def busy(report: ServingReport, rank: int) -> tuple[float, float]:
-    """Return the fraction of the time in which a device computes for requests, before the load and in the last third of the stream."""
-    begins, start = report.faults[0].start, report.requests[-len(report.requests) // 3].start_s
+    """Return the fraction of the time in which a device computes for requests, before the load and in the last third of the stream.
+
+    A request that the load interrupts is left out.
+    """
+    begins = max(request.end_s for request in report.requests if request.end_s <= report.faults[0].start)
+    start = report.requests[-len(report.requests) // 3].start_s
 
     def share(first: float, last: float) -> float:
         inside = [sample for sample in report.samples if sample.rank == rank and first <= sample.start_s and sample.end_s <= last]

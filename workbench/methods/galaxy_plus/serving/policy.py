@@ -13,14 +13,14 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError, RuntimeSetupError
-from workbench.core.inference import InferencePlan
+from workbench.core.inference import InferencePlan, StackShape
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob, UnderWay
-from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, shard_spec
+from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
 from workbench.runtime.devices import Fleet
 from workbench.runtime.memory import MemoryReading
@@ -47,36 +47,37 @@ class RequestSeconds(NamedTuple):
 class ServingPolicy:
     """A runtime.coordinator.Policy whose steps are requests.  Times are seconds since the first request was admitted.
 
-    num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's answers.
-    room: bytes that each device has for weights.  answered: called with every answer.
+    It prints as its state.  num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's
+    answers, none if they are not compared.  stacks: of the model.  holds_both: whether a device has memory for the weights of a second
+    plan in addition to those of the first, by rank.  answered: called with every answer.
     memory: of the devices, and last of this process.  read_memory: reads it, None for lost devices.
     is_over: called at every turn with the service's seconds; returns whether to end early.
     """
 
     has_converged = False
 
-    fleet: Fleet
-    cluster: Cluster
-    layout: ModelLayout
+    fleet: Fleet = field(repr=False)
+    cluster: Cluster = field(repr=False)
+    stacks: Sequence[StackShape] = field(repr=False)
     rescheduler: Rescheduler
-    settings: ReschedulingSettings
-    log: ServingLog
-    samples: Samples
+    settings: ReschedulingSettings = field(repr=False)
+    log: ServingLog = field(repr=False)
+    samples: Samples = field(repr=False)
     num_steps: int
-    requests: tuple[Request, ...]
-    answers: Sequence[Tensor]
-    room: Mapping[int, int]
-    answered: Callable[[ServedRequest], None]
-    read_memory: Callable[[], Sequence[MemoryReading | None]]
-    is_over: Callable[[float], bool]
-    memory: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    requests: tuple[Request, ...] = field(repr=False)
+    answers: Sequence[Tensor] = field(default=(), repr=False)
+    holds_both: Callable[[int, ShardSpec, ShardSpec], bool] = field(default=lambda rank, first, second: True, repr=False)
+    answered: Callable[[ServedRequest], None] = field(default=lambda request: None, repr=False)
+    read_memory: Callable[[], Sequence[MemoryReading | None]] | None = field(default=None, repr=False)
+    is_over: Callable[[float], bool] = field(default=lambda now_s: False, repr=False)
+    memory: list[tuple[float, tuple[int, ...]]] = field(default_factory=list, repr=False)
     late_s: float = 0.0
     paced_s: float = 0.0
 
     _begin_s: float | None = None
-    _held: dict[int, ShardSpec] = field(default_factory=dict)
+    _held: dict[int, ShardSpec] = field(default_factory=dict, repr=False)
     _loaded: dict[int, dict[int, Loaded]] = field(default_factory=lambda: defaultdict(dict))  # by plan and rank
-    _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list), repr=False)
     _reported_s: float = 0.0
     _since_s: float | None = None  # start of the next request's current attempt, if it has begun
 
@@ -113,22 +114,18 @@ class ServingPolicy:
             cluster=self.cluster,
             timeout_s=self.settings.request_timeout_s,
         )
-        stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.layout.stacks)
+        stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.stacks)
         predictor = RequestSeconds(plan.predicted_s)
         return Generation(number, members, stages, job, predictor, job.timeout_s, prepares=() if self._is_tight(plan) else members)
 
     def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
         held = [self._held.get(rank) for rank in plan.ranks]
-        return {rank: shard_spec(plan, position, self.layout.stacks, held=held) for position, rank in enumerate(plan.ranks)}
+        return {rank: shard_spec(plan, position, self.stacks, held=held) for position, rank in enumerate(plan.ranks)}
 
     def _is_tight(self, plan: InferencePlan) -> bool:
         """Return whether a serving device lacks memory for this plan's weights in addition to its current ones."""
         serving, specs = set() if self.rescheduler.plan is None else set(self.rescheduler.plan.ranks), self._specs(plan)
-        for rank in serving.intersection(plan.ranks, self._held):
-            held = self._held[rank]
-            if added_bytes(self.layout, held, None) + added_bytes(self.layout, specs[rank], held) > self.room[rank]:
-                return True
-        return False
+        return not all(self.holds_both(rank, self._held[rank], specs[rank]) for rank in serving.intersection(plan.ranks, self._held))
 
     def part(self, generation: Generation, place: int) -> Any:
         """Return the whole job, for every member (see Policy)."""
@@ -146,7 +143,7 @@ class ServingPolicy:
     def turn(self) -> bool:
         """Probe the excluded devices, sample memory, submit the reports of a period; return whether the service continues."""
         now_s = self.now_s
-        if not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S:
+        if self.read_memory is not None and (not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S):
             resident = (0 if reading is None else reading.rss_bytes for reading in self.read_memory())
             self.memory.append((now_s, (*resident, psutil.Process().memory_info().rss)))
         if self._begin_s is not None:
@@ -161,7 +158,7 @@ class ServingPolicy:
                 self._reports.clear()
                 self.rescheduler.report(now_s, self.rescheduler.current, measured)
                 for rank in measured:
-                    self.samples.slowness(rank, now_s, self.rescheduler.slowness(rank))
+                    self.samples.slowness(rank, now_s, self.rescheduler.pace.slowness(rank))
         return not self.is_over(now_s)
 
     # Messages from the devices, and faults.
@@ -180,7 +177,7 @@ class ServingPolicy:
         self._since_s = None
         self.log.attempted(served.since_s - begin_s)
         tokens = self.requests[done.step % len(self.requests)].length
-        found = is_right(served.output, self.answers[done.step % len(self.answers)])
+        found = is_right(served.output, self.answers[done.step % len(self.answers)]) if self.answers else None
         self.answered(self.log.answered(served.until_s - begin_s, tokens=tokens, plan=generation.job.index, is_right=found))
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:

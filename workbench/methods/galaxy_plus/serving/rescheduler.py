@@ -1,33 +1,26 @@
 """The portal's decisions: which device is excluded or readmitted, and which plan is wanted (Galaxy+, section III-E).
 
 A straggler is repeatedly slower than the others in the same work, by its reports during computation (III-E1).
-It is pure: events and times in, decisions out.  The simulation drives it in virtual time, the portal of emulated devices in
-real time.
+It is pure: events and times in, decisions out.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import InitVar, dataclass, field
+from statistics import median, median_low
 from typing import NamedTuple
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
+from workbench.planners.pace import Pace
 
 BlockSeconds = Mapping[int, Mapping[int, float]]
 """Seconds of computation by rank and block number (blocks are counted through the whole model)."""
-
-
-class Verdict(NamedTuple):
-    """A device's report compared with the others.  slowness: median over blocks.  is_slow: most of its blocks were slow."""
-
-    slowness: float
-    is_slow: bool
 
 
 def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -39,8 +32,8 @@ def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {block: sum(seconds) / len(seconds) for block, seconds in found.items()}
 
 
-def compare(measured: BlockSeconds, expected: BlockSeconds, slow_factor: float) -> dict[int, Verdict]:
-    """Compare the devices block by block.
+def compare(measured: BlockSeconds, expected: BlockSeconds) -> dict[int, float]:
+    """Return each device's slowness: the median over its blocks.
 
     Each block's seconds are divided by the plan's expectation for the device, which makes unequal devices with unequal shares comparable,
     then by the median of that quotient over the other devices in the same block.  So a slowdown of all devices, or a shared error
@@ -58,43 +51,8 @@ def compare(measured: BlockSeconds, expected: BlockSeconds, slow_factor: float) 
             others = [value for other, value in by_rank.items() if other != rank]
             if others and median(others) > 0:
                 relative[rank].append(quotient / median(others))
-    return {
-        rank: Verdict(median(values), 2 * sum(value > slow_factor for value in values) > len(values)) if values else Verdict(1.0, False)
-        for rank, values in relative.items()
-    }
-
-
-class StragglerDetector:
-    """Remembers each device's last reports."""
-
-    def __init__(self, settings: ReschedulingSettings) -> None:
-        self._settings = settings
-        self._last: dict[int, deque[Verdict]] = {}
-
-    def add(self, verdicts: Mapping[int, Verdict]) -> None:
-        """Add one report of every device."""
-        for rank, verdict in verdicts.items():
-            self._last.setdefault(rank, deque(maxlen=self._settings.window)).append(verdict)
-
-    def slowness(self, rank: int) -> float:
-        """Return the median of a device's last slow reports, of all reports if none was slow; 1 without any."""
-        last = self._last.get(rank, ())
-        values = [verdict.slowness for verdict in last if verdict.is_slow] or [verdict.slowness for verdict in last]
-        return median(values) if values else 1.0
-
-    def stragglers(self) -> tuple[int, ...]:
-        """Return the ranks that were slow in `repeats` of their last `window` reports, the slowest first."""
-        found = [rank for rank, last in self._last.items() if sum(verdict.is_slow for verdict in last) >= self._settings.repeats]
-        return tuple(sorted(found, key=lambda rank: -self.slowness(rank)))
-
-    def has_been_below(self, rank: int, slowness: float) -> bool:
-        """Return whether a device's last `repeats` reports all were at most `slowness`."""
-        last = list(self._last.get(rank, ()))[-self._settings.repeats :]
-        return len(last) == self._settings.repeats and all(verdict.slowness <= slowness for verdict in last)
-
-    def forget(self) -> None:
-        """Forget all reports, because they are invalid after a change of the plan."""
-        self._last.clear()
+    # The lower one of two middle values is above a factor only if most blocks are.
+    return {rank: median_low(values) if values else 1.0 for rank, values in relative.items()}
 
 
 Planner = Callable[[tuple[int, ...]], InferencePlan]
@@ -113,8 +71,8 @@ Times = Callable[[InferencePlan, Mapping[int, float]], BlockTimes]
 
 
 @dataclass(slots=True)
-class _Device:
-    """is_alive: its process answers.  is_in: plans may use it.  wait_s: between its probes."""
+class Candidate:
+    """A device that plans may use.  is_alive: its process answers.  is_in: plans use it.  wait_s: between its probes."""
 
     is_alive: bool = True
     is_in: bool = True
@@ -126,43 +84,47 @@ class _Device:
     is_kept: bool = False
 
 
+@dataclass(slots=True)
 class Rescheduler:
-    """current: index of the serving plan, -1 if none can serve (since one of its devices was lost).
+    """Decides which plan serves.  It prints as its state.  Raises PlanError if no plan fits all devices.
 
-    wanted: index of the plan that should serve, -1 while none fits.
+    pace: of the devices, relative to each other.  current: index of the serving plan, -1 if none can serve (since one of its devices was
+    lost).  wanted: index of the plan that should serve, -1 while none fits.
     """
 
-    def __init__(self, settings: ReschedulingSettings, world_size: int, planner: Planner, times: Times, log: ServingLog) -> None:
-        """Make the first plan, for all devices.  Raises PlanError if none fits."""
-        self._settings, self._planner, self._times, self._log = settings, planner, times, log
-        self._devices = [_Device(wait_s=settings.probe_every_s) for _ in range(world_size)]
-        self._detector = StragglerDetector(settings)
-        self.wanted = log.plan(planner(tuple(range(world_size))))
-        self.current = -1
+    settings: ReschedulingSettings = field(repr=False)
+    world_size: InitVar[int]
+    planner: Planner = field(repr=False)
+    times: Times = field(repr=False)
+    log: ServingLog = field(repr=False)
+    candidates: list[Candidate] = field(init=False)
+    pace: Pace = field(init=False)
+    wanted: int = field(init=False)
+    current: int = field(init=False, default=-1)
+
+    def __post_init__(self, world_size: int) -> None:
+        self.candidates = [Candidate(wait_s=self.settings.probe_every_s) for _ in range(world_size)]
+        self.pace = Pace(window=self.settings.window, repeats=self.settings.repeats, threshold=self.settings.slow_factor)
+        self.wanted = self.log.plan(self.planner(tuple(range(world_size))))
 
     @property
     def plan(self) -> InferencePlan | None:
         """Return the serving plan."""
-        return self._log.plans[self.current] if self.current >= 0 else None
+        return self.log.plans[self.current] if self.current >= 0 else None
 
     @property
     def alive(self) -> tuple[int, ...]:
         """Return the ranks whose processes answer."""
-        return tuple(rank for rank, device in enumerate(self._devices) if device.is_alive)
-
-    def slowness(self, rank: int) -> float:
-        """Return a device's slowness by its last reports, relative to the others and to its share."""
-        return self._detector.slowness(rank)
+        return tuple(rank for rank, device in enumerate(self.candidates) if device.is_alive)
 
     def switched(self, now_s: float, plan: int) -> None:
-        """Record that requests are served under a plan from now on."""
-        self._log.add(now_s, "switched", before=self.current, after=plan)
+        """Record that requests are served under a plan from now on; the coordinator has discarded what was observed under the last one."""
+        self.log.add(now_s, "switched", before=self.current, after=plan)
         self.current = plan
-        self._detector.forget()
 
     def paused(self, now_s: float) -> None:
         """Record that nothing is served until the wanted plan is loaded."""
-        self._log.add(now_s, "paused", before=self.current, after=self.wanted)
+        self.log.add(now_s, "paused", before=self.current, after=self.wanted)
         self.current = -1
 
     def report(self, now_s: float, plan: int, measured: BlockSeconds) -> None:
@@ -170,19 +132,22 @@ class Rescheduler:
         if plan != self.current or plan < 0:
             return
         # While another plan is loading, the old plan's stragglers are known already, but perhaps not all of them.
-        expected = self._times(self._log.plans[plan], {}).blocks
-        self._detector.add(compare(measured, expected, self._settings.slow_factor))
-        for rank in self._detector.stragglers():
-            if self._devices[rank].is_in and self._devices[rank].is_alive:
-                self._straggles(now_s, rank, self._detector.slowness(rank))
-        for rank, device in enumerate(self._devices):
-            if device.is_reported and self._detector.has_been_below(rank, self._settings.recovered_factor):
+        expected = self.times(self.log.plans[plan], {}).blocks
+        for rank, slowness in compare(measured, expected).items():
+            self.pace.observe(rank, slowness, 1.0)
+        for rank, slowness in sorted(self.pace.changed().items(), key=lambda changed: -changed[1]):
+            if self.candidates[rank].is_in and self.candidates[rank].is_alive:
+                self._straggles(now_s, rank, slowness)
+        repeats = self.settings.repeats
+        for rank, device in enumerate(self.candidates):
+            lately = self.pace.lately(rank)[-repeats:]
+            if device.is_reported and len(lately) == repeats and max(lately) <= self.settings.recovered_factor:
                 device.is_reported = device.is_kept = False
 
     def due_probes(self, now_s: float) -> tuple[int, ...]:
         """Return the excluded devices that should be probed now; each is returned once per wait."""
         due = []
-        for rank, device in enumerate(self._devices):
+        for rank, device in enumerate(self.candidates):
             if device.is_alive and not device.is_in and device.next_probe_s <= now_s:
                 device.next_probe_s = math.inf  # until the result arrives
                 due.append(rank)
@@ -190,35 +155,35 @@ class Rescheduler:
 
     def next_probe_s(self) -> float:
         """Return when the next probe is due, infinity if none is."""
-        return min((device.next_probe_s for device in self._devices if device.is_alive and not device.is_in), default=math.inf)
+        return min((device.next_probe_s for device in self.candidates if device.is_alive and not device.is_in), default=math.inf)
 
     def probed(self, now_s: float, rank: int, slowness: float) -> None:
         """Process the result of a probe: measured seconds over the expected seconds at the device's full speed."""
-        device = self._devices[rank]
+        device = self.candidates[rank]
         if not device.is_alive or device.is_in:
             return
-        self._log.add(now_s, "probed", rank, value=slowness)
+        self.log.add(now_s, "probed", rank, value=slowness)
         device.next_probe_s = now_s + device.wait_s
-        device.good_probes = device.good_probes + 1 if slowness <= self._settings.recovered_factor else 0
-        if device.good_probes >= self._settings.good_probes:
-            self._log.add(now_s, "recovered", rank, value=slowness)
+        device.good_probes = device.good_probes + 1 if slowness <= self.settings.recovered_factor else 0
+        if device.good_probes >= self.settings.good_probes:
+            self.log.add(now_s, "recovered", rank, value=slowness)
             self._take_back(now_s, rank)
 
     def lost(self, now_s: float, rank: int) -> None:
         """Record that a device's process has ended or stopped answering."""
-        device = self._devices[rank]
+        device = self.candidates[rank]
         if not device.is_alive:
             return
         device.is_alive = device.is_in = False
         self._back_off(now_s, device)
-        self._log.add(now_s, "lost", rank, before=self.current)
+        self.log.add(now_s, "lost", rank, before=self.current)
         if self.plan is not None and rank in self.plan.ranks:
             self.current = -1  # if it comes back, its weights are gone
         self._plan_again(now_s)
 
     def revived(self, now_s: float, rank: int) -> None:
         """Record that a lost device's process runs again: it is probed before it is readmitted, unless no plan fits without it."""
-        device = self._devices[rank]
+        device = self.candidates[rank]
         if device.is_alive:
             return
         device.is_alive = True
@@ -228,37 +193,37 @@ class Rescheduler:
             self._take_back(now_s, rank)
 
     def _straggles(self, now_s: float, rank: int, slowness: float) -> None:
-        device = self._devices[rank]
+        device = self.candidates[rank]
         if not device.is_reported:
-            self._log.add(now_s, "straggler", rank, before=self.current, value=slowness)
+            self.log.add(now_s, "straggler", rank, before=self.current, value=slowness)
             device.is_reported = True
-        if self._settings.reaction == "none" or self.current != self.wanted:
+        if self.settings.reaction == "none" or self.current != self.wanted:
             return
         try:
-            plan = self._planner(tuple(other for other in self._usable() if other != rank))
+            plan = self.planner(tuple(other for other in self._usable() if other != rank))
         except PlanError:  # the others cannot do without it
             self._keep(now_s, rank, slowness)
-            self._detector.forget()  # checked again after as many reports
+            self.pace.accept({})  # checked again after as many reports
             return
         device.is_in = False
         self._back_off(now_s, device)
-        self._log.add(now_s, "excluded", rank, before=self.current, value=slowness)
+        self.log.add(now_s, "excluded", rank, before=self.current, value=slowness)
         self._want(now_s, plan)
 
     def _keep(self, now_s: float, rank: int, slowness: float) -> None:
-        if not self._devices[rank].is_kept:
-            self._devices[rank].is_kept = True
-            self._log.add(now_s, "kept", rank, before=self.current, value=slowness)
+        if not self.candidates[rank].is_kept:
+            self.candidates[rank].is_kept = True
+            self.log.add(now_s, "kept", rank, before=self.current, value=slowness)
 
     def _take_back(self, now_s: float, rank: int) -> None:
-        device = self._devices[rank]
+        device = self.candidates[rank]
         device.is_in, device.good_probes, device.is_reported = True, 0, False
         device.next_probe_s, device.taken_back_s, device.is_kept = math.inf, now_s, False
         self._plan_again(now_s)
-        self._log.add(now_s, "readmitted", rank, before=self.current, after=self.wanted)
+        self.log.add(now_s, "readmitted", rank, before=self.current, after=self.wanted)
 
-    def _back_off(self, now_s: float, device: _Device) -> None:
-        settings = self._settings
+    def _back_off(self, now_s: float, device: Candidate) -> None:
+        settings = self.settings
         again = now_s - device.taken_back_s < settings.calm_s
         device.wait_s = min(device.wait_s * settings.back_off, settings.longest_probe_s) if again else settings.probe_every_s
         device.next_probe_s = now_s + device.wait_s
@@ -269,21 +234,21 @@ class Rescheduler:
         for ranks in (self._usable(), self.alive):
             if ranks:
                 try:
-                    self._want(now_s, self._planner(ranks))
+                    self._want(now_s, self.planner(ranks))
                 except PlanError:
                     continue
                 for rank in ranks:
-                    if not self._devices[rank].is_in:
-                        self._devices[rank].is_in = True
+                    if not self.candidates[rank].is_in:
+                        self.candidates[rank].is_in = True
                         self._keep(now_s, rank, 0.0)
                 return
         self.wanted = -1
-        self._log.add(now_s, "waiting", before=self.current)
+        self.log.add(now_s, "waiting", before=self.current)
 
     def _want(self, now_s: float, plan: InferencePlan) -> None:
-        before, self.wanted = self.wanted, self._log.plan(plan)
+        before, self.wanted = self.wanted, self.log.plan(plan)
         if self.wanted != before:
-            self._log.add(now_s, "planned", before=self.current, after=self.wanted, value=plan.predicted_s)
+            self.log.add(now_s, "planned", before=self.current, after=self.wanted, value=plan.predicted_s)
 
     def _usable(self) -> tuple[int, ...]:
-        return tuple(rank for rank, device in enumerate(self._devices) if device.is_alive and device.is_in)
+        return tuple(rank for rank, device in enumerate(self.candidates) if device.is_alive and device.is_in)

@@ -33,9 +33,9 @@ from workbench.methods.galaxy_plus.serving.records import (
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
-from workbench.models.sharding import model_layout
+from workbench.models.sharding import ShardSpec, added_bytes, model_layout
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Fleet
+from workbench.runtime.devices import Devices, Fleet
 from workbench.runtime.engines import EngineCluster, default_pool
 from workbench.runtime.pacing import find_dilation
 from workbench.runtime.ssh_devices import SshEngines
@@ -94,6 +94,32 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
         return simulated(plan, tuple(sorted((rank, factor) for rank, factor in slow_downs.items() if rank in plan.ranks and factor != 1.0)))
 
     return times
+
+
+def fleet_for(devices: Devices, cluster: Cluster, faults: FaultSchedule, settings: ReschedulingSettings) -> Fleet:
+    """Return the devices of a service with its faults."""
+    names = [device.name for device in cluster.devices]
+    return Fleet(devices, names, faults, silence_s=settings.silence_s, num_restarts=RESTARTS)
+
+
+def run_service(policy: ServingPolicy) -> None:
+    """Serve the stream until every request is answered, no plan can ever fit again, or the policy ends the service."""
+    coordinator = Coordinator(
+        fleet=policy.fleet,
+        policy=policy,
+        say=lambda text: None,  # the report's events contain it
+        show=policy.shown,
+        turn=policy.turn,
+        injected=policy.injected,
+        clock=policy.faults_s,
+        pace=policy.rescheduler.pace,
+    )
+    try:
+        coordinator.run()
+    except DeviceLostError:
+        if policy.rescheduler.wanted >= 0:
+            raise
+        # No plan can ever fit again: the remaining requests are lost.
 
 
 DEFAULT_LENGTH = 64
@@ -155,18 +181,17 @@ def serve(
     answers = local_hidden(model, requests)
     working = profile.working_bytes_per_token * max(lengths)
     session = SessionSetup(model=model, cluster=cluster, host=None if is_real else host, timeout_s=settings.request_timeout_s)
+
+    def holds_both(rank: int, first: ShardSpec, second: ShardSpec) -> bool:
+        room = cluster.devices[rank].memory_bytes - working
+        return added_bytes(layout, first, None) + added_bytes(layout, second, first) <= room
+
     with engines.service(serve_worker, [(session, settings.report_every_s)] * cluster.world_size) as service:
-        fleet = Fleet(
-            service,
-            [device.name for device in cluster.devices],
-            schedule,
-            silence_s=settings.silence_s,
-            num_restarts=RESTARTS,
-        )
+        fleet = fleet_for(service, cluster, schedule, settings)
         policy = ServingPolicy(
             fleet=fleet,
             cluster=cluster,
-            layout=layout,
+            stacks=layout.stacks,
             rescheduler=rescheduler,
             settings=settings,
             log=log,
@@ -174,29 +199,16 @@ def serve(
             num_steps=stream.num_requests,
             requests=requests,
             answers=answers,
-            room={rank: device.memory_bytes - working for rank, device in enumerate(cluster.devices)},
+            holds_both=holds_both,
             answered=on_request,
             read_memory=service.memory,
             is_over=is_over,
         )
-        coordinator = Coordinator(
-            fleet=fleet,
-            policy=policy,
-            say=lambda text: None,  # the report's events contain it
-            show=policy.shown,
-            turn=policy.turn,
-            injected=policy.injected,
-            clock=policy.faults_s,
-        )
         is_interrupted = False
         try:
-            coordinator.run()
+            run_service(policy)
         except KeyboardInterrupt:
             is_interrupted = True
-        except DeviceLostError:
-            if rescheduler.wanted >= 0:
-                raise
-            # No plan can ever fit again: the remaining requests are lost.
     overrun_share = policy.late_s / policy.paced_s if policy.paced_s else 0.0
     notes = () if faults is schedule else never_begun(schedule.faults, cluster, log.end_s)  # a schedule's times are guesses
     slowed = (dilation_note(engines.dilation),) if engines.dilation > 1 else ()
