@@ -5,7 +5,7 @@ import pytest
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
-from workbench.methods.base import DeviceState, Event
+from workbench.methods.base import SCORED, DeviceState, Event, counting
 from workbench.runs.progress import RunState
 
 
@@ -53,6 +53,33 @@ def test_before_anything_all_is_unknown(state: RunState) -> None:
     assert now.smoothed_loss is now.samples_per_s is now.remaining_s is None
     assert [row.name for row in now.devices] == ["fast", "slow"]
     assert [row.epoch for row in now.epochs] == [0, 1, 2]
+
+
+def test_a_phase_after_the_steps_has_its_own_bar_and_no_rate(state: RunState, clock: Clock) -> None:
+    state.update(predicted(1.0, 0.5))
+    for epoch in range(3):
+        for number in range(4):
+            clock.now_s += 1
+            state.update(step(epoch, number))
+    now = state.snapshot()
+    assert now.samples_per_s is not None and now.remaining_s is None and "left" not in now.headline
+    state.update(Event("phase", message="Scoring every epoch", stage="evaluate"))
+    told = counting(state.update, SCORED, before=1, rounds=3)
+    told(50, 100)
+    now = state.snapshot()
+    assert now.samples_per_s is now.remaining_s is None and "samples/s" not in now.headline
+    [*_, bar] = now.bars
+    assert (bar.name, bar.share, bar.words) == (SCORED, 0.5, "150 of 300")
+    assert "150 of 300" in str(now)
+    state.finish()
+    assert len(state.snapshot().bars) == 3
+
+
+def test_a_sweep_counts_plans_and_has_no_epochs(state: RunState) -> None:
+    state.update(Event("phase", message="Plan 2 of 6: [3, 3] (round 2, time dilation 1.5)", stage="sweep"))
+    state.update(Event("count", message="plans", step=1, num_steps=6))
+    [bar] = state.snapshot().bars
+    assert (bar.name, bar.words) == ("plans", "1 of 6")
 
 
 def test_phases_notes_and_how_it_ended(state: RunState, clock: Clock) -> None:

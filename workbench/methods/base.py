@@ -42,8 +42,9 @@ class Event(NamedTuple):
     """A progress event for a waiting user.  epoch, step: from 0.
 
     kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all devices have
-    finished), 'epoch', 'note' (message), 'device' (the state of the device of `rank`; message describes it in words), 'predicted'
-    (the steps' simulated seconds), or 'faults' (faults added to this object are injected into the run's devices).
+    finished), 'count' (step of num_steps parts of the present phase are done; message names the parts), 'epoch', 'note' (message),
+    'device' (the state of the device of `rank`; message describes it in words), 'predicted' (the steps' simulated seconds), or 'faults'
+    (faults added to this object are injected into the run's devices).
     """
 
     kind: str
@@ -62,6 +63,20 @@ class Event(NamedTuple):
 
 
 Notify = Callable[[Event], None]
+Told = Callable[[int, int], None]
+"""Called with how many parts of a phase are done, and how many there are."""
+
+
+SCORED = "samples scored"
+
+
+def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> Told:
+    """Return what tells a waiting user how far a phase is.  before: of so many `rounds` of equal length are done already."""
+
+    def told(done: int, count: int) -> None:
+        notify(Event("count", message=parts, step=before * count + done, num_steps=rounds * count))
+
+    return told
 
 
 def ignore(event: Event) -> None:

@@ -104,11 +104,31 @@ class EpochRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRow:
+    """How far the present phase is: done of count parts.  name: of the parts."""
+
+    name: str
+    done: int
+    count: int
+    cached: bool = False
+
+    @property
+    def share(self) -> float:
+        """Return the share of the parts that is done."""
+        return self.done / self.count if self.count else 0.0
+
+    @property
+    def words(self) -> str:
+        """Return what stands behind its bar."""
+        return f"{self.done:,} of {self.count:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state of a run at one moment, ready to draw.
 
-    phase: the current phase of the whole run.  phases: each phase with the second at which it began.
-    smoothed_loss, samples_per_s, remaining_s: None if unknown.
+    phase: the current phase of the whole run.  phases: each phase with the second at which it began.  part: how far it is, if it counts.
+    smoothed_loss, samples_per_s, remaining_s: None if unknown, and where no steps are done.
     outcome: '' during the run, then 'finished', 'stopped' or 'failed'.
     """
 
@@ -122,6 +142,7 @@ class Snapshot:
     elapsed_s: float
     remaining_s: float | None
     outcome: str
+    part: PhaseRow | None = None
 
     @property
     def headline(self) -> str:
@@ -133,9 +154,10 @@ class Snapshot:
         return f"{self.phase} ({duration(self.elapsed_s)}){self.facts}"
 
     @property
-    def bars(self) -> tuple[EpochRow, ...]:
-        """Return the epochs to draw: all while the run is in progress, the trained ones when it is over."""
-        return tuple(epoch for epoch in self.epochs if epoch.done or not self.outcome)
+    def bars(self) -> tuple[EpochRow | PhaseRow, ...]:
+        """Return the bars to draw: all epochs while the run is in progress, the trained ones when it is over; and the present phase."""
+        epochs = tuple(epoch for epoch in self.epochs if epoch.done or not self.outcome)
+        return (*epochs, self.part) if self.part is not None and not self.outcome else epochs
 
     @property
     def working(self) -> tuple[DeviceRow, ...]:
@@ -180,6 +202,8 @@ class RunState:
         self._training_s: dict[int, float] = {}
         self._at = (-1, -1)
         self._smoothed, self._smoothed_weight = 0.0, 0.0
+        self._in_steps = False
+        self._part: PhaseRow | None = None
         self._predicted: dict[tuple[int, int], float] = {}
         self._cached: set[int] = set()
 
@@ -188,7 +212,10 @@ class RunState:
         with self._lock:
             now_s = self._elapsed_s()
             if event.kind == "step":
+                self._in_steps = True
                 self._take_step(event, now_s)
+            elif event.kind == "count":
+                self._part = PhaseRow(name=event.message, done=event.step, count=event.num_steps)
             elif event.kind == "device" and 0 <= event.rank < len(self._rows):
                 self._take_device(event, now_s)
             elif event.kind == "predicted":
@@ -198,6 +225,9 @@ class RunState:
                 self._notes.append(event.message)
             elif event.kind == "phase" and event.message:
                 self._phases.append((event.message, now_s))
+                self._in_steps, self._part = False, None
+                if event.stage == "sweep":  # it measures steps of several plans, and trains no epoch
+                    self._num_epochs = 0
 
     def finish(self, error: type[BaseException] | None = None) -> None:
         """Stop the clock.  error: the class of the exception that ended the run; KeyboardInterrupt stopped it."""
@@ -216,10 +246,11 @@ class RunState:
                 devices=tuple(self._rows),
                 epochs=tuple(self._epoch_row(number) for number in range(max([self._num_epochs, *(known + 1 for known in self._epochs)]))),
                 smoothed_loss=self._smoothed / self._smoothed_weight if self._smoothed_weight else None,
-                samples_per_s=_samples_per_s(now) if now else None,
+                samples_per_s=_samples_per_s(now) if now and self._in_steps else None,
                 elapsed_s=self._elapsed_s(),
                 remaining_s=self._remaining_s(),
                 outcome=self._outcome,
+                part=self._part,
             )
 
     def _elapsed_s(self) -> float:
@@ -262,12 +293,12 @@ class RunState:
 
     def _remaining_s(self) -> float | None:
         """Predict the seconds of the remaining steps: the prediction corrected by measurements; None without a prediction."""
-        if self._outcome or self._at[0] < 0 or not self._predicted:
+        if self._outcome or not self._in_steps or self._at[0] < 0 or not self._predicted:
             return None
         first, later = self._ratio(0), self._ratio(1)
         ratio = {0: first or later or 1.0, 1: later or first or 1.0}
         left = sum(seconds * ratio[min(epoch, 1)] for (epoch, step), seconds in self._predicted.items() if (epoch, step) > self._at)
-        return max(0.0, left)
+        return left if left > 0 else None  # after the last step, whatever follows has no prediction
 
     def _ratio(self, kind: int) -> float | None:
         """Return the ratio of measured to predicted seconds for the first epoch's steps (kind 0) or for later ones (kind 1)."""

@@ -377,10 +377,15 @@ def text_batches(texts: Sequence[str], encoder: Encoder, max_length: int, batch_
     return lambda epoch: [collate(tokens, batch) for batch in epoch_batches(tokens.lengths, batch_size, seed, epoch) if len(batch) > 1]
 
 
-def evaluation_batches(split: TokenizedSplit, batch_size: int = 64) -> Iterator[Batch]:
-    """Yield the whole split (see by_length)."""
+def evaluation_batches(
+    split: TokenizedSplit, batch_size: int = 64, told: Callable[[int, int], None] = lambda done, count: None
+) -> Iterator[Batch]:
+    """Yield the whole split (see by_length).  told: called after each batch with the number of samples done, and of all."""
+    done = 0
     for indices in by_length(split.lengths, batch_size):
         yield collate(split, indices)
+        done += len(indices)
+        told(done, len(split.lengths))
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:

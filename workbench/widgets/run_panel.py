@@ -25,7 +25,7 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.methods.base import Event
 from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE
-from workbench.runs.progress import DeviceRow, EpochRow, RunState, Snapshot
+from workbench.runs.progress import DeviceRow, EpochRow, PhaseRow, RunState, Snapshot
 from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.forms import ClusterForm, JobForm
 from workbench.widgets.tables import report_table
@@ -58,7 +58,7 @@ def as_html(now: Snapshot) -> Markup:
     return Markup("<div style='line-height:1.4'>{}</div>").format(Markup().join(parts))
 
 
-def _bar(epoch: EpochRow) -> Markup:
+def _bar(epoch: EpochRow | PhaseRow) -> Markup:
     bar = Markup(
         "<span>{name}</span><div role='progressbar' aria-label='{name}' aria-valuenow='{share:.0f}' aria-valuemin='0' aria-valuemax='100'"
         " style='background:{behind};height:14px'><div style='width:{share:.1f}%;background:{colour};height:100%'></div></div>"

@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import MAX_SIMULATIONS
+from workbench.methods.base import MAX_SIMULATIONS, SCORED, Notify, counting, ignore
 from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.scaling import number_format
 from workbench.methods.pac_plus.epochs import begin, phases_on
@@ -81,9 +81,10 @@ class Trained:
     def __init__(self, prepared: PreparedJob, stack: LayerStack, job: PacPlusRankJob) -> None:
         self._prepared, self._stack, self._job = prepared, stack, job
 
-    def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
+    def predict(self, epochs: Sequence[int], split: TokenizedSplit, notify: Notify = ignore) -> list[Predictions]:
         """Return the predictions after each of some epochs, with one pass over the backbone for all of them."""
-        return predict_split(self._stack, [self._adapter(epoch) for epoch in epochs], evaluation_batches(split))
+        batches = evaluation_batches(split, told=counting(notify, SCORED))
+        return predict_split(self._stack, [self._adapter(epoch) for epoch in epochs], batches)
 
     def save(self, folder: Path, epoch: int) -> Path:
         """Write the adapter as it was after an epoch."""

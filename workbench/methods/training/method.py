@@ -52,7 +52,7 @@ class AnalyticTechnique(NamedTuple):
 class Trained(Protocol):
     """The trained model after each epoch of a run."""
 
-    def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
+    def predict(self, epochs: Sequence[int], split: TokenizedSplit, notify: Notify = ignore) -> list[Predictions]:
         """Return the predictions on a split after each of some epochs."""
         ...
 
@@ -300,11 +300,11 @@ class TrainingMethod(LayerMethod[P], Plans):
         epochs = list(records.epoch_records(steps))
         trained = self.trained(prepared, stack, message)
         notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
-        for epoch, predictions in enumerate(trained.predict(range(policy.epochs), prepared.validation)):
+        for epoch, predictions in enumerate(trained.predict(range(policy.epochs), prepared.validation, notify)):
             epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, "validation", predictions))
         best = max(range(policy.epochs), key=lambda epoch: quality(prepared.task, epochs[epoch].metrics))
         notify(Event("phase", message="Scoring the chosen epoch on the test split"))
-        metrics = _score(prepared, "test", trained.predict([best], prepared.test)[0])
+        metrics = _score(prepared, "test", trained.predict([best], prepared.test, notify)[0])
         saved = trained.save(folder / ADAPTER, best)
 
         for left in (DEVICES, JOURNALS):  # the ranks have emptied the journals

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.methods.base import SCORED, Notify, counting, ignore
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.prepare import PreparedTechnique
 from workbench.models.evaluation import Predictions
@@ -30,12 +31,13 @@ class Trained:
         self._prepared, self._weights, self._quantization = prepared, job.trained, job.quantization
         self._model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
 
-    def predict(self, epochs: Sequence[int], split: TokenizedSplit) -> list[Predictions]:
+    def predict(self, epochs: Sequence[int], split: TokenizedSplit, notify: Notify = ignore) -> list[Predictions]:
         """Return the predictions after each of some epochs."""
         found = []
-        for epoch in epochs:
+        for number, epoch in enumerate(epochs):
             set_trained(self._model, self._weights(epoch))
-            found.append(predict_split(self._model, evaluation_batches(split)))
+            told = counting(notify, SCORED, before=number, rounds=len(epochs))
+            found.append(predict_split(self._model, evaluation_batches(split, told=told)))
         return found
 
     def save(self, folder: Path, epoch: int) -> Path:
