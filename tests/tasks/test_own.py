@@ -8,7 +8,6 @@ import pytest
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import load_task
 from workbench.tasks.batching import split_samples
-from workbench.tasks.prompts import load_prompt_task
 
 WORDS = {"sad": "bad, awful", "fine": "okay", "glad": "good"}
 ROWS = [{"Review": f"film {number} was {WORDS[name]}", "stars": name} for number, name in enumerate([*WORDS] * 34)]
@@ -82,10 +81,11 @@ def test_whole_numbers_and_words_that_look_missing_are_classes(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore")
 def test_as_a_prompt(tmp_path: Path) -> None:
-    task = load_prompt_task("classification", data=write(tmp_path / "a.csv", ROWS))
-    sample = min(task.train, key=lambda one: one.sample_id)
-    assert task.prompt.fill(sample.fields) == f"{ROWS[sample.sample_id]['Review']}\nLabel:"
-    assert task.words == ("fine", "glad", "sad") and task.words[sample.label] == ROWS[sample.sample_id]["stars"]
+    task = load_task("classification", prompted=True, data=write(tmp_path / "a.csv", ROWS))
+    sample = min(task.train.prompts, key=lambda one: one.sample_id)
+    assert task.template.fill(sample.fields) == f"{ROWS[sample.sample_id]['Review']}\nLabel:"
+    words = task.template.label_words
+    assert words == ("fine", "glad", "sad") and words[sample.label] == ROWS[sample.sample_id]["stars"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -153,10 +153,10 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
 
 def _tokenized(model: str, task: str, data: str | None, columns: str, samples: int | None, length: int, targets: int) -> EncodedPrompts:
     from workbench.methods.common.result import model_encoder
-    from workbench.tasks.prompts import load_prompt_task
+    from workbench.tasks import load_task
 
-    found = load_prompt_task(task, data=data, columns=columns, train_samples=samples)
-    encoded = model_encoder(found.prompt, model, length).split(found.train)
+    found = load_task(task, data=data, columns=columns, prompted=True, train_samples=samples)
+    encoded = model_encoder(found.template, model, length).split(found.train.prompts)
     if encoded.max_targets > targets:
         raise ConfigError(
             f"A program with {targets} label tokens was asked for.",

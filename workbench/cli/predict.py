@@ -82,8 +82,8 @@ def _prompted(
     """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
     from workbench.methods.common.result import Evaluation, model_encoder
     from workbench.methods.p_rge.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
+    from workbench.tasks import load_task
     from workbench.tasks.prompts import evaluate as score
-    from workbench.tasks.prompts import load_prompt_task
 
     name, trained = model, find_trained(model)
     if trained is None:
@@ -92,12 +92,13 @@ def _prompted(
         loaded, description = load_trained(trained)
         name = description.model
     limit: dict[str, Any] = {f"{split}_samples": samples}
-    found = load_prompt_task(task, data=data, columns=columns, **limit)
+    found = load_task(task, data=data, columns=columns, prompted=True, **limit)
     if trained is None:
         loaded = load_causal_model(model, TrainableConfig())
-    chosen = getattr(found, split)
+    chosen, unlabelled = getattr(found, split).prompts, found.train.prompts
     say(f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}")
-    made = score(loaded.logits_at, found, chosen, model_encoder(found.prompt, name, max_length), calibration=calibration)
+    encoder = model_encoder(found.template, name, max_length)
+    made = score(loaded.logits_at, chosen, encoder, calibration=calibration, unlabelled=unlabelled)
     return Evaluation({made.metric: made.value}, len(chosen), f"the {split} split of {task}")
 
 

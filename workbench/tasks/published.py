@@ -6,7 +6,7 @@ Never waits minutes for an unreachable hub.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.serial import read_text, shown, text_lines, user_path
-from workbench.tasks.task import Kind, Split, Task, fixed_order, numbered, task_table
+from workbench.tasks.task import SPLIT_NAMES, Kind, Split, Task, fixed_order, numbered
+from workbench.tasks.wording import task_table
 
 PARQUET = "refs/convert/parquet"
 """The hub's own copy of a data set published with a loading script, which the library no longer runs."""
@@ -77,6 +78,40 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield place, row
 
 
+def published_parts(
+    name: str,
+    data: Path | str | None,
+    repository: str,
+    configuration: str | None,
+    folders: Sequence[str],
+    files: Mapping[str, Sequence[str]],
+    *,
+    bases: Sequence[str],
+    needed: Sequence[str],
+) -> dict[str, Any]:
+    """Return what a published data set has of each split: a table (of the hub or a saved data set), or the path of an official file.
+
+    data: a folder; None uses the hub.  It has the files, a saved data set, or one of `folders` or the task's name below one of `bases`.
+    files: alternative names of each split's file.  needed: splits whose file must be there.
+    Raises MissingDataError if the data set is unavailable.
+    """
+    official = " and ".join(names[0] for split, names in files.items() if split != "test")
+    if data is None:
+        return hub_dataset(name, repository, configuration, official)
+    folder = user_path(data, "The data")
+    for place in (folder, *(folder / base / one for base in bases for one in (*folders, name))):
+        if (place / "dataset_dict.json").is_file():
+            return saved_dataset(place)
+        present = {split: [place / one for one in names if (place / one).is_file()] for split, names in files.items()}
+        if all(present[split] for split in needed):
+            return {split: paths[0] for split, paths in present.items() if paths}
+    raise MissingDataError(
+        f"The task '{name}' was asked for from '{folder}'.",
+        f"Neither it nor its {' or '.join(f'{one}/' for one in folders)} holds {official}, or a saved dataset.",
+        "Check --data.",
+    )
+
+
 VALIDATION_FROM_TRAIN = 1000
 """Maximum size of the validation split drawn from the training samples if the test labels are secret (see also validation_share)."""
 
@@ -105,6 +140,7 @@ class GlueTask:
 
 
 GLUE = task_table("glue", GlueTask)
+_TSV = {"train": ("train.tsv",), "validation": ("dev.tsv",), "test": ("test.tsv",)}
 
 Rows = list[tuple[str, str | None, int | float | None]]
 
@@ -118,16 +154,13 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
     Raises MissingDataError if the data is unavailable, ConfigError naming the line if a file is malformed.
     """
     glue = GLUE[name]
-    if data is None:
-        parts = hub_dataset(name, "nyu-mll/glue", name, "the official TSV files")
-    else:
-        parts = _from_folder(name, glue, user_path(data, "The data"))
-    columns = {split: _to_rows(name, glue, rows) for split, rows in parts.items()}
+    parts = published_parts(
+        name, data, "nyu-mll/glue", name, (glue.folder,), _TSV, bases=("", "glue", "GLUE"), needed=("train", "validation")
+    )
+    columns = {split: read_tsv(part, glue) if isinstance(part, Path) else _to_rows(name, glue, part) for split, part in parts.items()}
     if any(label is None for _, _, label in columns.get("test", [])):
         del columns["test"]
-    splits: dict[str, Any] = numbered(
-        {split: _split(columns[split], glue) for split in ("train", "validation", "test") if split in columns}
-    )
+    splits: dict[str, Any] = numbered({split: _split(columns[split], glue) for split in SPLIT_NAMES if split in columns})
     if "test" not in splits:
         splits["test"] = splits["validation"]
         order = fixed_order(name, len(splits["train"]))
@@ -138,20 +171,6 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
         class_names=tuple(dict.fromkeys(glue.classes))[: len(set(glue.classes.values()))],
         source="the hub" if data is None else f"folder '{Path(data).name}'", **splits,
     )  # fmt: skip
-
-
-def _from_folder(name: str, glue: GlueTask, folder: Path) -> dict[str, Any]:
-    for place in (folder / one for one in ("", glue.folder, f"glue/{glue.folder}", f"GLUE/{glue.folder}", name, f"glue/{name}")):
-        if (place / "dataset_dict.json").is_file():
-            return saved_dataset(place)
-        if (place / "train.tsv").is_file() and (place / "dev.tsv").is_file():
-            files = {"train": place / "train.tsv", "validation": place / "dev.tsv", "test": place / "test.tsv"}
-            return {split: read_tsv(path, glue) for split, path in files.items() if path.is_file()}
-    raise MissingDataError(
-        f"The task '{name}' was asked for from '{folder}'.",
-        f"Neither it nor its {glue.folder}/ or glue/{glue.folder}/ holds train.tsv and dev.tsv, or a saved dataset.",
-        "Check --data.",
-    )
 
 
 def read_tsv(path: Path, glue: GlueTask) -> Rows:
@@ -189,8 +208,6 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
 
 
 def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
-    if isinstance(table, list):
-        return table
     columns = list(table.column_names)
     first, second, label = (next((one for one in names if one in columns), None) for names in (glue.first, glue.second, glue.label))
     if first is None or label is None or (glue.second and second is None):

@@ -1,23 +1,29 @@
-"""Define a task: texts, labels, splits and metrics; a classification as text-to-text."""
+"""Define a task: texts, labels, splits and metrics; its views as text-to-text and as prompts of next-word prediction."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple
 
-from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError
-from workbench.core.serial import from_builtins, read_toml
+from workbench.tasks.wording import PROMPTS, STEP, WORDINGS, Prompt, Wording
 
-T = TypeVar("T")
+Kind = Literal[
+    "classification",
+    "regression",
+    "sequence_to_sequence",
+    "question_answering",
+    "token_classification",
+    "text_generation",
+    "multiple_choice",
+]
 
-Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification", "text_generation"]
 
-
+SPLIT_NAMES = ("train", "validation", "test")
 IGNORED = -100
 """The label of padding in a target, which losses ignore; also of a word that is neither learnt nor scored."""
 
@@ -31,6 +37,19 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSample:
+    """fields: the prompt's contents by name.  label: the class, or the number of the correct candidate; 0 for a question.
+
+    answers: for a question, all correct answers; the first is the one to learn.
+    """
+
+    sample_id: int
+    fields: Mapping[str, str]
+    label: int = 0
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """Samples of a task.
 
@@ -40,6 +59,7 @@ class Split:
     spans: in question answering the accepted answers in `pairs`, where texts are questions and labels are 1 if there is an answer;
     in token classification the words of each text, with all labels 0.  None in other tasks.
     answers: in text generation what follows each text, with all labels 0.  None in other tasks.
+    prompts: what a prompt shows of each sample; empty if there are only texts and pairs (see as_prompts).
     """
 
     texts: tuple[str, ...]
@@ -50,15 +70,16 @@ class Split:
     sources: tuple[str, ...] | None = None
     spans: tuple[tuple[Span, ...], ...] | None = None
     answers: tuple[str, ...] | None = None
+    prompts: tuple[PromptSample, ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = {len(column) for column in self._columns().values() if column is not None}
+        sizes = {len(column) for name, column in self._columns().items() if column is not None and (column or name != "prompts")}
         assert len(sizes) == 1, f"a split of unequal columns: {sizes}"
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def take(self, indices: range | list[int]) -> Split:
+    def take(self, indices: Sequence[int]) -> Split:
         """Return the samples at `indices`, with their original sample ids."""
         columns: Any = {name: own and tuple(own[index] for index in indices) for name, own in self._columns().items()}
         return Split(**columns)
@@ -73,52 +94,54 @@ class Split:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
-S = TypeVar("S", bound=Sized)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divided(Generic[S]):
-    """A task's samples in three splits, none of them empty.
+class Task:
+    """Samples in three splits, none of them empty.
 
+    metrics: names in workbench.tasks.metrics; the first one selects the best epoch (see metrics.quality).
+    words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics compare.
+    class_names: of a classification, in class order; empty: classes are numbers, or a prompt's label words.
+    prompt: of a task as next-word prediction, whose splits have prompts; None for others.
     source: where the data comes from, for reports.  notes: how they were read where that was not certain, for reports.
     """
 
     name: str
-    train: S
-    validation: S
-    test: S
+    train: Split
+    validation: Split
+    test: Split
     source: str = ""
     notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            if not len(getattr(self, name)):
-                raise ConfigError(
-                    f"The task '{self.name}' was asked for.", f"Its {name} split has 0 samples.", "Give data, or fewer conditions."
-                )
-
-    def limited(self, train: int | None, validation: int | None, test: int | None) -> Self:
-        """Return the task with at most this many samples in each split, chosen with a fixed seed.  None keeps all."""
-        return replace(self, train=_limit(self.train, train), validation=_limit(self.validation, validation), test=_limit(self.test, test))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task(Divided[Split]):
-    """metrics: names in workbench.tasks.metrics; the first one selects the best epoch (see metrics.quality).
-
-    words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics compare.
-    class_names: of a classification, in class order; empty: classes are numbers.
-    """
-
     kind: Kind
     num_outputs: int
     metrics: tuple[str, ...]
     words: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
         assert bool(self.words) == (self.kind == "sequence_to_sequence"), "label words are for sequence-to-sequence"
-        Divided.__post_init__(self)
+        for name in SPLIT_NAMES:
+            if not len(getattr(self, name)):
+                raise ConfigError(
+                    f"The task '{self.name}' was asked for.", f"Its {name} split has 0 samples.", "Give data, or fewer conditions."
+                )
+
+    def limited(self, train: int | None, validation: int | None, test: int | None) -> Task:
+        """Return the task with at most this many samples in each split, chosen with a fixed seed.  None keeps all."""
+        limits = zip(SPLIT_NAMES, (train, validation, test), strict=True)
+        parts: dict[str, Any] = {name: _limit(getattr(self, name), limit, self.prompt) for name, limit in limits}
+        return replace(self, **parts)
+
+    @property
+    def metric(self) -> str:
+        """Return the metric that selects the best epoch."""
+        return self.metrics[0]
+
+    @property
+    def template(self) -> Prompt:
+        """Return the prompt of a task as next-word prediction."""
+        assert self.prompt is not None, f"'{self.name}' was loaded without its prompt"
+        return self.prompt
 
     @property
     def may_be_none(self) -> bool:
@@ -126,19 +149,19 @@ class Task(Divided[Split]):
         return self.kind == "question_answering" and 0 in self.train.labels
 
 
-def _limit(split: Any, limit: int | None) -> Any:
+def _limit(split: Split, limit: int | None, prompt: Prompt | None) -> Split:
     if limit is None or limit >= len(split):
         return split
     if limit < 1:
         raise ConfigError(f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit.")
-    # One fixed permutation, so that a larger limit includes all samples of a smaller one.
-    # Prompts are in such an order already.
-    return split.take(sorted(fixed_order("limit", len(split))[:limit])) if isinstance(split, Split) else split[:limit]
+    # One fixed permutation, so that a larger limit includes all samples of a smaller one.  Prompts are in such an order already.
+    return split.take(range(limit) if prompt else sorted(fixed_order("limit", len(split))[:limit]))
 
 
-def samples_digest(samples: Split | Iterable[Any]) -> str:
-    """Return a digest of samples (a Split, or a prompt's) in their order."""
-    columns = [own for own in samples._columns().values() if own is not None] if isinstance(samples, Split) else [samples]
+def samples_digest(task: Task, split: str) -> str:
+    """Return a digest of the samples of one of a task's splits, in their order: of its prompts if the task has one."""
+    own: Split = getattr(task, split)
+    columns = [own.prompts] if task.prompt else [one for name, one in own._columns().items() if one is not None and name != "prompts"]
     digest = hashlib.sha256()
     for row in zip(*columns, strict=True):
         digest.update(repr(row).encode("utf-8", "surrogatepass"))
@@ -160,33 +183,6 @@ def fixed_order(purpose: str, count: int) -> list[int]:
     return order
 
 
-STEP = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wording:
-    """How a task is expressed in words.
-
-    prefix: before every text.  names: before the first and the second text of a pair.  words: one for each class.
-    lowest, highest: range of a regression's numbers, which are rounded to STEP and written as text; words is then empty.
-    """
-
-    prefix: str
-    names: tuple[str, str] = ("sentence", "")
-    words: tuple[str, ...] = ()
-    lowest: float = 0.0
-    highest: float = 0.0
-
-
-def task_table(name: str, kind: type[T]) -> dict[str, T]:
-    """Return a table of data/tasks.toml by task."""
-    path = data_folder() / "tasks.toml"
-    return {task: from_builtins(text, kind, source=f"'{name}.{task}' of '{path}'") for task, text in read_toml(path)[name].items()}
-
-
-WORDINGS = task_table("wordings", Wording)
-
-
 def as_text_to_text(task: Task) -> Task:
     """Return the task with kind 'sequence_to_sequence': texts with T5's prefixes, no pairs, a label word for each class.
 
@@ -204,7 +200,7 @@ def as_text_to_text(task: Task) -> Task:
     wording = WORDINGS[task.name]
     count = round((wording.highest - wording.lowest) / STEP) + 1
     words = wording.words or tuple(f"{wording.lowest + index * STEP:.1f}" for index in range(count))
-    parts: dict[str, Any] = {name: _reworded(getattr(task, name), wording, len(words)) for name in ("train", "validation", "test")}
+    parts: dict[str, Any] = {name: _reworded(getattr(task, name), wording, len(words)) for name in SPLIT_NAMES}
     return replace(task, kind="sequence_to_sequence", num_outputs=len(words), words=words, **parts)
 
 
@@ -220,3 +216,61 @@ def _reworded(split: Split, wording: Wording, num_words: int) -> Split:
         else tuple(min(max(round((float(label) - wording.lowest) / STEP), 0), num_words - 1) for label in split.labels)
     )
     return replace(split, texts=texts, pairs=None, labels=labels)
+
+
+OWN_PROMPT = "classification"
+"""The task of own data, whose prompt is built from its columns."""
+
+
+def as_prompts(task: Task) -> Task:
+    """Return the task as next-word prediction, with a prompt, and splits whose samples have prompts.
+
+    Splits are in a fixed random order, so that their first samples are representative: published files may be sorted by class.
+    The metric is 'f1' (of the answer's words) for questions, 'accuracy' for all other tasks (P-RGE, appendix D.1).
+    """
+    prompt, is_own = PROMPTS.get(task.name), task.name == OWN_PROMPT
+    if prompt is None:
+        fields = ("text",) if task.train.pairs is None else ("text", "pair")
+        lines = "".join(f"{{{name}}}\n" for name in fields)
+        prompt = Prompt(text=f"{lines}Label:", shortened="text", words=tuple(f" {name}" for name in task.class_names))
+    parts: dict[str, Any] = {name: _with_prompts(getattr(task, name), prompt) for name in SPLIT_NAMES}
+    metric = "f1" if prompt.kind == "question_answering" else "accuracy"
+    return replace(task, kind=prompt.kind, metrics=(metric,), prompt=prompt, class_names=task.class_names if is_own else (), **parts)
+
+
+def _with_prompts(split: Split, prompt: Prompt) -> Split:
+    if split.prompts:
+        return split
+    columns = (split.texts,) if split.pairs is None else (split.texts, split.pairs)
+    assert len(columns) == len(prompt.fields), f"{len(columns)} texts for the fields {prompt.fields}"
+    prompts = (
+        PromptSample(sample_id=sample_id, fields=dict(zip(prompt.fields, map(str.strip, texts), strict=True)), label=int(label))
+        for sample_id, label, *texts in zip(split.sample_ids, split.labels, *columns, strict=True)
+    )
+    return replace(split, prompts=tuple(prompts)).take(fixed_order("limit", len(split)))
+
+
+def prompt_split(prompts: Sequence[PromptSample], prompt: Prompt) -> Split:
+    """Return samples of a prompt as a split, whose texts are the filled prompts."""
+    return Split(
+        texts=tuple(prompt.fill(sample.fields) for sample in prompts),
+        labels=tuple(sample.label for sample in prompts),
+        sample_ids=tuple(sample.sample_id for sample in prompts),
+        prompts=tuple(prompts),
+    )
+
+
+def with_label_words(task: Task, words: Sequence[str]) -> Task:
+    """Return a classification by a prompt with other label words, in class order.
+
+    Raises ConfigError if the task is not a classification, or if the number of different words differs from the number of classes.
+    """
+    asked, prompt = f"The label words {'/'.join(words)} were asked for on '{task.name}'.", task.prompt
+    if prompt is None or task.kind != "classification":
+        raise ConfigError(asked, f"It is {task.kind.replace('_', ' ')}, without classes.", "Leave them out.")
+    bare = [word.strip() for word in words]
+    if len(bare) != len(prompt.words) or not all(bare) or len(set(bare)) < len(bare):
+        found = f"It has {len(prompt.words)} classes: {'/'.join(prompt.label_words)}."
+        raise ConfigError(asked, found, "Give a word of its own for each.")
+    space = " " if prompt.words[0].startswith(" ") else ""
+    return replace(task, prompt=replace(prompt, words=tuple(f"{space}{word}" for word in bare)))

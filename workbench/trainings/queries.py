@@ -27,7 +27,9 @@ from workbench.methods.p_rge.zeroth_order import (
     load_causal_model,
     replay,
 )
-from workbench.tasks.prompts import EncodedPrompts, PromptBatch, PromptTask, evaluate, load_prompt_task, training_batch
+from workbench.tasks import load_task
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
+from workbench.tasks.task import Task
 from workbench.trainings.kept import read_kept
 
 Method = Literal["zero-shot", "calibrated", "P-RGE", "MeZO", "FO-SGD", "FO-Adam"]
@@ -127,11 +129,11 @@ class Curve:
 
 
 @lru_cache(maxsize=4)
-def _data(model: str, task: str, samples: tuple[int, int, int], max_length: int, loss: str) -> tuple[PromptTask, EncodedPrompts]:
-    """Return the task, and its training samples as tokens.  Raises as load_prompt_task and PromptEncoder do."""
+def _data(model: str, task: str, samples: tuple[int, int, int], max_length: int, loss: str) -> tuple[Task, EncodedPrompts]:
+    """Return the task, and its training samples as tokens.  Raises as load_task and PromptEncoder do."""
     counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), samples, strict=True))
-    found = load_prompt_task(task, **counts)
-    train = model_encoder(found.prompt, model, max_length).split(found.train)
+    found = load_task(task, prompted=True, **counts)
+    train = model_encoder(found.template, model, max_length).split(found.train.prompts)
     return found, train.among_label_words() if loss == "label_words" else train
 
 
@@ -185,8 +187,10 @@ class QueryTraining:
 
     def score(self, split: Literal["validation", "test"] = "validation", calibration: Any = "none") -> float:
         """Return the current model's score on a split."""
-        encoder = model_encoder(self.task.prompt, self.settings.model, self.settings.max_length)
-        return evaluate(self.model.logits_at, self.task, getattr(self.task, split), encoder, calibration=calibration).value
+        encoder = model_encoder(self.task.template, self.settings.model, self.settings.max_length)
+        samples = (self.task.validation if split == "validation" else self.task.test).prompts
+        unlabelled = self.task.train.prompts
+        return evaluate(self.model.logits_at, samples, encoder, calibration=calibration, unlabelled=unlabelled).value
 
     def score_untrained(self) -> None:
         """Score the model before its first step, with and without calibration, unless the curve has these baselines."""

@@ -33,7 +33,8 @@ from workbench.models.products import library
 from workbench.models.quantization import QuantizationConfig
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.timing import torch_threads
-from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts, load_prompt_task
+from workbench.tasks import load_task
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts
 from workbench.tasks.prompts.encoding import EncodedRow
 from workbench_studies.bench.frame import LONG_S, Progress, Step, child_peak_bytes, interleaved, line_of, peak_bytes, ratios, require_words
 from workbench_studies.papers.p_rge.counted import MemoryRule, forward_memory
@@ -52,8 +53,8 @@ def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts
 
     loss: 'vocabulary', or 'label_words' alone.
     """
-    task = load_prompt_task("sentiment", train_samples=SENTENCES)
-    encoded = model_encoder(task.prompt, model, length).split(task.train)
+    task = load_task("sentiment", prompted=True, train_samples=SENTENCES)
+    encoded = model_encoder(task.template, model, length).split(task.train.prompts)
     stream = list(chain.from_iterable(row.ids for row in encoded.rows))
     rows = []
     for index in range(min(len(stream) // length, len(encoded))):

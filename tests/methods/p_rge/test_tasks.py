@@ -36,7 +36,7 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
     loaded, description = load_trained(outcome.artifacts["adapter"])
     assert (description.model, description.config) == ("tiny-llama-2", prepared.trainable)
     encoder = model_encoder(prepared.task.prompt, "tiny-llama-2", prepared.job.max_length)
-    score = evaluate(loaded.logits_at, prepared.task, prepared.task.test, encoder)
+    score = evaluate(loaded.logits_at, prepared.task.test.prompts, encoder)
     assert score.value == outcome.metrics[metric]
     assert {"adapter_config.json", "adapter_model.safetensors"} < {path.name for path in (tmp_path / "run" / "adapter").iterdir()}
     words = ["evaluate", str(tmp_path / "run"), "--task", task, "--data", str(tmp_path / "data"), "--samples", "4", "--json"]

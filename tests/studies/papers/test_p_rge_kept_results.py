@@ -13,7 +13,8 @@ from workbench.core.sealed import read_lines
 from workbench.core.serial import from_json
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
-from workbench.tasks.prompts import evaluate, load_prompt_task
+from workbench.tasks import load_task
+from workbench.tasks.prompts import evaluate
 from workbench.trainings.queries import Trial
 from workbench_studies.papers.p_rge import executed
 from workbench_studies.papers.result import Result, Settings, paper_folder
@@ -71,8 +72,8 @@ def test_the_long_training_reaches_the_floor_as_its_check_says():
 
 
 def score(model: CausalModel, name: str, max_length: int) -> float:
-    task = load_prompt_task("sentiment", train_samples=1, validation_samples=1, test_samples=100)
-    return 100 * evaluate(model.logits_at, task, task.test, model_encoder(task.prompt, name, max_length)).value
+    task = load_task("sentiment", prompted=True, train_samples=1, validation_samples=1, test_samples=100)
+    return 100 * evaluate(model.logits_at, task.test.prompts, model_encoder(task.template, name, max_length)).value
 
 
 @cache

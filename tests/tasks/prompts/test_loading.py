@@ -3,15 +3,16 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.tasks.prompts.official_files import FOLDERS, ROWS, passage, write_lines, write_official, write_rows, write_squad
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.tasks import TASKS, load_task
-from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, load_prompt_task, loading
-from workbench.tasks.prompts.loading import SHARES_OF_ONE
-from workbench.tasks.prompts.templates import PromptSample, PromptTask
+from workbench.tasks import TASKS, benchmarks, load_task, published
+from workbench.tasks.benchmarks import SHARES_OF_ONE
+from workbench.tasks.prompts import PAPER_SAMPLES, PROMPTS
+from workbench.tasks.task import PromptSample, Task, with_label_words
 
 # Table 8, filled in for the first sample of each official file: prompt, and what is to follow it.
 PRINTED = {
@@ -34,31 +35,37 @@ PRINTED = {
 }
 
 
-def following(task: PromptTask, sample: PromptSample) -> str:
-    templates = task.prompt.words or task.prompt.candidates or (task.prompt.answer,)
+def load_prompts(name: str, **settings: Any) -> Task:
+    return load_task(name, prompted=True, **settings)
+
+
+def following(task: Task, sample: PromptSample) -> str:
+    prompt = task.template
+    templates = prompt.words or prompt.candidates or (prompt.answer,)
     return templates[sample.label].format_map(sample.fields)
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_official_files_read_as_printed(tmp_path: Path, name: str) -> None:
     write_official(tmp_path, name)
-    task = load_prompt_task(name, data=tmp_path)
-    samples = sorted((*task.train, *task.validation, *task.test), key=lambda sample: sample.sample_id)
-    first = min(task.test, key=lambda sample: sample.sample_id)
+    task = load_prompts(name, data=tmp_path)
+    splits = (task.train, task.validation, task.test)
+    samples = sorted((sample for split in splits for sample in split.prompts), key=lambda sample: sample.sample_id)
+    first = min(task.test.prompts, key=lambda sample: sample.sample_id)
     for sample in (samples[0], first):
-        assert (task.prompt.fill(sample.fields), following(task, sample)) == PRINTED[name]
+        assert (task.template.fill(sample.fields), following(task, sample)) == PRINTED[name]
     share = 1 if name in ("sst2", "mrpc", "qqp", "qnli") else 4 if name in ("multirc", "squad") else 2
     assert (len(task.validation), len(task.train) + len(task.validation)) == (share, 20 if name in ("multirc", "squad") else 10)
     assert len({sample.sample_id for sample in samples}) == len(samples)
     assert task.metric == ("f1" if name == "squad" else "accuracy")
-    assert load_prompt_task(name, data=tmp_path) == task
-    few = load_prompt_task(name, data=tmp_path, train_samples=5, validation_samples=1, test_samples=3)
-    assert (few.train, few.validation, few.test) == (task.train[:5], task.validation[:1], task.test[:3])
+    assert load_prompts(name, data=tmp_path) == task
+    few = load_prompts(name, data=tmp_path, train_samples=5, validation_samples=1, test_samples=3)
+    assert (few.train, few.validation, few.test) == tuple(split.take(range(count)) for split, count in zip(splits, (5, 1, 3), strict=True))
 
 
 def test_all_13_tasks_have_a_prompt() -> None:
-    assert set(PROMPT_TASKS) == {*PRINTED, "sentiment"} and len(PRINTED) == 13
-    assert set(PROMPT_TASKS) - set(TASKS) == {"copa", "winogrande", "squad"}
+    assert set(PROMPTS) == {*PRINTED, "sentiment"} and len(PRINTED) == 13
+    assert set(PROMPTS) - set(TASKS) == {"copa", "winogrande", "squad"}
 
 
 def flat_rows(name: str) -> list[dict]:
@@ -66,7 +73,7 @@ def flat_rows(name: str) -> list[dict]:
     if name == "wsc":
         return [{**row, **row["target"], "label": int(row["label"])} for row in ROWS[name]]
     if name == "multirc":
-        return [dict(flat) for row in ROWS[name] for flat in loading._flat_multirc(row)]
+        return [dict(flat) for row in ROWS[name] for flat in benchmarks._flat_multirc(row)]
     if name == "rte":
         return [{**row, "label": int(row["label"] == "not_entailment")} for row in ROWS[name]]
     return [{**row, "label": int(row["label"])} if "label" in row else row for row in ROWS[name]]
@@ -79,8 +86,10 @@ def test_the_hubs_tables_give_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     table = flat_rows(name)
     secret = [{**row, "answer": ""} if name == "winogrande" else {**row, "label": -1} for row in table]
     asked = []
-    monkeypatch.setattr(loading, "hub_dataset", lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret})
-    found, expected = load_prompt_task(name), load_prompt_task(name, data=tmp_path)
+    monkeypatch.setattr(
+        published, "hub_dataset", lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret}
+    )
+    found, expected = load_prompts(name), load_prompts(name, data=tmp_path)
     assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
     assert asked[0][0] == name and asked[0][2] in (name, "wsc.fixed", "winogrande_debiased")
 
@@ -97,7 +106,7 @@ def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(monkeypatch: 
     module = SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False))
     monkeypatch.setitem(__import__("sys").modules, "datasets", module)
     monkeypatch.setattr("workbench.tasks.published.hub_is_reachable", lambda: False)
-    assert len(load_prompt_task("wic").test) == 10 and module.config.HF_HUB_OFFLINE is False
+    assert len(load_prompts("wic").test) == 10 and module.config.HF_HUB_OFFLINE is False
     assert calls == [
         (("aps/super_glue", "wic"), {}),
         (("aps/super_glue",), {"data_dir": "wic", "revision": "refs/convert/parquet"}),
@@ -111,7 +120,7 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     table = Dataset.from_list([{key: row[key] for key in ("word", "sentence1", "sentence2", "label")} for row in flat_rows("wic")])
     DatasetDict({"train": table, "validation": table}).save_to_disk(str(tmp_path / "saved" / "wic"))
     write_official(tmp_path / "official", "wic")
-    found, expected = (load_prompt_task("wic", data=tmp_path / place) for place in ("saved", "official"))
+    found, expected = (load_prompts("wic", data=tmp_path / place) for place in ("saved", "official"))
     assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
 
 
@@ -120,8 +129,9 @@ def test_superglues_rte_and_glues_are_the_same(tmp_path: Path) -> None:
     rows = [f"{n}\tIt rained {n} days.\tIt was wet.\t{('entailment', 'not_entailment')[n % 2]}" for n in range(10)]
     for split in ("train", "dev"):
         write_lines(tmp_path / "other" / "RTE" / f"{split}.tsv", ["index\tsentence1\tsentence2\tlabel", *rows])
-    one, other = (load_prompt_task("rte", data=tmp_path / place) for place in ("one", "other"))
-    assert {(sample.fields["premise"], sample.label) for sample in one.test} == {(s.fields["premise"], s.label) for s in other.test}
+    one, other = (load_prompts("rte", data=tmp_path / place) for place in ("one", "other"))
+    read = [{(sample.fields["premise"], sample.label) for sample in task.test.prompts} for task in (one, other)]
+    assert read[0] == read[1]
     assert load_task("rte", data=tmp_path / "other").test.pairs == ("It was wet.",) * 10
 
 
@@ -129,18 +139,18 @@ def test_superglues_rte_and_glues_are_the_same(tmp_path: Path) -> None:
 def test_samples_of_one_text_stay_together(tmp_path: Path, version: str) -> None:
     """Of one file all three splits are drawn; version 2.0's questions without an answer are left out."""
     write_squad(tmp_path / f"dev-v{version}.json", 25, version=version)
-    task = load_prompt_task("squad", data=tmp_path)
-    parts = [{sample.fields["context"] for sample in split} for split in (task.train, task.validation, task.test)]
+    task = load_prompts("squad", data=tmp_path)
+    parts = [{sample.fields["context"] for sample in split.prompts} for split in (task.train, task.validation, task.test)]
     assert sum(len(part) for part in parts) == len(set.union(*parts)) == 25
     assert [len(split) for split in (task.train, task.validation, task.test)] == [round(50 * share) for share in SHARES_OF_ONE]
-    assert all(sample.answers == ("tea", "the tea") for sample in task.test)
+    assert all(sample.answers == ("tea", "the tea") for sample in task.test.prompts)
 
 
 def test_broken_rows_of_qqp_are_left_out_as_its_own_reader_does(tmp_path: Path) -> None:
     write_official(tmp_path, "qqp")
     path = tmp_path / "QQP" / "train.tsv"
     path.write_text(path.read_text() + "11\tbroken\n")
-    assert len(load_prompt_task("qqp", data=tmp_path).train) == 9
+    assert len(load_prompts("qqp", data=tmp_path).train) == 9
 
 
 def test_the_class_of_a_prompt_alone_is_a_task_like_any_other(tmp_path: Path) -> None:
@@ -155,14 +165,15 @@ def test_the_class_of_a_prompt_alone_is_a_task_like_any_other(tmp_path: Path) ->
 
 def test_other_label_words(tmp_path: Path) -> None:
     write_official(tmp_path, "sst2")
-    task = load_prompt_task("sst2", data=tmp_path)
-    assert task.words == ("terrible", "great") and task.reworded(("bad", " good ")).prompt.words == (" bad", " good")
+    task = load_prompts("sst2", data=tmp_path)
+    assert task.template.label_words == ("terrible", "great")
+    assert with_label_words(task, ("bad", " good ")).template.words == (" bad", " good")
     for words in (("bad",), ("bad", "bad"), ("bad", " ")):
         with pytest.raises(ConfigError, match="It has 2 classes: terrible/great"):
-            task.reworded(words)
+            with_label_words(task, words)
     write_official(tmp_path, "squad")
     with pytest.raises(ConfigError, match="question answering, without classes"):
-        load_prompt_task("squad", data=tmp_path).reworded(("a", "b"))
+        with_label_words(load_prompts("squad", data=tmp_path), ("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -183,21 +194,21 @@ def test_malformed_files_name_the_line(tmp_path: Path, name: str, file: str, lin
     path = tmp_path / FOLDERS[name] / file
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ConfigError, match=message):
-        load_prompt_task(name, data=tmp_path)
+        load_prompts(name, data=tmp_path)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=r"BoolQ/ holds train\.jsonl and val\.jsonl"):
-        load_prompt_task("boolq", data=tmp_path)
+        load_prompts("boolq", data=tmp_path)
     with pytest.raises(ConfigError, match="Did you mean 'winogrande'"):
-        load_prompt_task("winogrand")
+        load_prompts("winogrand")
     (tmp_path / "dev-v1.1.json").write_text("{}")
     with pytest.raises(ConfigError, match="not the official JSON"):
-        load_prompt_task("squad", data=tmp_path)
+        load_prompts("squad", data=tmp_path)
     write_rows(tmp_path / "val.jsonl", ROWS["boolq"][:1])
     write_rows(tmp_path / "train.jsonl", ROWS["boolq"][:1])
     with pytest.raises(ConfigError, match="validation split has 0 samples"):
-        load_prompt_task("boolq", data=tmp_path)
+        load_prompts("boolq", data=tmp_path)
 
 
 def real_data() -> Path | None:
@@ -209,6 +220,6 @@ def real_data() -> Path | None:
 @pytest.mark.skipif(real_data() is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC and squad")
 @pytest.mark.parametrize(("name", "place"), [("mrpc", ""), ("squad", "squad")])
 def test_the_papers_sampling_of_the_real_files(name: str, place: str) -> None:
-    task = load_prompt_task(name, data=real_data() / place, **PAPER_SAMPLES)
+    task = load_prompts(name, data=real_data() / place, **PAPER_SAMPLES)
     assert [len(split) for split in (task.train, task.validation, task.test)] == [1000, 500, 1000]
-    assert name == "squad" or 0.4 < sum(sample.label for sample in task.train) / 1000 < 0.75
+    assert name == "squad" or 0.4 < sum(task.train.labels) / 1000 < 0.75

@@ -13,7 +13,6 @@ from workbench.tasks.prompts import (
     PROMPTS,
     PromptBatch,
     PromptSample,
-    PromptTask,
     evaluate,
     label_log_likelihoods,
     padding_statistics,
@@ -49,16 +48,12 @@ def log_likelihoods(tokens: tuple[int, ...], count: int) -> list[float]:
     return [float(logits_of(tokens[:at]).log_softmax(0)[tokens[at]]) for at in range(whole - count, whole)]
 
 
-def task_of(prompt, samples, train=None) -> PromptTask:
-    return PromptTask(name="made-up", prompt=prompt, train=train or samples, validation=samples, test=samples)
-
-
 def test_label_words_are_scored_among_the_whole_vocabulary() -> None:
     found = label_log_likelihoods(by_chance, encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90))
     texts = [codes(FILM.fill(sample.fields)) for sample in FILMS]
     expected = [[log_likelihoods((*text, ord(word)), 1)[0] for word in "tg"] for text in texts]
     torch.testing.assert_close(found, torch.tensor(expected))
-    scores = evaluate(by_chance, task_of(FILM, FILMS), FILMS, PromptEncoder(FILM, Characters(), **FIXED))
+    scores = evaluate(by_chance, FILMS, PromptEncoder(FILM, Characters(), **FIXED))
     chosen = [int(row[1] > row[0]) for row in expected]
     assert list(scores.predictions) == chosen and scores.metric == "accuracy"
     assert scores.value == pytest.approx(sum(one == film.label for one, film in zip(chosen, FILMS, strict=True)) / 3)
@@ -83,9 +78,7 @@ def test_the_candidate_of_the_highest_mean_log_likelihood(decodes: bool, calibra
         return sum(each) - sum(log_likelihoods((*bare, 3, *ending) if decodes else (*bare, *ending), len(ending)))
 
     expected = [int(score(one.fields, f" {one.fields['candidate2']}") > score(one.fields, f" {one.fields['candidate1']}")) for one in many]
-    found = evaluate(
-        by_chance, task_of(copa, many), many, PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90), calibration=calibration
-    )
+    found = evaluate(by_chance, many, PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90), calibration=calibration)
     assert list(found.predictions) == expected and 0 < sum(expected) < 12 and found.calibration == calibration
 
 
@@ -102,7 +95,7 @@ def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibratio
         logits[:, 0, ord("t")] = 1.0 * is_bad
         return logits
 
-    found = evaluate(biased, task_of(FILM, films), films, PromptEncoder(FILM, Characters(), **FIXED), calibration=calibration)
+    found = evaluate(biased, films, PromptEncoder(FILM, Characters(), **FIXED), calibration=calibration)
     assert found.value == accuracy
 
 
@@ -126,13 +119,12 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypa
             logits[row, 0, ord(answer[at])] = 1.0
         return logits
 
-    squad = task_of(PROMPTS["squad"], QUESTIONS)
-    encoder = PromptEncoder(squad.prompt, tokenizer, is_causal=not decodes, max_length=120)
-    found = evaluate(scripted, squad, QUESTIONS, encoder)
+    encoder = PromptEncoder(PROMPTS["squad"], tokenizer, is_causal=not decodes, max_length=120)
+    found = evaluate(scripted, QUESTIONS, encoder)
     assert found.predictions == ("the us", "never now, here") and found.metric == "f1"
     assert found.correct == (1.0, 0.5) and found.value == 0.75
     monkeypatch.setattr("workbench.tasks.prompts.scoring.MAX_NEW_TOKENS", 4)
-    short = evaluate(scripted, squad, QUESTIONS, encoder)
+    short = evaluate(scripted, QUESTIONS, encoder)
     assert short.predictions == ("the", "nev")
 
 
@@ -147,9 +139,7 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypa
 )
 def test_scores_that_cannot_be(prompt, samples, calibration: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        evaluate(
-            by_chance, task_of(prompt, samples or FILMS), samples, PromptEncoder(prompt, Characters(), **FIXED), calibration=calibration
-        )
+        evaluate(by_chance, samples, PromptEncoder(prompt, Characters(), **FIXED), calibration=calibration)
 
 
 def test_padding_is_the_mean_over_all_batches_there_can_be() -> None:
@@ -176,7 +166,6 @@ def test_a_model_that_gives_no_numbers_gives_no_answers(kind: str) -> None:
     with pytest.raises(DivergedError, match="no numbers"):
         evaluate(
             lambda batch: torch.full_like(by_chance(batch), math.nan),
-            task_of(prompt, samples),
             samples,
             PromptEncoder(prompt, Characters(), is_causal=True, max_length=900),
         )

@@ -15,8 +15,8 @@ from workbench.core.serial import shown
 from workbench.models.loading import is_tiny
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.saving import WHOLE_MODEL
-from workbench.tasks.prompts.templates import Prompt, PromptKind
 from workbench.tasks.task import Kind
+from workbench.tasks.wording import Prompt
 
 CARD = "README.md"
 _OURS = """\
@@ -76,7 +76,7 @@ class Result:
     job: Job
     technique: str
     base_digest: str
-    kind: Kind | PromptKind
+    kind: Kind
     texts: tuple[str, ...]
     class_names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()

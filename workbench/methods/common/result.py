@@ -30,14 +30,14 @@ from workbench.tasks import load_task
 from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import answers, score, tags
 from workbench.tasks.own import FROM_FILES, OWN, Columns, class_numbers, classes, find_columns, named_columns, numbers, read_rows
-from workbench.tasks.prompts import PromptSample, PromptTask, evaluate, label_log_likelihoods, load_prompt_task
+from workbench.tasks.prompts import evaluate, label_log_likelihoods
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.scoring import MAX_NEW_TOKENS, Calibration, LogitsAt, PromptBatch, choices, generate, generate_answers
-from workbench.tasks.prompts.templates import Prompt
 from workbench.tasks.question_answering import joined, read_questions, words_of
 from workbench.tasks.tables import SPLITS, read_tables
-from workbench.tasks.task import Split, Task, as_text_to_text, samples_digest
+from workbench.tasks.task import PromptSample, Split, Task, as_text_to_text, prompt_split, samples_digest
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
+from workbench.tasks.wording import Prompt
 
 RESULT = "result.json"
 Rows = list[tuple[str, ...]]
@@ -70,9 +70,9 @@ def model_encoder(prompt: Prompt, model: str, max_length: int) -> PromptEncoder:
 def write_result(report: Report, prepared: Any, technique: str) -> None:
     """Write result.json and the model card next to the trained weights.  prepared: the method's job (see base.Prepared)."""
     task, job, folder = prepared.task, report.job, Path(report.artifacts["adapter"])
-    prompt = task.prompt if isinstance(task, PromptTask) else None
+    prompt = task.prompt
     if prompt is not None:
-        names, words, texts = task.class_names or task.words, (), _fields_of(prompt)
+        names, words, texts = task.class_names or prompt.label_words, (), _fields_of(prompt)
     else:
         numbered = () if task.kind in ("regression", "question_answering", "text_generation") else tuple(map(str, range(task.num_outputs)))
         names, words = task.words or task.class_names or numbered, task.words
@@ -97,7 +97,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
         obtained=f"on {tested} test samples, after epoch {report.chosen_epoch}, the best on {chosen} validation samples",
         plan=f"{report.plan.where()}; cluster '{report.cluster.name}', {report.label}",
         source=f"{task.source or job.task}; {trained} training samples",
-        digests={name: samples_digest(getattr(task, name)) for name in SPLITS},
+        digests={name: samples_digest(task, name) for name in SPLITS},
     )
     write_text(folder / CARD, model_card(folder, about))
     write_text(folder / RESULT, to_json(about) + "\n")
@@ -192,11 +192,11 @@ class LoadedResult:
         else:
             encoder = model_encoder(about.prompt, about.job.model, about.max_length)
             if about.kind == "question_answering":
-                return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, chosen)]
+                return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, chosen.prompts)]
             if about.kind == "multiple_choice":
-                taken = zip(chosen, choices(self._logits_of, encoder, chosen), strict=True)
+                taken = zip(chosen.prompts, choices(self._logits_of, encoder, chosen.prompts), strict=True)
                 return [Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken]
-            scores = require_numbers(label_log_likelihoods(self._logits_of, encoder.split(chosen)), "Predictions")
+            scores = require_numbers(label_log_likelihoods(self._logits_of, encoder.split(chosen.prompts)), "Predictions")
         return _answers(scores, about)
 
     def _generated(self, prompts: Sequence[str]) -> list[str]:
@@ -247,8 +247,7 @@ class LoadedResult:
             named["class_names"] = about.class_names  # labels and tags are matched by name
         if data is None or (job.task not in OWN and user_path(data, "The data").is_dir()):
             limits = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")} if data is None else {}
-            load: Any = load_task if about.prompt is None else load_prompt_task
-            task = load(job.task, data=data or job.data, **named, **limits)
+            task = load_task(job.task, data=data or job.data, prompted=about.prompt is not None, **named, **limits)
             chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
             if data is None:
                 self._require_same(split, task)
@@ -258,20 +257,20 @@ class LoadedResult:
         else:
             chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
         if samples is not None:
-            chosen = chosen.take(range(min(samples, len(chosen)))) if isinstance(chosen, Split) else chosen[:samples]
+            chosen = chosen.take(range(min(samples, len(chosen))))
         if about.prompt is None:
             if calibration != "none":
                 raise ConfigError(f"The calibration '{calibration}' was asked for.", "A head answers here, no prompt.", "Leave it out.")
             return Evaluation(score(about, chosen, *self._predictions(chosen)), len(chosen), source)
-        whole = task or PromptTask(name=job.task, prompt=about.prompt, train=chosen, validation=chosen, test=chosen)
         encoder = model_encoder(about.prompt, job.model, about.max_length)
-        scored = evaluate(self._logits_of, replace(whole, prompt=about.prompt), chosen, encoder, calibration=calibration)
+        unlabelled = () if task is None else task.train.prompts
+        scored = evaluate(self._logits_of, chosen.prompts, encoder, calibration=calibration, unlabelled=unlabelled)
         return Evaluation({scored.metric: scored.value}, len(chosen), source)
 
     def _require_same(self, split: str, task: Any) -> None:
         """Raise ConfigError if a split of the run's own data has changed since the training."""
         about = self.about
-        if about.digests.get(split) != samples_digest(getattr(as_text_to_text(task) if about.words else task, split)):
+        if about.digests.get(split) != samples_digest(as_text_to_text(task) if about.words else task, split):
             found = (
                 f"The data{f' {about.job.data!r}' if about.job.data else ''} have changed since, so rows of it may have been trained on."
             )
@@ -301,11 +300,12 @@ class LoadedResult:
             return rows, list(numbers(labels, column, split))
         return rows, list(class_numbers(classes(labels, column, split), about.class_names, column, split))
 
-    def _samples(self, rows: Rows, labels: Sequence[int] | Sequence[float]) -> Any:
-        """Convert rows to the model's samples: a Split, or samples of a prompt."""
+    def _samples(self, rows: Rows, labels: Sequence[int] | Sequence[float]) -> Split:
+        """Convert rows to the model's samples."""
         if self.about.prompt is not None:
             fields = [dict(zip(self.about.texts, row, strict=True)) for row in rows]
-            return tuple(PromptSample(sample_id=at, fields=one, label=int(labels[at])) for at, one in enumerate(fields))
+            prompts = [PromptSample(sample_id=at, fields=one, label=int(labels[at])) for at, one in enumerate(fields)]
+            return prompt_split(prompts, self.about.prompt)
         texts, *pairs = zip(*rows, strict=True)
         spans: Any = None
         if self.about.kind == "question_answering":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
 from workbench.tasks.prompts import evaluate
-from workbench.tasks.prompts.templates import PromptSample
+from workbench.tasks.task import Split
 
 
 class PRGE(LayerMethod[PreparedJob], Plans):
@@ -279,9 +278,9 @@ def _evaluated(
     return scored, metrics, best[1], _save(prepared, model, policy.history.folder / ADAPTER, precision)
 
 
-def _score(prepared: PreparedJob, model: CausalModel, samples: Sequence[PromptSample]) -> float:
-    task, job = prepared.task, prepared.job
-    return evaluate(model.logits_at, task, samples, model_encoder(task.prompt, job.model, job.max_length)).value
+def _score(prepared: PreparedJob, model: CausalModel, split: Split) -> float:
+    job = prepared.job
+    return evaluate(model.logits_at, split.prompts, model_encoder(prepared.task.template, job.model, job.max_length)).value
 
 
 def _save(prepared: PreparedJob, model: CausalModel, folder: Path, precision: Precision) -> Path:

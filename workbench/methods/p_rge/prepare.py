@@ -20,15 +20,9 @@ from workbench.methods.p_rge.zeroth_order import TrainableConfig, ZerothOrderCon
 from workbench.models.loading import ModelFacts, model_facts
 from workbench.models.loading import require_known as require_known_model
 from workbench.schedules.costs import Crossing
-from workbench.tasks.prompts import (
-    OWN_PROMPT,
-    PROMPT_TASKS,
-    EncodedPrompts,
-    PromptTask,
-    load_prompt_task,
-    require_room,
-    unknown_prompt_task,
-)
+from workbench.tasks import PROMPT_TASKS, load_task, unknown_prompt_task
+from workbench.tasks.prompts import EncodedPrompts, require_room
+from workbench.tasks.task import Task, with_label_words
 from workbench.tasks.tokenize import padded_length
 
 
@@ -45,7 +39,7 @@ class PreparedJob:
 
     job: Job
     options: PRGEOptions
-    task: PromptTask
+    task: Task
     train: EncodedPrompts
     facts: ModelFacts
     trainable: TrainableConfig
@@ -139,7 +133,7 @@ def require_known(job: Job) -> PRGEOptions:
     """Return the options.  Raises ConfigError at once for an unknown option, task or model, or impossible settings."""
     options = read_options(METHOD, PRGEOptions, job.options)
     _ = options.allowed
-    if job.task not in (*PROMPT_TASKS, OWN_PROMPT):
+    if job.task not in PROMPT_TASKS:
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
     ZerothOrderConfig(queries=options.queries, epsilon=options.epsilon, learning_rate=job.peak_learning_rate, seed=job.seed)
@@ -155,11 +149,11 @@ def prepare(job: Job) -> PreparedJob:
         raise ConfigError(asked, found, "Choose a model of text, such as SmolLM2-135M, or another method.")
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
-    task = load_prompt_task(job.task, data=job.data, columns=job.columns, **counts)
+    task = load_task(job.task, data=job.data, columns=job.columns, prompted=True, **counts)
     if options.words:
-        task = task.reworded(tuple(options.words.split("/")))
-    encoder = model_encoder(task.prompt, job.model, job.max_length)
-    train = encoder.split(task.train)
+        task = with_label_words(task, options.words.split("/"))
+    encoder = model_encoder(task.template, job.model, job.max_length)
+    train = encoder.split(task.train.prompts)
     if options.loss == "label_words":
         train = train.among_label_words()
     require_room(task, encoder)
@@ -168,7 +162,7 @@ def prepare(job: Job) -> PreparedJob:
         technique=options.technique,
         rank=options.rank,
         alpha=options.alpha,
-        num_outputs=0 if predicts_words else len(task.prompt.words),
+        num_outputs=0 if predicts_words else len(task.template.words),
         seed=job.seed,
     )
     return PreparedJob(job=job, options=options, task=task, train=train, facts=facts, trainable=trainable)

@@ -1,7 +1,6 @@
-"""Tasks as next-word prediction (P-RGE, appendix D.2): the 13 prompts of Table 8, their data, batches and scores."""
+"""Tasks as next-word prediction (P-RGE, appendix D.2): the 13 prompts of Table 8, their tokens, batches and scores."""
 
 from workbench.tasks.prompts.encoding import EncodedPrompts
-from workbench.tasks.prompts.loading import OWN_PROMPT, PROMPT_TASKS, load_prompt_task, unknown_prompt_task
 from workbench.tasks.prompts.scoring import (
     PaddingRow,
     PromptBatch,
@@ -13,4 +12,5 @@ from workbench.tasks.prompts.scoring import (
     step_indices,
     training_batch,
 )
-from workbench.tasks.prompts.templates import PAPER_SAMPLES, PROMPTS, PromptSample, PromptTask
+from workbench.tasks.task import OWN_PROMPT, PromptSample
+from workbench.tasks.wording import PAPER_SAMPLES, PROMPTS, Prompt

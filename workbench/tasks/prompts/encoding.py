@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
-from workbench.tasks.prompts.templates import Prompt, PromptSample
+from workbench.tasks.task import PromptSample
+from workbench.tasks.wording import Prompt
 
 Reader = Literal["causal", "encoder_decoder", "encoder"]
 UNCUT = 1 << 30

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from workbench.core.errors import ConfigError, check_choice, require_numbers
 from workbench.tasks.metrics import answer_f1
 from workbench.tasks.prompts.encoding import EncodedPrompts, EncodedRow, PromptEncoder
-from workbench.tasks.prompts.templates import PromptSample, PromptTask
-from workbench.tasks.task import fixed_order
+from workbench.tasks.task import PromptSample, Task, fixed_order
 from workbench.tasks.tokenize import by_length, padded_length
 
 if TYPE_CHECKING:
@@ -286,32 +285,34 @@ class PromptScores:
 
 def evaluate(
     logits_at: LogitsAt,
-    task: PromptTask,
     samples: Sequence[PromptSample],
     encoder: PromptEncoder,
     *,
     calibration: Calibration = "none",
+    unlabelled: Sequence[PromptSample] = (),
 ) -> PromptScores:
-    """Return a model's score on samples of a task, usually task.test.
+    """Return a model's score on samples of the encoder's prompt.
 
     A classification chooses the most likely label word, a multiple choice the candidate with the highest mean log-likelihood of its tokens.
     A question is answered by greedy generation (up to MAX_NEW_TOKENS, to the end of the line) and scored by F1.
-    calibration: see above; it may use prompts from task.train, without labels.  Questions have no calibration.
+    calibration: see above; it may use prompts without labels, `unlabelled` (of the training split) or else the samples themselves.
+    Questions have no calibration.
     Raises ConfigError for a calibration that the task cannot have, and as PromptEncoder does; DivergedError for NaN or infinite scores.
     """
     if not samples:
         raise ConfigError("A score on no samples was asked for.", "The split has 0.", "Give data.")
     check_choice("calibration", calibration, get_args(Calibration))
-    if task.kind == "classification":
+    kind = encoder.prompt.kind
+    if kind == "classification":
         scores = label_log_likelihoods(logits_at, encoder.split(samples))
         if calibration != "none":
-            scores = scores - word_prior(logits_at, encoder, calibration, task.train)
+            scores = scores - word_prior(logits_at, encoder, calibration, unlabelled or samples)
         chosen = require_numbers(scores, "The likeliest label words").argmax(dim=1).tolist()
-    elif task.kind == "multiple_choice":
+    elif kind == "multiple_choice":
         chosen = choices(logits_at, encoder, samples, calibration=calibration)
     else:
         if calibration != "none":
-            asked, found = f"The calibration '{calibration}' was asked for on '{task.name}'.", "Its answers are free text, without a prior."
+            asked, found = f"The calibration '{calibration}' was asked for.", "The answers to questions are free text, without a prior."
             raise ConfigError(asked, found, "Leave calibration out.")
         texts = generate_answers(logits_at, encoder, samples)
         best = (max((answer_f1(text, one) for one in sample.answers), default=0.0) for text, sample in zip(texts, samples, strict=True))
@@ -321,11 +322,11 @@ def evaluate(
     return PromptScores(metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration)
 
 
-def require_room(task: PromptTask, encoder: PromptEncoder) -> None:
+def require_room(task: Task, encoder: PromptEncoder) -> None:
     """Raise ConfigError if a prompt of the validation or test split does not fit, before a training whose `evaluate` would fail."""
     reserve = MAX_NEW_TOKENS if task.kind == "question_answering" and encoder.reader == "causal" else 0
-    for samples in (task.validation, task.test):
-        encoder.fitted(samples, reserve=reserve)
+    for split in (task.validation, task.test):
+        encoder.fitted(split.prompts, reserve=reserve)
 
 
 def choices(

@@ -17,7 +17,8 @@ from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, step_s
 from workbench.methods.p_rge.published import Constants, load_constants
 from workbench.profiler.descriptions import describe
-from workbench.tasks.prompts import PAPER_SAMPLES, PROMPT_TASKS, PaddingRow, load_prompt_task, padding_statistics
+from workbench.tasks import load_task
+from workbench.tasks.prompts import PAPER_SAMPLES, PROMPTS, PaddingRow, padding_statistics
 from workbench_studies.papers.items import Item, Rows, median_deviation, swapped, worst
 from workbench_studies.papers.p_rge.counted import FirstOrder, first_order_memory, forward_memory
 from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, memory_rule, spread
@@ -142,18 +143,18 @@ def fig4(item: Item, settings: Settings) -> Result:
 def statistics(settings: Settings) -> dict[str, list[PaddingRow]]:
     """Return each task's padding at BATCHES, of 1,000 training prompts: for the embedded task, and for those in the data folder."""
     found = {}
-    for name in PROMPT_TASKS:
+    for name in PROMPTS:
         folder = None if name == "sentiment" else settings.data
         if name != "sentiment" and folder is None:
             continue
         try:
-            task = load_prompt_task(name, data=folder, **PAPER_SAMPLES)
+            task = load_task(name, data=folder, prompted=True, **PAPER_SAMPLES)
         except MissingDataError:
             continue
         except WorkbenchError as error:
             settings.progress(f"{name}: {error}")
             continue
-        encoded = model_encoder(task.prompt, TOKENIZER, 2048).split(task.train)
+        encoded = model_encoder(task.template, TOKENIZER, 2048).split(task.train.prompts)
         found[name] = padding_statistics(encoded.lengths, BATCHES)
     return found
 

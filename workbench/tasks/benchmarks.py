@@ -1,24 +1,22 @@
-"""Load a task of Table 8 by name, embedded, from a folder or from the hub, as prompts or as a classification with a head.
+"""Read the published tasks of P-RGE's Table 8 that are not GLUE's: SuperGLUE and WinoGrande (lines of JSON), SQuAD (a JSON document).
 
-Beyond GLUE: SuperGLUE and WinoGrande (lines of JSON), SQuAD (one JSON document), or the hub's tables.  Wang et al., NeurIPS 2019;
-Sakaguchi et al., AAAI 2020; Rajpurkar et al., EMNLP 2016 (1.1) and ACL 2018 (2.0).
+They come from a folder or from the hub's tables.  Wang et al., NeurIPS 2019; Sakaguchi et al., AAAI 2020; Rajpurkar et al., EMNLP 2016
+(1.1) and ACL 2018 (2.0).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
+from workbench.core.errors import ConfigError
 from workbench.core.serial import read_text, user_path
-from workbench.tasks.embedded import load_sentiment
-from workbench.tasks.own import load_own
-from workbench.tasks.prompts.templates import PROMPTS, Prompt, PromptSample, PromptSplit, PromptTask, shuffled
-from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, hub_dataset, json_lines, load_glue, saved_dataset
-from workbench.tasks.task import Split, Task, fixed_order
+from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, json_lines, published_parts
+from workbench.tasks.task import SPLIT_NAMES, PromptSample, Split, Task, fixed_order, prompt_split
+from workbench.tasks.wording import PROMPTS, Prompt
 
 Row = Mapping[str, Any]
 Placed = tuple[str, Row]
@@ -51,36 +49,21 @@ def read_source(name: str, source: Source, data: Path | str | None) -> dict[str,
     data: a folder with the official files or with a folder of them, or a saved data set; None uses the hub.
     Raises MissingDataError if the data is unavailable, ConfigError naming the location if a file is malformed.
     """
-    official = " and ".join(names[0] for split, names in source.files.items() if split != "test")
-    if data is None:
-        tables = hub_dataset(name, source.repository, source.configuration, official)
-        parts: dict[str, Iterable[Placed]] = {split: _placed(split, table) for split, table in tables.items()}
-    else:
-        parts = _from_folder(name, source, user_path(data, "The data"), official)
+    parts = published_parts(
+        name, data, source.repository, source.configuration, source.folders, source.files, bases=("", "superglue"), needed=("validation",)
+    )
     first_id = 0
     splits: dict[str, list[PromptSample]] = {}
-    for split in ("train", "validation", "test"):
+    for split in SPLIT_NAMES:
         if split not in parts:
             continue
-        samples = list(_samples(name, source, parts[split], first_id, keep_secret=split == "test"))
+        part = parts[split]
+        rows = _from_file(part, source) if isinstance(part, Path) else _placed(split, part)
+        samples = list(_samples(name, source, rows, first_id, keep_secret=split == "test"))
         first_id += len(samples)
         if samples:
             splits[split] = samples
     return splits
-
-
-def _from_folder(name: str, source: Source, folder: Path, official: str) -> dict[str, Iterable[Placed]]:
-    for place in (folder, *(base / one for base in (folder, folder / "superglue") for one in (name, *source.folders))):
-        if (place / "dataset_dict.json").is_file():
-            return {split: _placed(split, table) for split, table in saved_dataset(place).items()}
-        files = {split: [place / name for name in names if (place / name).is_file()] for split, names in source.files.items()}
-        if files["validation"]:
-            return {split: _from_file(found[0], source) for split, found in files.items() if found}
-    raise MissingDataError(
-        f"The task '{name}' was asked for from '{folder}'.",
-        f"Neither it nor its {' or '.join(f'{one}/' for one in source.folders)} holds {official}, or a saved dataset.",
-        "Check --data.",
-    )
 
 
 def _placed(split: str, table: Any) -> Iterator[Placed]:
@@ -237,92 +220,32 @@ SOURCES: Mapping[str, Source] = {
 }  # fmt: skip
 
 
-PROMPT_TASKS = tuple(PROMPTS)
-OWN_PROMPT = "classification"
-"""The task of own data, whose prompt is built from its columns."""
 VALIDATION_SHARE = 0.2
 """Maximum share of a training set for the validation split: the small sets have fewer than the paper's 1,000 + 500 samples."""
 SHARES_OF_ONE = (0.4, 0.2, 0.4)
 """Shares of train, validation and test for a set with only one split, in proportion to the paper's 1,000, 500 and 1,000."""
 
-# Names of GLUE's two texts in the prompts.
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "sentiment": ("sentence",),
-    "sst2": ("sentence",),
-    "rte": ("premise", "hypothesis"),
-    "qqp": ("question1", "question2"),
-}
+SUPERGLUE = tuple(name for name in SOURCES if PROMPTS[name].kind == "classification" and name not in GLUE)
+"""boolq, wsc, wic and multirc, which are also classifications with a head."""
+_BEHIND = ("boolq", "multirc")
+"""In these tasks the long passage is the second text, so that truncation never affects the question."""
 
 
-def load_prompt_task(
-    name: str,
-    *,
-    data: Path | str | None = None,
-    columns: str = "",
-    class_names: Sequence[str] = (),
-    train_samples: int | None = None,
-    validation_samples: int | None = None,
-    test_samples: int | None = None,
-) -> PromptTask:
-    """Return a task with its prompt: one of PROMPT_TASKS; 'sentiment' needs no network.
+def has_superglue(name: str, data: Path | str | None) -> bool:
+    """Return whether a folder has SuperGLUE's files of a task that is also in GLUE, with the same samples (RTE)."""
+    places = ("", *SOURCES[name].folders)
+    return data is not None and any((user_path(data, "The data") / place / "train.jsonl").is_file() for place in places)
 
-    data: a folder with the official files, or own data and their columns (see load_own); None uses the embedded data or the hub.
-    class_names: see load_own.
-    *_samples: maximum numbers, chosen with a fixed seed (PAPER_SAMPLES are the paper's); a larger number includes all samples of a smaller.
+
+def load_benchmark(name: str, data: Path | str | None = None) -> Task:
+    """Return one of SOURCES' tasks.  Its splits have prompts, and are in a fixed random order: files may be sorted by class.
+
+    data: a folder with the official files; None uses the hub.
     The published validation split is the test split, because the test labels are secret.  The validation split is drawn from the
     training split with a fixed seed.  If a folder has only one split (SQuAD's), all three are drawn from it.
-    Raises ConfigError for an unknown name or malformed files, MissingDataError if the data is unavailable.
+    Raises ConfigError for malformed files, MissingDataError if the data is unavailable.
     """
-    if name not in (*PROMPTS, OWN_PROMPT):
-        raise unknown_prompt_task(name)
-    if name == OWN_PROMPT:
-        task = _from_task(load_own(name, data, columns, class_names))
-    elif name in SOURCES and (name not in GLUE or _is_superglue(SOURCES[name], data)):
-        task = _from_source(name, SOURCES[name], data)
-    else:
-        found = load_sentiment(None if data is None else user_path(data, "The data")) if name == "sentiment" else load_glue(name, data)
-        task = _from_task(found)
-    return task.limited(train_samples, validation_samples, test_samples)
-
-
-def unknown_prompt_task(name: str) -> ConfigError:
-    """Return the error for a name without a prompt."""
-    found = f"Prompts are known for {', '.join(PROMPT_TASKS)}."
-    return ConfigError(f"The task '{name}' was asked for as next-word prediction.", found, did_you_mean(name, PROMPT_TASKS))
-
-
-def _is_superglue(source: Source, data: Path | str | None) -> bool:
-    """Return whether a folder has SuperGLUE's files of a task that is also in GLUE, with the same samples (RTE)."""
-    return data is not None and any((user_path(data, "The data") / place / "train.jsonl").is_file() for place in ("", *source.folders))
-
-
-def _from_task(task: Task) -> PromptTask:
-    names = _NAMES.get(task.name, ("sentence1", "sentence2"))
-    if task.name == OWN_PROMPT:
-        names = ("text",) if task.train.pairs is None else ("text", "pair")
-    lines = "".join(f"{{{name}}}\n" for name in names)
-    own = PROMPTS.get(task.name) or Prompt(text=f"{lines}Label:", shortened=names[0], words=tuple(f" {name}" for name in task.class_names))
-    return PromptTask(
-        name=task.name,
-        prompt=own,
-        **{part: _from_split(getattr(task, part), names) for part in ("train", "validation", "test")},
-        source=task.source,
-        notes=task.notes,
-        class_names=task.class_names if task.name == OWN_PROMPT else (),
-    )
-
-
-def _from_split(split: Split, names: tuple[str, ...]) -> PromptSplit:
-    columns = (split.texts,) if split.pairs is None else (split.texts, split.pairs)
-    assert len(columns) == len(names), f"{len(columns)} texts for the fields {names}"
-    samples = [
-        PromptSample(sample_id=sample_id, fields=dict(zip(names, (text.strip() for text in texts), strict=True)), label=int(label))
-        for sample_id, label, *texts in zip(split.sample_ids, split.labels, *columns, strict=True)
-    ]
-    return shuffled(samples)
-
-
-def _from_source(name: str, source: Source, data: Path | str | None) -> PromptTask:
+    source, prompt = SOURCES[name], PROMPTS[name]
     splits = read_source(name, source, data)
     if "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
@@ -333,13 +256,14 @@ def _from_source(name: str, source: Source, data: Path | str | None) -> PromptTa
         total = len(splits["test"])
         counts = [round(share * total) for share in SHARES_OF_ONE]
         splits["train"], splits["validation"], splits["test"] = _divided(name, source, splits["test"], counts)
-    return PromptTask(
+    parts: dict[str, Any] = {split: _split(name, splits.get(split, []), prompt) for split in SPLIT_NAMES}
+    return Task(
         name=name,
-        prompt=PROMPTS[name],
-        train=shuffled(splits.get("train", ())),
-        validation=shuffled(splits.get("validation", ())),
-        test=shuffled(splits.get("test", ())),
+        kind=prompt.kind,
+        num_outputs=len(prompt.words or prompt.candidates),
+        metrics=("accuracy", "f1"),
         source="the hub" if data is None else f"folder '{Path(data).name}'",
+        **parts,
     )
 
 
@@ -358,25 +282,13 @@ def _divided(name: str, source: Source, samples: list[PromptSample], counts: lis
     return [[samples[index] for index in sorted(part)] for part in parts]
 
 
-PROMPTED = tuple(name for name, prompt in PROMPTS.items() if prompt.kind == "classification" and name not in (*GLUE, "sentiment"))
-"""SuperGLUE's tasks: boolq, wsc, wic and multirc."""
-_BEHIND = ("boolq", "multirc")
-"""In these tasks the long passage is the second text, so that truncation never affects the question."""
-
-
-def load_prompted(name: str, data: Path | str | None = None) -> Task:
-    """Return one of the PROMPTED tasks.  Raises as load_prompt_task does."""
-    task = load_prompt_task(name, data=data)
-    parts: dict[str, Any] = {part: _split(name, getattr(task, part), task.prompt) for part in ("train", "validation", "test")}
-    metrics = ("accuracy", "f1")
-    return Task(name=name, kind="classification", num_outputs=len(task.words), metrics=metrics, source=task.source, **parts)
-
-
-def _split(name: str, samples: PromptSplit, prompt: Prompt) -> Split:
-    long = prompt.shortened if name in _BEHIND else None
-    return Split(
-        texts=tuple(prompt.fill(sample.fields if long is None else {**sample.fields, long: ""}).strip() for sample in samples),
-        pairs=None if long is None else tuple(sample.fields[long] for sample in samples),
-        labels=tuple(sample.label for sample in samples),
-        sample_ids=tuple(sample.sample_id for sample in samples),
+def _split(name: str, samples: list[PromptSample], prompt: Prompt) -> Split:
+    split = prompt_split([samples[index] for index in fixed_order("limit", len(samples))], prompt)
+    if name not in _BEHIND:
+        return replace(split, texts=tuple(map(str.strip, split.texts)))
+    long = prompt.shortened
+    return replace(
+        split,
+        texts=tuple(prompt.fill({**sample.fields, long: ""}).strip() for sample in split.prompts),
+        pairs=tuple(sample.fields[long] for sample in split.prompts),
     )
