@@ -9,8 +9,8 @@ import torch
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.methods.galaxy_plus.prepare import Request
+from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import InferenceSession, SessionSetup
-from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.models.sharding import ModelLayout
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
@@ -103,26 +103,6 @@ def request_for(layout: ModelLayout) -> Request:
     return Request(length=LENGTH, ids=ids, decoder_length=TARGET, decoder_ids=targets)
 
 
-def serve_with_little(context: RankContext, job: RankJob) -> RankServed:
+def serve_with_little(context: RankContext, setup: SessionSetup) -> None:
     """Answer with too little memory for all-MiniLM-L6-v2."""
-    return serve_rank(replace(context, device=replace(context.device, memory_bytes=15_000_000)), job)
-
-
-class _Stopping:
-    """A rank that is asked to stop while it answers."""
-
-    def __init__(self, context: RankContext, count: int) -> None:
-        self._context, self._left = context, count
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._context, name)
-
-    def should_stop(self) -> bool:
-        """Return True after some requests."""
-        self._left -= 1
-        return self._left < 0
-
-
-def stop_after(context: RankContext, asked: tuple[RankJob, int]) -> RankServed:
-    """Answer so many requests, then be told to stop."""
-    return serve_rank(_Stopping(context, asked[1]), asked[0])  # type: ignore[arg-type]
+    serve_worker(replace(context, device=replace(context.device, memory_bytes=15_000_000)), setup)

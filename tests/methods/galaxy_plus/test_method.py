@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,21 +12,23 @@ import pytest
 from tiny_job import tiny_job, write_data
 
 from tests.methods.conftest import four_devices
-from tests.methods.galaxy_plus.ranks import serve_with_little, stop_after
+from tests.methods.galaxy_plus.ranks import serve_with_little
 from workbench import experiment
 from workbench.assets.fetch import asset_path
 from workbench.cli.output import summary
 from workbench.core import Cluster, Job, Report
 from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError, ScheduleError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.methods.base import Planned, ignore
+from workbench.methods.base import Event, Planned, ignore
 from workbench.methods.galaxy_plus import profiles
-from workbench.methods.galaxy_plus.method import GalaxyPlus, rank_job
+from workbench.methods.galaxy_plus.method import GalaxyPlus, list_job
 from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import measure_host
-from workbench.methods.galaxy_plus.worker import RankJob
+from workbench.methods.galaxy_plus.serving.policy import RunPolicy
+from workbench.methods.galaxy_plus.serving.worker import serve_worker
+from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.plots.export import figures
 from workbench.runtime.engines import EngineCluster
 from workbench.simulator import simulate
@@ -173,9 +176,13 @@ def test_too_little_memory(data: Path, engines: EngineCluster) -> None:
     whole = job_for(data, str(folder), system="sequence_parallel")
     with pytest.raises(PlanError, match=r"Device 'device-\d'.*MB"):
         experiment.run(whole, of_another_make(four_devices(memory_bytes=MEMORY_BYTES)), "simulate")
-    message = rank_job_for(whole, of_another_make(four_devices()))
-    with pytest.raises(MemoryBudgetError, match=r"Device 'device-\d' asked for"):
-        engines.run(serve_with_little, [message] * 4)
+    policy = run_of(whole, of_another_make(four_devices()))
+    setup = SessionSetup(model=str(folder), cluster=policy.job.cluster, timeout_s=10.0, is_run=True)
+    with (
+        pytest.raises(MemoryBudgetError, match=r"Device 'device-\d' asked for"),
+        engines.service(serve_with_little, [setup] * 4) as devices,
+    ):
+        policy.run(devices, policy.job.cluster, whole)
 
 
 def of_another_make(cluster: Cluster) -> Cluster:
@@ -183,18 +190,33 @@ def of_another_make(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, model="another") for device in cluster.devices))
 
 
-def rank_job_for(job: Job, cluster: Cluster) -> RankJob:
-    """Return what the ranks are told of a job, not paced."""
+def run_of(job: Job, cluster: Cluster, notify: Callable[[Event], None] = ignore) -> RunPolicy:
+    """Return the policy that answers a job's requests, not paced."""
     method = GalaxyPlus()
     prepared = method.prepare(job, ignore)
     plan = method.plan(prepared, method.profile(prepared, cluster, ignore, emulated=False), cluster)
-    return rank_job(prepared, cluster, plan, None, timeout_s=10.0)
+    return RunPolicy(list_job(prepared, cluster, plan, timeout_s=10.0), plan, notify)
 
 
 def test_a_run_that_is_to_stop(data: Path, engines: EngineCluster) -> None:
-    """It ends after the request that is under way, on all devices, which live on."""
-    answers = engines.run(stop_after, [(rank_job_for(job_for(data, system="galaxy"), four_devices()), 2)] * 4)
-    assert [len(answer.requests) for answer in answers] == [2] * 4
+    """The user ends it while requests are answered; the devices live on, and answer all requests after that."""
+    job, seen = job_for(data, system="galaxy"), list[Event]()
+
+    def interrupt(event: Event) -> None:
+        seen.append(event)
+        if event.kind == "step":
+            raise KeyboardInterrupt
+
+    for notify in (interrupt, seen.append):
+        policy = run_of(job, four_devices(), notify)
+        setup = SessionSetup(model=job.model, cluster=policy.job.cluster, timeout_s=10.0, is_run=True)
+        with suppress(KeyboardInterrupt), engines.service(serve_worker, [setup] * 4) as devices:
+            policy.run(devices, policy.job.cluster, job)
+    assert [len(served) for served in policy.served.values()] == [REQUESTS] * 4 and policy.step == REQUESTS
+    first = policy.job.plan.ranks[0]
+    assert [event.step for event in seen if event.kind == "step"][-1] == REQUESTS - 1
+    assert {event.rank for event in seen if event.device and event.device.phase == "answering"} == {0, 1, 2, 3}
+    assert all((served.output is None) == (rank != first) for rank, own in policy.served.items() for served in own[:4])
 
 
 def test_a_plan_of_another_kind_is_refused(data: Path) -> None:

@@ -171,9 +171,18 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     channel: Any = SimpleNamespace(send=said.append)
     context = RankContext(rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel)
     specs = {1: shard_spec(plan, 0, layout.stacks)}
-    steps: Any = {"index": 0, "requests": (), "arrivals_s": (), "first_step": 0, "last_step": 1, "begin_s": None, "timeout_s": 1.0}
+    steps: Any = {
+        "index": 0,
+        "members": (1,),
+        "requests": (),
+        "arrivals_s": (),
+        "first_step": 0,
+        "last_step": 1,
+        "begin_s": None,
+        "timeout_s": 1.0,
+    }
     job = ServiceJob(plan=plan, specs=specs, cluster=cluster, **steps)
-    with ServingWorker(context, SessionSetup(model=SOAK_MODEL, cluster=cluster), 1.0) as worker:
+    with ServingWorker(context, SessionSetup(model=SOAK_MODEL, cluster=cluster)) as worker:
         for _ in range(2):
             worker.prepare(job, 0)
     first, again = said

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferenceProfile
@@ -18,16 +20,19 @@ from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, ignore
-from workbench.methods.common.records import device_event, measured_timeline, overrun_share
+from workbench.methods.common.records import measured_timeline, overrun_share
+from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_plan, plan_job, predict, problem_of, shown_request
 from workbench.methods.galaxy_plus.prepare import PreparedJob, local_hidden, local_texts, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
+from workbench.methods.galaxy_plus.serving.policy import RunPolicy
+from workbench.methods.galaxy_plus.serving.worker import Served, ServiceJob, serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
-from workbench.methods.galaxy_plus.worker import RankJob, RankServed, serve_rank
 from workbench.methods.training.method import ProfiledMethod
 from workbench.models.loading import load_tokenizer
+from workbench.models.sharding import shard_spec
 from workbench.runtime.context import RankContext
 
 SILENT_AFTER_REQUESTS = 10
@@ -79,14 +84,15 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
     ) -> Outcome:
         """Answer every request on the engines, and compare some answers with the local model's (see Method)."""
         prepared, cluster = planned.prepared, planned.cluster
-        results = self._serve(planned, engines, prediction, notify)
-        served = _first(results, planned.plan)
-        traces = zip(prediction.steps, served.requests, strict=False)  # the first device's, from a request's start to its answer
+        run = self._serve(planned, engines, prediction, notify)
+        results, served = run.results, run.served[run.job.plan.ranks[0]]
+        traces = zip(prediction.steps, served, strict=False)  # the first device's, from a request's start to its answer
         metrics = latency_metrics(served, prepared)
-        if served.outputs:
+        outputs = [torch.from_numpy(one.output) for one in served if one.output is not None]
+        if outputs:
             notify(Event("phase", message="Comparing answers with the local model's", stage="compare"))
-            metrics |= _compared(prepared, served)
-        sent = sum(trace.bytes_sent for result in results for trace in result.requests)
+            metrics |= _compared(prepared, outputs)
+        sent = sum(one.sent_bytes for own in run.served.values() for one in own)
         return Outcome(
             fidelity=engines.fidelity,
             steps=tuple(replace(record, measured_s=trace.end_s - trace.start_s) for record, trace in traces),
@@ -94,23 +100,22 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
             metrics=metrics,
             phases_s={
                 "loading": max(result.spent_s["loading"] for result in results),
-                "answering": served.requests[-1].end_s - served.requests[0].start_s,
+                "answering": served[-1].end_s - served[0].start_s,
             },
             bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()}
-            | {"sent for a request": round(sent / len(served.requests))},
+            | {"sent for a request": round(sent / len(served))},
             overrun_share=overrun_share(results, is_real=engines.fidelity == "real"),
-            artifacts=_texts(prepared, served),
+            artifacts=_texts(prepared, outputs),
             notes=("Nothing is kept between runs of single requests, so there is nothing to resume: all are answered.",) if resume else (),
         )
 
-    def _serve(self, planned: Planned[PreparedJob], engines: Engines, prediction: Prediction, notify: Notify) -> list[RankServed]:
+    def _serve(self, planned: Planned[PreparedJob], engines: Engines, prediction: Prediction, notify: Notify) -> RunPolicy:
         prepared, _, cluster, plan = planned
         is_real = engines.fidelity == "real"
         # A peer counts as silent when it takes far longer than a request should.
         slowest_s = max(step.predicted_s or 0.0 for step in prediction.steps)
         timeout_s = REAL_TIMEOUT_S if is_real else max(SHORTEST_TIMEOUT_S, SILENT_AFTER_REQUESTS * slowest_s)
         host = None if is_real else host_profile(self.asked(prepared), ignore)
-        message = rank_job(prepared, cluster, plan, host, timeout_s=timeout_s)
         notify(
             Event(
                 "phase",
@@ -118,7 +123,11 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
                 stage="answer",
             )
         )
-        return engines.run(serve_rank, [message] * cluster.world_size, on_event=Progress(plan, notify))
+        setup = SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s, is_run=True)
+        policy = RunPolicy(list_job(prepared, cluster, plan, timeout_s=timeout_s), plan, notify)
+        with engines.service(serve_worker, [setup] * cluster.world_size) as devices:
+            policy.run(devices, cluster, prepared.job, adapts=False)
+        return policy
 
     def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
         """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
@@ -134,18 +143,12 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         point = SweepPoint(name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps)
         if engines is None:
             return point
-        results = self._serve(planned, engines, prediction, ignore)
-        measured_s = median(trace.end_s - trace.start_s for trace in _first(results, plan).requests)
-        return replace(point, measured_s=measured_s, overrun_share=overrun_share(results))
+        run = self._serve(planned, engines, prediction, ignore)
+        measured_s = median(one.end_s - one.start_s for one in run.served[run.job.plan.ranks[0]])
+        return replace(point, measured_s=measured_s, overrun_share=overrun_share(run.results))
 
 
-def _first(results: Sequence[RankServed], plan: Plan) -> RankServed:
-    """Return the results of the device that receives requests and returns answers."""
-    assert plan.inference is not None
-    return next(result for result in results if result.rank == plan.inference.ranks[0])
-
-
-def _texts(prepared: PreparedJob, served: RankServed) -> dict[str, str]:
+def _texts(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, str]:
     """Return the kept texts in words: the request, a bar, the generated text."""
     if not prepared.options.generate:
         return {}
@@ -153,56 +156,45 @@ def _texts(prepared: PreparedJob, served: RankServed) -> dict[str, str]:
     ids = prepared.test.ids
     return {
         f"text {number}": f"{backend.decode(list(ids[number]))} | {backend.decode(output.tolist())}"
-        for number, output in enumerate(served.outputs)
+        for number, output in enumerate(outputs)
     }
 
 
-def _compared(prepared: PreparedJob, served: RankServed) -> dict[str, float]:
+def _compared(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, float]:
     """Return the deviation of the kept answers from the local model's: of hidden states as a fraction of the largest absolute value."""
-    requests = [prepared.request(number) for number in range(len(served.outputs))]
+    requests = [prepared.request(number) for number in range(len(outputs))]
     name, generate = prepared.job.model, prepared.options.generate
     if generate:
         texts = local_texts(name, requests, generate)
-        return {"texts that differ": float(sum(not bool((a == b).all()) for a, b in zip(served.outputs, texts, strict=True)))}
-    pairs = zip(served.outputs, local_hidden(name, requests), strict=True)
+        return {"texts that differ": float(sum(not bool((a == b).all()) for a, b in zip(outputs, texts, strict=True)))}
+    pairs = zip(outputs, local_hidden(name, requests), strict=True)
     return {"largest error": max((float((answer - right).abs().max() / right.abs().max()) for answer, right in pairs), default=0.0)}
 
 
-def rank_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, host: InferenceProfile | None, *, timeout_s: float) -> RankJob:
-    """Return the message that starts every rank.  host: costs on one unslowed core, None if devices are not slowed down."""
+def list_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, *, timeout_s: float) -> ServiceJob:
+    """Return the job of all devices: every request in turn, under one plan."""
     assert plan.inference is not None
-    options = prepared.options
-    return RankJob(
-        setup=SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s),
-        plan=plan.inference,
-        requests=prepared.test,
-        generate=options.generate,
+    chosen, stacks = plan.inference, prepared.layout.stacks
+    return ServiceJob(
+        index=0,
+        plan=chosen,
+        members=tuple(range(cluster.world_size)),
+        specs={rank: shard_spec(chosen, position, stacks) for position, rank in enumerate(chosen.ranks)},
+        requests=tuple(map(prepared.request, range(prepared.num_requests))),
+        arrivals_s=(),
+        first_step=0,
+        last_step=prepared.num_requests,
+        begin_s=None,
+        cluster=cluster,
+        timeout_s=timeout_s,
+        generate=prepared.options.generate,
         shown=shown_request(prepared),
-        kept=options.compare,
+        kept=prepared.options.compare,
     )
 
 
-class Progress:
-    """Forwards device states, and every request that the first device has answered."""
-
-    def __init__(self, plan: Plan, notify: Notify) -> None:
-        assert plan.inference is not None
-        self._first, self._notify = plan.inference.ranks[0], notify
-        self._told = 0
-
-    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Handle an engine's event (see worker)."""
-        self._notify(device_event(rank, event, " request"))
-        if event.keys() >= {"step", "num_steps"} and rank == self._first:
-            # Samples since the last report: not every short request is reported.
-            step, count = event["step"], event["num_steps"]
-            samples, self._told = step + 1 - self._told, step + 1
-            self._notify(Event("step", rank, 0, step, count, seconds=event.get("step_s"), samples=samples))
-
-
-def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, float]:
+def latency_metrics(traces: Sequence[Served], prepared: PreparedJob) -> dict[str, float]:
     """Return mean, percentiles and throughput; for texts also the time of the first token and of each further one."""
-    traces = served.requests
     latencies = [trace.end_s - trace.start_s for trace in traces]
     metrics = {
         "requests": float(len(latencies)),
@@ -219,7 +211,7 @@ def latency_metrics(served: RankServed, prepared: PreparedJob) -> dict[str, floa
     return metrics
 
 
-def measured_timelines(results: Sequence[RankServed], cluster: Cluster, prediction: Prediction, fidelity: str) -> dict[str, Timeline]:
+def measured_timelines(results: Sequence[RankResult], cluster: Cluster, prediction: Prediction, fidelity: str) -> dict[str, Timeline]:
     """Return the timelines of the request, and token, that the prediction shows."""
     timelines = {}
     for step, name in enumerate((REQUEST, TOKEN)):

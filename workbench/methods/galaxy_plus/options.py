@@ -68,9 +68,9 @@ DECLARATION = Declaration(
     implementation="workbench.methods.galaxy_plus.method:GalaxyPlus",
     calls={
         "workbench.methods.galaxy_plus.method:measure_rank": "",
-        "workbench.methods.galaxy_plus.worker:serve_rank": "",
         f"{_SERVING}:serve_worker": Parts(
             job=f"{_SERVING}:ServiceJob",
+            ended="workbench.methods.common.session:RankResult",
             done=f"{_SERVING}:Served",
             probe="builtins:int",
             events=tuple(f"{_SERVING}:{name}" for name in ("Loaded", "Begun", "UnderWay", "BlockReport", "Failed")),

@@ -5,6 +5,7 @@ Its handlers are the runtime's dispatch table for the operations of an inference
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,12 +45,18 @@ from workbench.runtime.pacing import Pacer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """The setup of every rank.  host: the profile of one unslowed core, for pacing; None, also for real devices: run at full speed."""
+    """The setup of every rank.  host: the profile of one unslowed core, for pacing; None, also for real devices: run at full speed.
+
+    report_every_s: seconds between two reports of a device to its coordinator.  is_run: the devices keep to their memory budgets, and an
+    error of one ends the run; a service goes on without a device that fails.
+    """
 
     model: str
     cluster: Cluster
     host: InferenceProfile | None = None
     timeout_s: float = 20.0
+    report_every_s: float = math.inf
+    is_run: bool = False
 
     def paced_by(self, context: RankContext) -> InferenceProfile | None:
         """Return the device costs used for pacing; None if devices are not slowed down."""

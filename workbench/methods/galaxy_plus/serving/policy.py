@@ -1,7 +1,11 @@
-"""Galaxy+'s coordinator policy for a stream: which devices serve under which plan, weight loading, repeated requests (III-E)."""
+"""Galaxy+'s coordinator policies: for a stream, which devices serve under which plan, weight loading, repeated requests (III-E); and
+for a run, a list of requests under one plan.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +18,17 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.plan import Plan
+from workbench.methods.base import Event, Notify
+from workbench.methods.common.records import device_event
+from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
-from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Failed, Loaded, Served, ServiceJob, UnderWay
+from workbench.methods.galaxy_plus.serving.worker import SERVING, Begun, BlockReport, Failed, Loaded, Served, ServiceJob, UnderWay
+from workbench.methods.training.policy import ToldPolicy
 from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
 from workbench.runtime.devices import Fleet
@@ -27,6 +36,8 @@ from workbench.runtime.memory import MemoryReading
 
 _MOST_ATTEMPTS = 20
 _MEMORY_EVERY_S = 1.0
+TOLD_EVERY_S = 0.2
+"""Seconds between two events of a device's requests that a run shows."""
 
 
 class RequestSeconds(NamedTuple):
@@ -105,6 +116,7 @@ class ServingPolicy:
         job = ServiceJob(
             index=index,
             plan=plan,
+            members=members,
             specs=self._specs(plan),
             requests=self.requests,
             arrivals_s=self.log.arrivals_s,
@@ -260,6 +272,69 @@ class ServingPolicy:
             self.samples.load(rank, now_s, 1 - 1 / max(1.0, factor))
         elif begins:
             self.log.add(now_s, "killed" if fault.kind == "kill" else "frozen", rank)
+
+
+class RunPolicy(ToldPolicy):
+    """A ToldPolicy that answers a list of requests under one plan; the loss of a device ends the run.
+
+    served: each device's work on the requests, by rank.  results: of all devices, once all requests are answered.
+    """
+
+    has_converged = False
+
+    def __init__(self, job: ServiceJob, plan: Plan, notify: Notify) -> None:
+        super().__init__(notify)
+        self.job, self.plan = job, plan
+        self.served: dict[int, list[Served]] = {}
+        self.results: list[RankResult] = []
+        self._told_s: dict[int, float] = {}
+        self._num_shown = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of requests."""
+        return self.job.last_step
+
+    @property
+    def step(self) -> int:
+        """Return the number of requests that count as answered: all or none."""
+        return self.num_steps if self.results else 0
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return all requests as a job of all devices (see Policy)."""
+        if len(ready) < self.job.cluster.world_size:
+            raise PlanError("All devices were to take part.", f"{len(ready)} of {self.job.cluster.world_size} are there.", "Run again.")
+        return Generation(number, ready, self.plan, self.job, RequestSeconds(self.job.plan.predicted_s), self.job.timeout_s)
+
+    def begun(self, generation: Generation) -> Generation:
+        """Show its progress."""
+        self.served = {rank: [] for rank in generation.members}
+        self.watch(generation)
+        return generation
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Record a device's work on a request.  If requests are many and short, only some of them are shown."""
+        served: Served = done.content
+        self.served[rank].append(served)
+        now_s, count = time.monotonic(), self.num_steps
+        if now_s - self._told_s.get(rank, -math.inf) < TOLD_EVERY_S and done.step < count - 1:
+            return
+        self._told_s[rank] = now_s
+        step_s = served.end_s - served.start_s
+        state = {"step_s": step_s, "busy_s": served.busy_s, "used_bytes": served.used_bytes}
+        self.notify(device_event(rank, {"phase": SERVING, "epoch": 0, "step": done.step, "num_steps": count} | state, " request"))
+        if rank == self.job.plan.ranks[0]:
+            shown, self._num_shown = done.step + 1 - self._num_shown, done.step + 1
+            self.notify(Event("step", rank, 0, done.step, count, seconds=step_s, samples=shown))
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Take the results, unless the requests are to be answered again."""
+        if not lost and all(ended.end == "finished" for ended in parts.values()):
+            self.results = [ended.part for _, ended in sorted(parts.items())]
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return False: there is one plan."""
+        return False
 
 
 def _computing(plan: InferencePlan) -> set[int]:

@@ -180,13 +180,19 @@ def serve(
     rescheduler = Rescheduler(settings, cluster.world_size, planner, times, log)
     answers = local_hidden(model, requests)
     working = profile.working_bytes_per_token * max(lengths)
-    session = SessionSetup(model=model, cluster=cluster, host=None if is_real else host, timeout_s=settings.request_timeout_s)
+    setup = SessionSetup(
+        model=model,
+        cluster=cluster,
+        host=None if is_real else host,
+        timeout_s=settings.request_timeout_s,
+        report_every_s=settings.report_every_s,
+    )
 
     def holds_both(rank: int, first: ShardSpec, second: ShardSpec) -> bool:
         room = cluster.devices[rank].memory_bytes - working
         return added_bytes(layout, first, None) + added_bytes(layout, second, first) <= room
 
-    with engines.service(serve_worker, [(session, settings.report_every_s)] * cluster.world_size) as service:
+    with engines.service(serve_worker, [setup] * cluster.world_size) as service:
         fleet = fleet_for(service, cluster, schedule, settings)
         policy = ServingPolicy(
             fleet=fleet,

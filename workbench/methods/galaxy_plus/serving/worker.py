@@ -1,12 +1,14 @@
-"""The device side of the service: load a plan's slices, answer requests together, report and probe (on an engine)."""
+"""The device side of a service or of a run: load a plan's slices, answer requests together, report and probe (on an engine)."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,19 +19,23 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
-from workbench.methods.galaxy_plus.prepare import Request
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter, RankResult, StepTrace, on_rank_zeros_clock
+from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
+from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
+from workbench.models.loading import import_family
 from workbench.models.sharding import ModelShard, ShardSpec, model_layout
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.jobs import tells_of_peer
-from workbench.runtime.memory import release_free_memory
+from workbench.runtime.memory import read_memory, release_free_memory
 from workbench.runtime.pacing import Paced, Pacer
 
 WARM_UP = -1
 """Number of the requests before the first measured one: a process does much work for the first time then."""
+SERVING = "answering"
 _WARM_UPS = 2
 _PROBE_ROUNDS = 8  # one round of a small model is too short for a sleep to match
 _WAITS, _PAUSES, _GIVES_UP = -1, -2, -3  # codes that the plan's first device sends instead of a request's number
@@ -40,13 +46,17 @@ _WORD_EVERY_S = 1.0
 class ServiceJob:
     """A generation's job: answer the requests from number `first_step` on under a plan.
 
-    index: of the plan in the report.  specs: the weights of every device of the plan.  requests: served in turn.  arrivals_s: in seconds of
-    the service; empty: each arrives when the one before was answered.  begin_s: of the service, on the coordinator's clock; None: it begins
-    once the devices have warmed up.  cluster: all devices.  timeout_s: for forming a group, and for a message in it.
+    index: of the plan in the report.  members: the devices, by rank; those outside the plan only wait.  specs: the weights of every device
+    of the plan.  requests: served in turn.  arrivals_s: in seconds of the service; empty: each arrives when the one before was answered.
+    begin_s: of the service, on the coordinator's clock; None: it begins once the devices have warmed up.  cluster: all devices.
+    timeout_s: for forming a group, and for a message in it.  generate: new tokens for each request, 0 for hidden states.
+    shown: the request whose spans are kept, and those of its second new token if there is one.  kept: number of answers, of the first
+    requests, that the plan's first device returns; None: all.
     """
 
     index: int
     plan: InferencePlan
+    members: tuple[int, ...]
     specs: Mapping[int, ShardSpec] = field(repr=False)
     requests: tuple[Request, ...] = field(repr=False)
     arrivals_s: tuple[float, ...] = field(repr=False)
@@ -55,6 +65,9 @@ class ServiceJob:
     begin_s: float | None
     cluster: Cluster
     timeout_s: float
+    generate: int = 0
+    shown: int = -1
+    kept: int | None = None
 
 
 class Loaded(NamedTuple):
@@ -84,7 +97,8 @@ class Served(NamedTuple):
     """A device's work on a request.  output: on the plan's first device (numpy).
 
     since_s, until_s: of the request on this device; start_s, end_s: of its computation, with busy_s seconds of computing; all on the
-    coordinator's clock.  late_s, paced_s: of the pacer, in this request.
+    coordinator's clock.  late_s, paced_s: of the pacer, in this request.  sent_bytes: to other devices.  token_s: of each further token.
+    used_bytes: memory in use, if known.
     """
 
     output: np.ndarray | None
@@ -95,6 +109,9 @@ class Served(NamedTuple):
     busy_s: float
     late_s: float
     paced_s: float
+    sent_bytes: int = 0
+    token_s: tuple[float, ...] = ()
+    used_bytes: int | None = None
 
 
 class Failed(NamedTuple):
@@ -154,19 +171,20 @@ class ReportingPacer(Pacer):
         self._blocks = {}
 
 
-def serve_worker(context: RankContext, setup: tuple[SessionSetup, float]) -> None:
-    """Answer requests as the coordinator commands.  setup: of sessions; seconds between two reports."""
-    session, report_every_s = setup
-    serve_device(context, ServingWorker(context, session, report_every_s))
+def serve_worker(context: RankContext, setup: SessionSetup) -> None:
+    """Answer requests as the coordinator commands."""
+    serve_device(context, ServingWorker(context, setup))
 
 
-class ServingWorker:
+class ServingWorker(DeviceWorker[Any]):
     """A runtime.device_server.Worker: keeps its slices and programs from one plan to the next.
 
     An emulated device reads its disk at Device.storage_bytes_per_s; 0: as fast as the host does.
     """
 
-    def __init__(self, context: RankContext, setup: SessionSetup, report_every_s: float) -> None:
+    def __init__(self, context: RankContext, setup: SessionSetup) -> None:
+        super().__init__(context.dilation)
+        import_family(setup.model)
         self._context, self._setup = context, setup
         self._layout = model_layout(setup.model)
         self._is_paced = setup.paced_by(context) is not None
@@ -178,15 +196,13 @@ class ServingWorker:
         self._programs = Programs(setup.cluster, self._layout.stacks, setup.paced_by(context))
         self._fastest_probe_s: float | None = None
         self._reported = WARM_UP, -1  # the current request, and its plan
-        self._pacer = ReportingPacer(float(self._is_paced), every_s=report_every_s, tell=self._report, dilation=context.dilation)
-
-    def __enter__(self) -> ServingWorker:
-        return self
+        self._pacer = ReportingPacer(float(self._is_paced), every_s=setup.report_every_s, tell=self._report, dilation=context.dilation)
 
     def __exit__(self, *exc: Any) -> None:
         """Close the file of the weights."""
         with self._loading:
             self._slices.close()
+        super().__exit__(*exc)
 
     def _now_s(self) -> float:
         """Return the time on the coordinator's clock."""
@@ -199,8 +215,10 @@ class ServingWorker:
         self._load(job)
 
     def _load(self, job: ServiceJob) -> Holding | None:
-        """Return this device's slices for a job's plan, read if necessary; None if that fails."""
-        spec, now_s = job.specs[self._context.rank], self._context.now_s
+        """Return this device's slices for a job's plan, read if necessary; None if that fails.  In a run the error is raised."""
+        spec, now_s = job.specs.get(self._context.rank), self._context.now_s
+        if spec is None:
+            return Holding(plan=job.plan, shard=None)
         with self._loading:
             found = self._holdings.get(job.index)
             if found is not None and found.shard is not None and found.shard.spec == spec:
@@ -212,6 +230,8 @@ class ServingWorker:
                     self._holdings.clear()
                 shard, read_bytes = self._slices.read(spec, self._newest, release=not self._is_serving)
             except Exception as error:  # of any kind: the coordinator waits for a message
+                if self._setup.is_run:
+                    raise
                 self._context.publish(Loaded(job.index, now_s() - begin_s, 0, f"{type(error).__name__}: {error}"))
                 return None
             if self._is_paced and self._context.device.storage_bytes_per_s:
@@ -224,53 +244,94 @@ class ServingWorker:
 
     # Requests.
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: ServiceJob, controls: Controls) -> tuple[End, None]:
+    def train(
+        self, context: RankContext, process_group: dist.ProcessGroup, job: ServiceJob, controls: Controls
+    ) -> tuple[End, RankResult | None]:
         """Answer the requests of a job (see Worker)."""
-        members = tuple(sorted(job.plan.ranks))
         self._reported = WARM_UP, job.index
+        budget = self.budget(self._context.device) if self._setup.is_run else None
+        self._reporter = DeviceReporter(self._context, budget)
+        result = RankResult(rank=self._context.rank)
+        self._reporter.phase(LOADING)
         try:
             with InferenceSession(
                 self._context,
                 self._setup,
                 process_group,
-                devices=members,
+                devices=job.members,
                 layout=self._layout,
                 pacer=self._pacer,
                 programs=self._programs,
             ) as session:
                 controls.watch(session.executor, self._pacer if self._is_paced else None)
-                holding = self._load(job)
-                if holding is None:
-                    return "lost", None
-                self._is_serving = True
-                self._holdings = {job.index: holding}
-                release_free_memory()
-                session.barrier(session.prepare(job.plan, job.requests[0]).program)
-                for _ in range(_WARM_UPS if job.begin_s is None else 0):
-                    session.answer(holding, job.requests[0])
-                begin_s = self._now_s() if job.begin_s is None else job.begin_s
-                is_first = self._context.rank == job.plan.ranks[0]
-                if is_first:
-                    self._context.publish(Begun(job.index, begin_s))
-                for number in range(job.first_step, job.last_step):
-                    word = self._lead(session, job, controls, number, begin_s) if is_first else self._follow(session, job)
-                    if word < 0:
-                        return ("paused" if word == _PAUSES else "lost"), None
-                    since_s = self._now_s()
-                    if is_first:
-                        self._context.publish(UnderWay(number, since_s))
-                    self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, number, since_s)))
+                end = self._serve(session, job, controls, result)
+                note_pace_and_memory(session, result)
         except (DeviceLostError, RuntimeError) as error:
             if not tells_of_peer(error):
                 raise
             error.__traceback__ = None  # it would keep the session in memory
             return "lost", None
         except WorkbenchError as error:
+            if self._setup.is_run:
+                raise
             self._context.publish(Failed(self._reported[0], str(error)))
             return "lost", None
         finally:
             self._is_serving = False
-        return "finished", None
+        return end, on_rank_zeros_clock(result, self._context.clock_offset_s)
+
+    def _serve(self, session: InferenceSession, job: ServiceJob, controls: Controls, result: RankResult) -> End:
+        """Load, warm up, and answer the requests; record all else in the result."""
+        begin = self._context.now_s()
+        holding = self._load(job)
+        if holding is None:
+            return "lost"
+        result.spent_s["loading"] = self._context.now_s() - begin
+        self._is_serving = True
+        self._holdings = {job.index: holding}
+        release_free_memory()
+        result.nbytes["weights"] = 0 if holding.shard is None else holding.shard.held_bytes
+        result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
+        by_length = {request.lengths: request for request in reversed(job.requests)}
+        programs = [session.prepare(job.plan, by_length[lengths]).program for lengths in sorted(by_length)]
+        self._reporter.phase(WAITING)
+        session.barrier(programs[0])
+        if job.begin_s is None:
+            for request in job.requests[:_WARM_UPS]:
+                self._respond(session, holding, job, request)
+            session.barrier()
+            session.pacer.reset()
+        begin_s = self._now_s() if job.begin_s is None else job.begin_s
+        is_first = self._context.rank == job.plan.ranks[0]
+        if is_first:
+            self._context.publish(Begun(job.index, begin_s))
+        self._reporter.phase(IDLE if holding.shard is None else SERVING)
+        end: End = "finished"
+        for number in range(job.first_step, job.last_step) if holding.shard is not None else ():
+            word = self._lead(session, job, controls, number, begin_s) if is_first else self._follow(session, job)
+            if word == _GIVES_UP:
+                return "lost"
+            if word == _PAUSES:
+                end = "paused"
+                break
+            since_s = self._now_s()
+            if is_first:
+                self._context.publish(UnderWay(number, since_s))
+            self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, number, since_s, result)))
+        self._reporter.phase(WAITING)
+        session.barrier()
+        self._reporter.phase(DONE)
+        return end
+
+    def _respond(
+        self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
+    ) -> tuple[torch.Tensor | None, list[Answer]]:
+        """Return the answer to a request, on the plan's first device, and the work on its steps: the text's, and each further token's."""
+        if job.generate:
+            tokens, answers = session.generate(holding, request, job.generate)
+            return torch.tensor(tokens), answers
+        answer = session.answer(holding, request)
+        return answer.output, [answer]
 
     def _lead(self, session: InferenceSession, job: ServiceJob, controls: Controls, number: int, begin_s: float) -> int:
         """Wait for a request, announce it to the plan's other devices, and return its number; or return a code for another action."""
@@ -296,26 +357,35 @@ class ServingWorker:
             pass
         return word
 
-    def _answer(self, session: InferenceSession, holding: Holding, job: ServiceJob, number: int, since_s: float) -> Served:
+    def _answer(
+        self, session: InferenceSession, holding: Holding, job: ServiceJob, number: int, since_s: float, result: RankResult
+    ) -> Served:
         late_s, paced_s = self._pacer.late_s, self._pacer.paced_s
         self._reported = number, job.index
         self._pacer.forget()
-        answer = session.answer(holding, job.requests[number % len(job.requests)])
+        output, answers = self._respond(session, holding, job, job.requests[number % len(job.requests)])
         self._pacer.tell()
+        if number == job.shown:
+            for step, answer in enumerate(answers[:2]):
+                result.steps.append(StepTrace(0, step, 1, answer.start_s, answer.end_s, 0.0, answer.spans, answer.memory))
+        is_returned = self._context.rank == job.plan.ranks[0] and (job.kept is None or number < job.kept)
         return Served(
-            None if answer.output is None else answer.output.numpy(),
+            output.numpy() if is_returned and output is not None else None,
             since_s,
             self._now_s(),
-            answer.start_s + self._context.clock_offset_s,
-            answer.end_s + self._context.clock_offset_s,
-            answer.busy_s,
+            answers[0].start_s + self._context.clock_offset_s,
+            answers[-1].end_s + self._context.clock_offset_s,
+            sum(answer.busy_s for answer in answers),
             self._pacer.late_s - late_s,
             self._pacer.paced_s - paced_s,
+            sum(span.nbytes for answer in answers for span in answer.spans if span.op.kind != "RECV"),
+            tuple(later.end_s - earlier.end_s for earlier, later in pairwise(answers)),
+            self._reporter.used_bytes,
         )
 
     def _report(self, blocks: dict[int, float]) -> None:
         number, index = self._reported
-        if number != WARM_UP:
+        if number != WARM_UP and self._setup.report_every_s < math.inf:
             self._context.publish(BlockReport(index, blocks))
 
     def slowness(self, factor: float, detail: int) -> float:
