@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.names import STORAGE_TYPES
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.layers import saved_by_autograd

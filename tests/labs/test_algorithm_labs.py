@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.tasks import load_task
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches, tokenize
 from workbench_labs.precision import (

@@ -9,8 +9,9 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
+from workbench.models.adapter_config import Kind, ParallelAdapterConfig
 from workbench.models.evaluation import calibrate, set_statistics
-from workbench.models.parallel_adapter import Kind, ParallelAdapter, ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS
 from workbench.models.stack import LayerStack

@@ -41,10 +41,11 @@ from workbench.methods.pac_plus.prepare import whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer
+from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack, model_facts
 from workbench.models.optimization import learning_rate_at, set_learning_rate
 from workbench.models.optimization import make_optimizer as plain_optimizer
-from workbench.models.parallel_adapter import Kind, ParallelAdapter, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack

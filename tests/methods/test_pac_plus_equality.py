@@ -19,8 +19,8 @@ from workbench.methods.common.session import RankResult
 from workbench.methods.pac_plus.epochs import make_adapter
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.methods.training.interrupted import begin, take_up
+from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import Kind
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache

@@ -15,8 +15,8 @@ from tests.methods.ring_builders import ring_job, ring_plan, train_federated, tr
 from workbench.core import Plan, Share, Stage
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.options import Unfreezing
+from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import Kind
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from workbench.models.parallel_adapter import ParallelAdapterConfig
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.tasks.tokenize import Batch
 
 TARGET_LENGTH = 4

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from workbench.methods.pac_plus.fast_side import FastSide, rounded, unsupported
-from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, task_loss
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.models.side_layers import Packing
 from workbench.runtime.memory import read_memory
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.optimization import make_optimizer
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, ParallelAdapterStage, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
 from workbench.models.side_layers import TapProjection
 
 from .helpers import batch_for, small_config

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import ActivationMemory, calibrate, predict, set_statistics, word_scores
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, ParallelAdapterStage, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
 from workbench.tasks import load_task
 from workbench.tasks.task import Split, Task, as_text_to_text
 from workbench.tasks.tokenize import collate, evaluation_batches, tokenize

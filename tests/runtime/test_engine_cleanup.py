@@ -222,7 +222,7 @@ def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
         "import papermill\nfrom workbench.runs.notebooks import run_notebook\n"
         "papermill.execute_notebook = lambda *args, **settings: end()\nrun_notebook(Path('a.ipynb'), Path('b.ipynb'))",
         "from workbench.methods.pac_plus import measure\n"
-        "from workbench.models.loading import load_stack\nfrom workbench.models.parallel_adapter import ParallelAdapterConfig\n"
+        "from workbench.models.loading import load_stack\nfrom workbench.models.adapter_config import ParallelAdapterConfig\n"
         "stack = load_stack('tiny-bert-1')\n"
         "sizes = {'hidden_size': stack.hidden_size, 'num_layers': stack.num_layers}\nconfig = ParallelAdapterConfig(**sizes, num_heads=1)\n"
         "measure.ActivationCache.create = lambda folder, manifest: (folder.mkdir(), end())\n"

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import BatchLike, TapStatistics, calibrate, set_statistics
 from workbench.models.initialization import require_own_backbone
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.sealed_tensors import load_sealed, save_sealed
 from workbench.models.side_layers import pooling_matrix
 from workbench.models.stack import LayerStack

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import attach_head, calibrate, set_statistics
 from workbench.models.families import family_of
 from workbench.models.initialization import SHAPE, How, initialize, require_own_backbone
 from workbench.models.loading import load_stack
-from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, ParallelAdapterConfig, task_loss
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
 from workbench.models.products import head_of
 from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
 from workbench.models.saving import TrainedDescription, load_adapter, save_adapter

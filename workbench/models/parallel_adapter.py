@@ -8,117 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
 from workbench.models.products import Head
 from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
 from workbench.models.stack import padding_mask
-
-
-def check_labels(kind: str, mean: float, deviation: float) -> None:
-    """Raise ConfigError for an impossible mean and standard deviation of training labels."""
-    if not deviation > 0 or (kind != "regression" and (mean, deviation) != (0.0, 1.0)):
-        raise ConfigError(
-            f"Labels of mean {mean:g} and deviation {deviation:g} were asked for in {kind}.",
-            "The deviation must be above 0, and only a regression's labels are numbers.",
-            "Leave both out.",
-        )
-
-
-Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification", "text_generation"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelAdapterConfig:
-    """The configuration from which a parallel adapter can be rebuilt.
-
-    hidden_size, num_layers: the backbone's d and L.  reduction: r, the side network has width d / r.
-    num_heads: None uses heads of 16 channels (a SIMD register) if they divide the width, else the largest divisor among 4, 3, 2, 1.
-    feed_forward_factor: feed-forward size relative to the width.
-    is_causal: whether side attention is causal, as in the backbone.  num_outputs: number of classes, or 1 for regression.
-    num_encoder_layers: number of encoder layers of an encoder-decoder, the later ones belong to the decoder; None for a single stack.
-    target_length: number of decoder tokens, the same for the whole job; 0 without a decoder.
-    kind: 'sequence_to_sequence' needs an encoder-decoder, 'text_generation' a decoder-only model; their own language model head is read.
-    dropout: rate for the pooled features.  seed: for the initial weights and the dropout.
-    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
-    """
-
-    hidden_size: int
-    num_layers: int
-    reduction: int = 8
-    num_heads: int | None = None
-    feed_forward_factor: int = 4
-    is_causal: bool = False
-    kind: Kind = "classification"
-    num_outputs: int = 2
-    num_encoder_layers: int | None = None
-    target_length: int = 0
-    dropout: float = 0.1
-    seed: int = 0
-    label_mean: float = 0.0
-    label_std: float = 1.0
-
-    def __post_init__(self) -> None:
-        asked = f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
-        if self.reduction < 1 or self.hidden_size % self.reduction:
-            raise ConfigError(asked, f"{self.hidden_size} is not a multiple of {self.reduction}.", "Choose a divisor.")
-        if self.num_heads is not None and (self.num_heads < 1 or self.width % self.num_heads):
-            raise ConfigError(asked, f"Its width {self.width} is not a multiple of {self.num_heads} heads.", "Change num_heads.")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
-        if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
-            raise ConfigError(f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs.")
-        check_labels(self.kind, self.label_mean, self.label_std)
-        self._check_decoder()
-
-    def _check_decoder(self) -> None:
-        encoder = self.num_encoder_layers
-        if encoder is None and self.kind == "sequence_to_sequence":
-            raise ConfigError(
-                "Sequence-to-sequence was asked for.",
-                "The backbone has one stack of layers, no encoder and decoder.",
-                "Choose a T5 or BART model, or another kind of target.",
-            )
-        if encoder is not None and not 0 < encoder < self.num_layers:
-            raise ConfigError(
-                f"An encoder of {encoder} of {self.num_layers} layers was asked for.", "Each stack needs one.", "Change num_encoder_layers."
-            )
-        if (self.target_length >= 1) != (encoder is not None):
-            raise ConfigError(
-                f"Targets of {self.target_length} tokens were asked for.",
-                "The backbone has no decoder." if encoder is None else "A decoder reads one at least.",
-                "Give target_length with num_encoder_layers, and only then.",
-            )
-
-    @property
-    def width(self) -> int:
-        """Return d / r."""
-        return self.hidden_size // self.reduction
-
-    @property
-    def heads(self) -> int:
-        """Return the number of attention heads."""
-        if self.num_heads is None and self.width % 16 == 0:
-            return self.width // 16
-        return self.num_heads or next(heads for heads in (4, 3, 2, 1) if self.width % heads == 0)
-
-    @property
-    def border(self) -> int:
-        """Return the decoder's first layer; L without a decoder."""
-        return self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
-
-    @property
-    def num_taps(self) -> int:
-        """Return the number of the backbone's taps: b_0, one per layer, and a decoder's embedding."""
-        return self.num_layers + 1 + (self.num_encoder_layers is not None)
-
 
 IGNORED = -100
 """The label of padding in a target, which losses ignore."""

@@ -25,11 +25,12 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, whole_file
 from workbench.core.names import FloatType
 from workbench.core.serial import from_json, shown, to_json, user_path, write_text
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.families import family_of
 from workbench.models.hub import EMBEDDED_MODELS, locate
 from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_tokenizer, local_folder, model_config, stored_weights
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask, Published, peft_names, save_lora
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack

@@ -8,15 +8,13 @@ Packing: a batch's tokens without padding, with matching indices for the rows of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from workbench.models.parallel_adapter import ParallelAdapterConfig
+from workbench.models.adapter_config import ParallelAdapterConfig
 
 # Odd multipliers of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit integers: torch's int64 wraps around.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

@@ -17,10 +17,11 @@ from torch.nn import functional
 from workbench.core.errors import ConfigError
 from workbench.core.names import Technique
 from workbench.core.ranges import Count, Dropout, Positive, Width, require_ranges
+from workbench.models.adapter_config import ParallelAdapterConfig, check_labels
 from workbench.models.evaluation import BatchLike, Predictions, answer_scores
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
-from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, answered, check_labels
+from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.products import Head
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage

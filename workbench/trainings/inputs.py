@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import check_choice
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
 from workbench.models.initialization import How, copy_torch_pruned, initialize
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache

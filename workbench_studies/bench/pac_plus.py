@@ -20,10 +20,11 @@ from workbench.assets.fetch import asset_path
 from workbench.core.run_folder import scratch_folder
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, StageCompute
 from workbench.methods.training.handlers import Targets
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.lora import require_peft
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.activation_cache import ActivationCache

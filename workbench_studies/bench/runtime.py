@@ -33,8 +33,9 @@ from workbench.methods.pac_plus.handlers import PacPlusHandlers, StageCompute
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import PlannedStep, cut_mini_batch, share_of
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import import_family, load_stack
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterConfig, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW

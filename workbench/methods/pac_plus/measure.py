@@ -16,8 +16,9 @@ from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, byte
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import attach_head
-from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage, made_up_mask
+from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_mask
 from workbench.models.quantization import held_bytes
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack

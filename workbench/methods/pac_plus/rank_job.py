@@ -19,7 +19,8 @@ from workbench.methods.common.folder import INITIAL
 from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
-from workbench.models.parallel_adapter import ParallelAdapterConfig, ParallelAdapterStage
+from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of

@@ -13,8 +13,9 @@ from workbench.core.plan import Plan, proportional_ranges
 from workbench.core.profile import LayerProfile
 from workbench.core.schedule import ALLREDUCE, STEP, Op
 from workbench.methods.common.scaling import context_bytes
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.optimization import backpropagate
-from workbench.models.parallel_adapter import IGNORED, ParallelAdapterConfig, task_loss
+from workbench.models.parallel_adapter import IGNORED, task_loss
 from workbench.models.techniques import TechniqueConfig
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
