@@ -28,9 +28,10 @@ from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
-from workbench.methods.base import Engines, Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
+from workbench.methods.base import Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
+from workbench.runtime.engine_service import Engines
 from workbench.runtime.network import require_loopback, require_open_files
 from workbench.runtime.work_folder import full_disk_told, own_folder
 from workbench.tasks.own import FROM_FILES

@@ -77,10 +77,25 @@ def test_every_command_has_json_and_help(name: str) -> None:
 
 def test_who_knows_nothing_is_told_what_to_do_first() -> None:
     assert "workbench doctor" in call().stdout and call("--version").stdout.startswith("workbench 0")
-    told = " ".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", "--help"]).output.split())
+
+
+def test_the_help_of_run_has_groups_and_explains_the_options_of_the_named_method() -> None:
     for method in registered():
-        declared = told.partition(f" {method}: ")[2]
-        assert all(f"{name}={default}" in declared for name, default in declaration_of(method).defaults.items())
+        lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["run", "--method", method, "--help"]).output
+        told = " ".join(lines.split())
+        declared = told.partition(f"Options of {method}, ")[2]
+        defaults = declaration_of(method).defaults.items()
+        assert all(f"{name}={'' if default is None else default}" in declared for name, default in defaults)
+        assert "workbench run --method NAME --help" in told and max(map(len, lines.splitlines())) <= 80
+    groups = [told.index(f"─ {name} ─") for name in ("What", "Where", "How", "Faults and recovery", "Output")]
+    assert groups == sorted(groups) and "<bool>" not in told
+
+
+def test_the_doctor_ends_with_a_verdict_and_the_next_step() -> None:
+    fine, less, absent = (doctor.Check("a", state, "found") for state in ("ok", "degraded", "missing"))
+    assert doctor.verdict([fine]).startswith("All is well.\nNext")
+    assert doctor.verdict([fine, less, less]).startswith("The workbench runs here; 2 things work with less")
+    assert doctor.verdict([less, absent]).startswith("1 thing is missing.") and "workbench doctor" in doctor.verdict([absent])
 
 
 def test_the_help_of_run_names_every_method_and_loads_no_torch() -> None:
@@ -91,7 +106,7 @@ def test_the_help_of_run_names_every_method_and_loads_no_torch() -> None:
         "print([name for name in ('torch', 'transformers', 'numpy', 'scipy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
-    assert done.stdout.splitlines()[-1] == "[]" and all(f"{method}: " in done.stdout for method in registered())
+    assert done.stdout.splitlines()[-1] == "[]" and all(method in done.stdout for method in registered())
 
 
 def test_names_stay_whole_in_narrow_tables(monkeypatch) -> None:

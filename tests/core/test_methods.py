@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.cli.job import described_options
+from workbench.cli.job import method_help
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.methods import GROUP, attribute, declaration_of, registered
@@ -81,7 +81,7 @@ def test_a_broken_package_is_named_and_harms_no_other_method(text: str, said: st
         with pytest.raises(ConfigError, match=r"The method 'other' was asked for.*of the package other") as refused:
             use("other")
         assert said in str(refused.value)
-    assert said in described_options("other")
+    assert said in " ".join(method_help("other", "run"))
     assert load_method("pac_plus").name == "pac_plus"
 
 

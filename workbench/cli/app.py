@@ -18,6 +18,7 @@ from workbench.cli.job import (
     PLANNED_FIELDS,
     SIMULATED_FIELDS,
     ClusterName,
+    Command,
     JobCommand,
     ReportFile,
     WorkFolder,
@@ -31,6 +32,7 @@ from workbench.cli.output import (
     Png,
     RunProgress,
     next_steps,
+    print_entry,
     print_json,
     print_text,
     say,
@@ -56,16 +58,18 @@ app = typer.Typer(
 
 def doctor(as_json: Json = False) -> None:
     """Say what this machine can do, what is degraded, and how to mend it."""
-    from workbench.cli.doctor import examine
+    from workbench.cli.doctor import STATE_COLOURS, examine, verdict
 
     checks = examine()
     if as_json:
         print_json([check._asdict() for check in checks])
     else:
         for check in checks:
-            print_text(f"{check.state:<9} {check.name:<17} {check.found}")
+            head, state = f"{check.state:<9} {check.name:<17}", len(check.state)
+            print_entry(head, check.found, colour=STATE_COLOURS[check.state], coloured_words=state)
             if check.todo:
-                print_text(f"{'':<27} -> {check.todo}")
+                print_entry(" " * len(head), f"-> {check.todo}")
+        print_text(f"\n{verdict(checks)}")
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
 
@@ -116,6 +120,7 @@ def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> Non
         print_json(made)
     else:
         show_plan(made, described)
+        print_text("Next        workbench simulate (what it would take), workbench run (do it), with the same options")
 
 
 @takes_job(*SIMULATED_FIELDS)
@@ -178,17 +183,19 @@ GROUPS = {
     "Methods' own": (serve, export, train),
 }
 FIRST_STEPS = """\
-Edge LLM Workbench: learn, try out and compare how language models are fine-tuned and served on small devices.
+Edge LLM Workbench: learn, try out and compare how language models are
+fine-tuned and served on small devices.
 
 First steps:
   workbench doctor                               what this machine can do
   workbench fetch                                the embedded models and data, once
   workbench simulate                             what a fine-tuning would take on four small devices
-  workbench run --train-samples 256 --report run.json    do it, on four devices emulated here
-  workbench predict FOLDER "A fine film."        what it has learnt; FOLDER as the run names it
+  workbench run --report run.json                do it, on four devices emulated here
+  workbench predict FOLDER "A fine film."        what it has learnt, in FOLDER
   workbench draw run.json                        its figures
 
-All commands: workbench --help.  All options of one: workbench run --help.  The notebooks: make lab."""
+All commands: workbench --help.  All options of one: workbench run --help.
+The notebooks: make lab."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -209,7 +216,7 @@ def first_steps(
 
 for group, commands in GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=group, cls=JobCommand if command in (devices, plan, simulate, run, sweep) else None)(command)
+        app.command(rich_help_panel=group, cls=JobCommand if command in (devices, plan, simulate, run, sweep) else Command)(command)
 
 COMMANDS = "workbench.commands"
 """The entry-point group in which a distribution names its commands: functions as Typer takes them."""

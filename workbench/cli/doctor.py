@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
@@ -28,6 +28,22 @@ class Check(NamedTuple):
     state: Literal["ok", "degraded", "missing"]
     found: str
     todo: str = ""
+
+
+STATE_COLOURS = {"ok": "green", "degraded": "yellow", "missing": "red"}
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """Return what the findings come to, and what to do next."""
+    missing, degraded = (sum(check.state == state for check in checks) for state in ("missing", "degraded"))
+    if missing:
+        words = f"{missing} thing{'s are' if missing > 1 else ' is'} missing."
+        return f"{words} Do what stands behind the arrows, then ask again: workbench doctor"
+    if degraded:
+        words = f"The workbench runs here; {degraded} thing{'s work' if degraded > 1 else ' works'} with less than it could."
+    else:
+        words = "All is well."
+    return f"{words}\nNext        workbench simulate (what a fine-tuning would take), workbench run (do it)"
 
 
 INSTALL = "Run: make setup, or pip install 'edge-llm-workbench[all]'; a device of a run on several machines does without."

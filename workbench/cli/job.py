@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from workbench.cli.output import print_text
 from workbench.core.catalogue import DEFAULT_CLUSTER
 from workbench.core.errors import ConfigError
 from workbench.core.job import ADAPTER_RATE, FULL_RATE, Job
@@ -36,9 +41,7 @@ Data = Annotated[
     str | None,
     typer.Option(help="Your own file (CSV, JSON, JSONL, Parquet), folder or hub name; or the folder of a task that does not come along."),
 ]
-Columns = Annotated[
-    str, typer.Option(metavar="ROLE=NAME,...", help="Of your own data, where not found: text=review,pair=reply,label=stars.")
-]
+Columns = Annotated[str, typer.Option(metavar="ROLE=NAME", help="Of your own data, where not found: text=review,pair=reply,label=stars.")]
 WorkFolder = Annotated[
     Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="one under the cache folder")
 ]
@@ -46,13 +49,13 @@ ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Rep
 
 CLUSTER = DEFAULT_CLUSTER
 _TASK = typer.Option("--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment")
-_OPTION = typer.Option("--option", metavar="KEY=VALUE", help="Setting of the method (below); may be repeated.")
+_OPTION = typer.Option("--option", metavar="KEY=VALUE", help="A setting of the method (see below); may be repeated.")
 _FAULTS = "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated."
 _CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs."
 _PUBLISHED = "The paper's settings where you give none, instead of ours; reports name the differences."
 _BACKUP = "Steps between two backups that devices keep for each other; 0 keeps steps in the folder."
 OPTIONS: dict[str, Any] = {
-    "method": Annotated[str, typer.Option(help="One of those below.")],
+    "method": Annotated[str, typer.Option(help="How to train, or to answer: the methods are named below.")],
     "model": Model,
     "task": Annotated[str | None, _TASK],
     "epochs": Annotated[int, typer.Option(help="Passes over the training data.")],
@@ -67,7 +70,7 @@ OPTIONS: dict[str, Any] = {
     "data": Data,
     "columns": Columns,
     "options": Annotated[list[str] | None, _OPTION],
-    "faults": Annotated[list[str] | None, typer.Option("--fault", metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help=_FAULTS)],
+    "faults": Annotated[list[str] | None, typer.Option("--fault", metavar="FAULT", help=_FAULTS)],
     "converged_after": Annotated[int, typer.Option(help=_CONVERGED)],
     "backup_every": Annotated[int, typer.Option(help=_BACKUP)],
     "as_published": Annotated[bool, typer.Option("--as-published", help=_PUBLISHED)],
@@ -146,25 +149,71 @@ def parsed(text: str) -> Any:
         return text
 
 
-class JobCommand(TyperCommand):
-    """A command whose help ends with the methods' options."""
+class Command(TyperCommand):
+    """A command whose flags have no type in the help: nobody is to write a word after them."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, also the one for help."""
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_bool_flag", False) and not param.secondary_opts:
+                param.metavar = ""
+        return params
+
+
+HELP_GROUPS = {
+    "What": ("method", "model", "task", "data", "columns", "train_samples", "validation_samples", "test_samples", "eval_samples"),
+    "Where": ("cluster", "mode", "fidelity"),
+    "Output": ("report", "out", "as_json", "help"),
+    "Faults and recovery": ("faults", "backup_every", "resume", "workdir"),
+}
+ORDER = ("Options", "What", "Where", "How", "Faults and recovery", "Output")
+"""The groups of a job's options in the help; all others say how the work is done."""
+
+
+class JobCommand(Command):
+    """A command with a job's options, whose help has groups.
+
+    It ends with the options of a method: the one that is named on the command line, or else the default.
+    """
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, each with its group."""
+        params = super().get_params(ctx)
+        groups = {name: group for group, names in HELP_GROUPS.items() for name in names}
+        for param in params:
+            param.rich_help_panel = groups.get(param.name, "How" if param.name in OPTIONS else "Options")
+        return sorted(params, key=lambda param: ORDER.index(param.rich_help_panel))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; the help, which is shown at once, depends on another of them."""
+        words = [part for word in args for part in word.split("=", 1)] if any("--method=" in word for word in args) else args
+        named = [value for word, value in pairwise(words) if word == "--method"]
+        ctx.meta["method"] = named[-1] if named and named[-1] in registered() else DEFAULTS.method
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        lines = (f"{method}: {described_options(method)}" for method in registered())
-        self.epilog = "\n\n".join(("--option KEY=VALUE, by method, with the defaults:", *lines))
         super().format_help(ctx, formatter)
+        width = shutil.get_terminal_size().columns - 1
+        for line in method_help(ctx.meta["method"], ctx.info_name or "run"):
+            print_text(textwrap.fill(line, width, initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False))
 
 
-def described_options(method: str) -> str:
-    """Return a method's options with their defaults in words, and the paper's values where these differ."""
+def method_help(method: str, command: str) -> list[str]:
+    """Return lines on a method's options: each with its default, and the paper's value where that differs; what they mean."""
+    others = ", ".join(one for one in registered() if one != method)
+    more = f"Those of {others}: workbench {command} --method NAME --help"
     try:
         declared = declaration_of(method)
     except ConfigError as error:  # a package of someone else's
-        return error.found
+        return [f"{method}: {error.found}", more]
     published, _ = published_settings(declared.options)
     words = (
-        f"{name}={default}" + (f" (paper: {published[name].value})" if name in published else "")
+        f"{name}={'' if default is None else default}" + (f" (paper: {published[name].value})" if name in published else "")
         for name, default in declared.defaults.items()
     )
-    return ", ".join(words)
+    lines = [f"Options of {method}, with their defaults (--option KEY=VALUE):", ", ".join(words)]
+    # A docstring's entries begin with names; its further lines continue them.
+    explained = re.sub(r"\n(?![a-z_]+(, [a-z_]+)*: )", " ", inspect.getdoc(declared.options) or "")
+    return [*lines, *explained.splitlines()[1:], "", more]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -21,7 +21,9 @@ from workbench.core.report import EpochRecord, Recovery, StepRecord, SweepPoint
 from workbench.core.serial import shown
 from workbench.core.timeline import Timeline
 from workbench.profiler.analytic import LayerCost
-from workbench.runtime.engine_service import Engines
+
+if TYPE_CHECKING:  # a declaration, and so the help, needs no engine
+    from workbench.runtime.engine_service import Engines
 
 
 class DeviceState(NamedTuple):

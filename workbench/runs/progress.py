@@ -127,6 +127,7 @@ class PhaseRow:
 class Snapshot:
     """The state of a run at one moment, ready to draw.
 
+    trains: whether the first epoch has begun.
     phase: the current phase of the whole run.  phases: each phase with the second at which it began.  part: how far it is, if it counts.
     smoothed_loss, samples_per_s, remaining_s: None if unknown, and where no steps are done.
     outcome: '' during the run, then 'finished', 'stopped' or 'failed'.
@@ -143,6 +144,7 @@ class Snapshot:
     remaining_s: float | None
     outcome: str
     part: PhaseRow | None = None
+    trains: bool = False
 
     @property
     def headline(self) -> str:
@@ -155,8 +157,8 @@ class Snapshot:
 
     @property
     def bars(self) -> tuple[EpochRow | PhaseRow, ...]:
-        """Return the bars to draw: all epochs while the run is in progress, the trained ones when it is over; and the present phase."""
-        epochs = tuple(epoch for epoch in self.epochs if epoch.done or not self.outcome)
+        """Return the bars to draw: all epochs once the first begins, the trained ones when the run is over; and the present phase."""
+        epochs = tuple(epoch for epoch in self.epochs if epoch.done or (self.trains and not self.outcome))
         return (*epochs, self.part) if self.part is not None and not self.outcome else epochs
 
     @property
@@ -202,7 +204,7 @@ class RunState:
         self._training_s: dict[int, float] = {}
         self._at = (-1, -1)
         self._smoothed, self._smoothed_weight = 0.0, 0.0
-        self._in_steps = False
+        self._in_steps = self._trains = False
         self._part: PhaseRow | None = None
         self._predicted: dict[tuple[int, int], float] = {}
         self._cached: set[int] = set()
@@ -212,7 +214,7 @@ class RunState:
         with self._lock:
             now_s = self._elapsed_s()
             if event.kind == "step":
-                self._in_steps = True
+                self._in_steps = self._trains = True
                 self._take_step(event, now_s)
             elif event.kind == "count":
                 self._part = PhaseRow(name=event.message, done=event.step, count=event.num_steps)
@@ -226,6 +228,7 @@ class RunState:
             elif event.kind == "phase" and event.message:
                 self._phases.append((event.message, now_s))
                 self._in_steps, self._part = False, None
+                self._trains = self._trains or event.stage in ("train", "answer")
                 if event.stage == "sweep":  # it measures steps of several plans, and trains no epoch
                     self._num_epochs = 0
 
@@ -251,6 +254,7 @@ class RunState:
                 remaining_s=self._remaining_s(),
                 outcome=self._outcome,
                 part=self._part,
+                trains=self._trains,
             )
 
     def _elapsed_s(self) -> float:

@@ -19,7 +19,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
-from workbench.methods.base import REAL_TIMEOUT_S, Engines, Event, Notify, Outcome, Planned, Prediction, ignore
+from workbench.methods.base import REAL_TIMEOUT_S, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.records import measured_timeline, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -34,6 +34,7 @@ from workbench.methods.training.method import ProfiledMethod
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import shard_spec
 from workbench.runtime.context import RankContext
+from workbench.runtime.engine_service import Engines
 
 SILENT_AFTER_REQUESTS = 10
 SHORTEST_TIMEOUT_S = 20.0

@@ -15,7 +15,7 @@ from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.report import EpochRecord, Recovery, StepRecord, SweepPoint
-from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, ignore
+from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
 from workbench.methods.common.result import model_encoder
@@ -35,6 +35,7 @@ from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod
 from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
+from workbench.runtime.engine_service import Engines
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.task import Split
 

@@ -19,7 +19,7 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import SweepPoint
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
-from workbench.methods.base import Engines, Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
+from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
 from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, unneeded_at_the_end, weights_digest
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
@@ -37,6 +37,7 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import LayerCost, NumberFormat, Technique, TechniqueSizes, analytic_profile, layer_costs
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.device_server import serve_device
+from workbench.runtime.engine_service import Engines
 from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import TokenizedSplit
 
