@@ -155,7 +155,7 @@ PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
 
 def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
     """Return each planner's result for a problem; a plan that does not fit has a reason."""
-    return compared(problem, planners, problem.seconds)
+    return compared(problem, {name: PLANNERS[name] for name in planners}, problem.seconds)
 
 
 def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:

@@ -6,7 +6,7 @@ And the division of a step's queries among devices, by the planner or by hand (o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,13 +22,13 @@ from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import StepSize, whole
-from workbench.planners import candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
+from workbench.planners import Problem, candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.style import time_unit
 from workbench.profiler.analytic import analytic_profile
-from workbench.simulator.steps import SimulatedProblem
+from workbench.simulator.steps import step_s
 from workbench.widgets.controls import BIG_FIRST, Explorer, button, slider
 
 MAX_SIMULATIONS = 60
@@ -58,52 +58,49 @@ def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningProblem(SimulatedProblem):
-    """A planning problem that can be changed and solved again."""
+def on(problem: Problem[Any], cluster: Cluster) -> Problem[Any]:
+    """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
 
-    def on(self, cluster: Cluster) -> PlanningProblem:
-        """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
+    Raises ConfigError for a cluster of other devices.
+    """
+    rows = "layers" if isinstance(problem.profile, Profile) else "costs"
+    costs = costs_on(problem.cluster, cluster, getattr(problem.profile, rows))
+    return replace(problem, cluster=cluster, profile=replace(problem.profile, **{rows: costs}))
 
-        Raises ConfigError for a cluster of other devices.
-        """
-        layers = costs_on(self.cluster, cluster, self.profile.layers)
-        return replace(self, cluster=cluster, profile=replace(self.profile, layers=layers))
 
-    def planned(self, planner: str = "Algorithm 1") -> Plan:
-        """Return the plan of one of PLANNERS.  Raises PlanError, naming device and bytes, if nothing fits."""
-        return PLANNERS[planner](self)
+def by_hand(problem: Problem[Profile], layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed") -> Plan:
+    """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an invalid plan."""
+    return fixed_plan(problem, layers=layers, groups=groups, dispatch=dispatch, check_memory=False)
 
-    def by_hand(self, layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed") -> Plan:
-        """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an invalid plan."""
-        return fixed_plan(self, layers=layers, groups=groups, dispatch=dispatch, check_memory=False)
 
-    def needs(self, made: Plan) -> dict[int, Need]:
-        """Return the bytes that each rank of a plan needs."""
-        return plan_needs(self.profile, made, sequence_length=self.longest)
+def needs_of(problem: Problem[Profile], plan: Plan) -> dict[int, Need]:
+    """Return the bytes that each rank of a plan needs."""
+    return plan_needs(problem.profile, plan, sequence_length=problem.longest)
 
-    def need_parts(self, made: Plan) -> dict[int, dict[str, int]]:
-        """Return the bytes that each rank of a plan needs by purpose, for plots.needs."""
-        return {
-            rank: {
-                "weights": need.weights_bytes,
-                "gradients and optimizer": need.gradient_bytes + need.optimizer_bytes,
-                "activations": need.context_bytes + need.workspace_bytes,
-                "messages": need.boundary_bytes,
-            }
-            for rank, need in self.needs(made).items()
+
+def need_parts(problem: Problem[Profile], plan: Plan) -> dict[int, dict[str, int]]:
+    """Return the bytes that each rank of a plan needs by purpose, for the figure of needs."""
+    return {
+        rank: {
+            "weights": need.weights_bytes,
+            "gradients and optimizer": need.gradient_bytes + need.optimizer_bytes,
+            "activations": need.context_bytes + need.workspace_bytes,
+            "messages": need.boundary_bytes,
         }
+        for rank, need in needs_of(problem, plan).items()
+    }
 
-    def refusals(self, made: Plan) -> tuple[PlanError, ...]:
-        """Return an error for each device whose budget a plan exceeds, worst first, naming device, stage and bytes."""
-        needs = self.needs(made)
-        over = {rank: need.total_bytes - self.cluster.devices[rank].memory_bytes for rank, need in needs.items()}
-        found = []
-        for rank in sorted((rank for rank, excess in over.items() if excess > 0), key=lambda rank: -over[rank]):
-            index = made.stage_of(rank)
-            assert index is not None
-            found.append(too_small(self.cluster, rank, index, made.stages[index], needs[rank]))
-        return tuple(found)
+
+def refusals(problem: Problem[Profile], plan: Plan) -> tuple[PlanError, ...]:
+    """Return an error for each device whose budget a plan exceeds, worst first, naming device, stage and bytes."""
+    needs = needs_of(problem, plan)
+    over = {rank: need.total_bytes - problem.cluster.devices[rank].memory_bytes for rank, need in needs.items()}
+    errors = []
+    for rank in sorted((rank for rank, excess in over.items() if excess > 0), key=lambda rank: -over[rank]):
+        index = plan.stage_of(rank)
+        assert index is not None
+        errors.append(too_small(problem.cluster, rank, index, plan.stages[index], needs[rank]))
+    return tuple(errors)
 
 
 def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
@@ -124,17 +121,17 @@ def as_described(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
 
 
-def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> PlanningProblem:
+def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> Problem[Profile]:
     """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
     described = as_described(cluster)
-    sizes = {"batch_size": batch_size, "micro_batches": micro_batches, "sequence_length": TOKENS}
-    return PlanningProblem(profile=analytic_profile(model, described, sequence_lengths=(TOKENS,)), cluster=described, **sizes)
+    profile = analytic_profile(model, described, sequence_lengths=(TOKENS,))
+    return Problem(profile, described, batch_size=batch_size, micro_batches=micro_batches, sequence_length=TOKENS)
 
 
-PLANNERS: dict[str, Callable[[PlanningProblem], Plan]] = {
+PLANNERS: dict[str, Callable[[Problem[Profile]], Plan]] = {
     "Algorithm 1": partial(plan, cached=False),
     "Algorithm 1, any order": partial(plan, cached=False, order="all", objective="bottleneck"),
-    "simulated and refined": lambda problem: refine(candidates(problem), problem, problem.step_s, max_prices=MAX_SIMULATIONS),
+    "simulated and refined": lambda problem: refine(candidates(problem), problem, partial(step_s, problem), max_prices=MAX_SIMULATIONS),
     "as if all were equal": partial(homogeneous, cached=False),
     "pipeline": pipeline_parallel,
     "data parallel": data_parallel,
@@ -165,17 +162,17 @@ class Comparison:
         return 0.0 if self.plan is None else self.plan.mini_batch_size / self.seconds
 
 
-def compare(problem: PlanningProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
+def compare(problem: Problem[Profile], planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
     """Return each planner's result for a problem; a plan that does not fit has a reason."""
-    return compared(problem, planners, problem.step_s)
+    return compared(problem, {name: PLANNERS[name] for name in planners}, partial(step_s, problem))
 
 
-def compared(problem: Any, planners: Sequence[str], seconds: Callable[[Any], float]) -> tuple[Comparison, ...]:
+def compared(problem: Any, planners: Mapping[str, Callable[[Any], Any]], seconds: Callable[[Any], float]) -> tuple[Comparison, ...]:
     """Return what some planners make of a problem.  seconds: of a plan."""
     found = []
-    for name in planners:
+    for name, planner in planners.items():
         try:
-            made = problem.planned(name)
+            made = planner(problem)
             found.append(Comparison(planner=name, plan=made, seconds=seconds(made)))
         except PlanError as error:
             found.append(Comparison(planner=name, why=str(error)))

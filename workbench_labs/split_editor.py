@@ -10,10 +10,13 @@ import ipywidgets as widgets
 from markupsafe import Markup
 
 from workbench.core.plan import Plan, proportional_ranges
+from workbench.core.profile import Profile
+from workbench.planners import Problem
 from workbench.plots import gantt, needs, placement
+from workbench.simulator.steps import simulated_step, step_s
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, slider
 from workbench.widgets.forms import ClusterForm
-from workbench_labs.planning import PLANNERS, Comparison, PlanningProblem, compare
+from workbench_labs.planning import PLANNERS, Comparison, by_hand, compare, need_parts, on, refusals
 
 
 class PlannerExplorer(Explorer):
@@ -22,7 +25,7 @@ class PlannerExplorer(Explorer):
     problem: with the cluster at which the sliders start.  answer: the result shown, for the controls' current problem.
     """
 
-    def __init__(self, problem: PlanningProblem) -> None:
+    def __init__(self, problem: Problem[Profile]) -> None:
         self._origin = problem
         self.form = ClusterForm(problem.cluster, choice=False, overview=False, continuous=True)
         divisors = [number for number in range(1, problem.batch_size + 1) if problem.batch_size % number == 0]
@@ -42,11 +45,11 @@ class PlannerExplorer(Explorer):
         self.form.on_change(lambda _: self.changed())
 
     @property
-    def problem(self) -> PlanningProblem:
+    def problem(self) -> Problem[Profile]:
         """Return the problem with the controls' settings.  Raises ConfigError for invalid settings."""
-        return replace(self._origin.on(self.form.cluster), micro_batches=self.micro_batches.value)
+        return replace(on(self._origin, self.form.cluster), micro_batches=self.micro_batches.value)
 
-    def _plan(self, problem: PlanningProblem, planner: str) -> None:
+    def _plan(self, problem: Problem[Profile], planner: str) -> None:
         [found] = compare(problem, (planner,))
         self.answer, first = found, self._first
         self._first = first or found
@@ -62,9 +65,9 @@ class PlannerExplorer(Explorer):
         words = f"{where}; a step of {made.mini_batch_size} samples takes {found.seconds * 1e3:.0f} ms (simulated)"
         self.headline.value = BIG_FIRST.format(f"{found.samples_per_s:.3g} samples/s{change}", words)
         self.show(
-            lambda: gantt(problem.simulated(made)),
+            lambda: gantt(simulated_step(problem, made)),
             lambda: placement(made, problem.cluster),
-            lambda: needs(problem.need_parts(made), problem.cluster),
+            lambda: needs(need_parts(problem, made), problem.cluster),
         )
 
 
@@ -81,14 +84,14 @@ class SplitEditor(Explorer):
 
     def __init__(
         self,
-        problem: PlanningProblem,
+        problem: Problem[Profile],
         *,
         layers: Sequence[int] | None = None,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.problem = problem
-        self.planned: Plan = problem.planned()
-        self._planned_s = problem.step_s(self.planned)
+        self.planned: Plan = PLANNERS["Algorithm 1"](problem)
+        self._planned_s = step_s(problem, self.planned)
         self._paused = True
         devices = problem.cluster.devices
         most = min(len(devices), problem.profile.num_layers)
@@ -102,7 +105,7 @@ class SplitEditor(Explorer):
         if layers is None or groups is None:
             self._arrange(*_shape(self.planned))
         else:
-            problem.by_hand(layers, groups)  # refuses an invalid plan
+            by_hand(problem, layers, groups)  # refuses an invalid plan
             self._arrange(layers, groups)
         names = [Html(Markup("<b>{}</b>").format(device.name), layout=widgets.Layout(width="9em")) for device in devices]
         rows = [widgets.HBox([name, choice]) for name, choice in zip(names, self.devices, strict=True)]
@@ -129,7 +132,7 @@ class SplitEditor(Explorer):
     @property
     def plan(self) -> Plan:
         """Return the plan that the controls describe.  Raises ConfigError if they describe none."""
-        return self.problem.by_hand(self.layers, self.groups, dispatch=DISPATCH[self.dispatch.value])  # type: ignore[arg-type]
+        return by_hand(self.problem, self.layers, self.groups, dispatch=DISPATCH[self.dispatch.value])  # type: ignore[arg-type]
 
     def _take_plan(self) -> None:
         with self.setting():
@@ -176,15 +179,15 @@ class SplitEditor(Explorer):
                 sliders[other].value = min(sliders[other].value, sliders[other + 1].value - 1)
 
     def _price(self, made: Plan) -> None:
-        problem, refusals = self.problem, self.problem.refusals(made)
-        timeline = problem.simulated(made, title="One mini-batch, as you split it")
-        if refusals:
-            self.message.error(" ".join(str(error) for error in refusals))
-        self.headline.value = self._headline(timeline.makespan_s, fits=not refusals, made=made)
+        problem, errors = self.problem, refusals(self.problem, made)
+        timeline = simulated_step(problem, made, title="One mini-batch, as you split it")
+        if errors:
+            self.message.error(" ".join(str(error) for error in errors))
+        self.headline.value = self._headline(timeline.makespan_s, fits=not errors, made=made)
         self.show(
             lambda: placement(made, problem.cluster),
             lambda: gantt(timeline),
-            lambda: needs(problem.need_parts(made), problem.cluster),
+            lambda: needs(need_parts(problem, made), problem.cluster),
         )
 
     def _headline(self, step_s: float, *, fits: bool, made: Plan) -> str:

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
 from workbench.core.summary import plan_words
-from workbench.planners import candidates
+from workbench.planners import Problem, candidates
 from workbench.planners.orders import count_orders, device_types
 from workbench.plots.style import byte_unit, time_unit
+from workbench.simulator.steps import step_s
 from workbench.widgets.tables import Table
 from workbench_labs.inference_problem import InferenceProblem
-from workbench_labs.planning import Comparison, PlanningProblem
+from workbench_labs.planning import Comparison
 
 
 def comparison_table(compared: Sequence[Comparison]) -> Table:
@@ -44,19 +46,19 @@ def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
     return Table(columns, rows, title="The best plan for each number of stages, in ms")
 
 
-def orders_table(problem: PlanningProblem) -> Table:
+def orders_table(problem: Problem[Profile]) -> Table:
     """Return Algorithm 1's best plans in the device orders that it searches, and what the order in which the cluster lists them loses.
 
-    Without Eq. 5's error: by Price.bottleneck_s, and then by simulation.
+    Without Eq. 5's error: by PhaseTimes.bottleneck_s, and then by simulation.
     """
     devices = problem.cluster.devices
     steps: dict[tuple[int, ...], tuple[float, Plan]] = {}
     for plan in candidates(problem, order="all", objective="bottleneck"):
-        order, step_s = tuple(rank for stage in plan.stages for rank in stage.ranks), problem.step_s(plan)
-        if order not in steps or step_s < steps[order][0]:
-            steps[order] = step_s, plan
+        order, seconds = tuple(rank for stage in plan.stages for rank in stage.ranks), step_s(problem, plan)
+        if order not in steps or seconds < steps[order][0]:
+            steps[order] = seconds, plan
     try:
-        listed_s = min(map(problem.step_s, candidates(problem, order=range(len(devices)), objective="bottleneck")))
+        listed_s = min(step_s(problem, plan) for plan in candidates(problem, order=range(len(devices)), objective="bottleneck"))
         best_s = min(listed_s, *(step_s for step_s, _ in steps.values()))
         listed = f"{listed_s * 1e3:.0f} ms, {listed_s / best_s - 1:.0%} more than the best"
     except PlanError:

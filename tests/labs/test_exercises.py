@@ -9,9 +9,10 @@ from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.report import SweepPoint
 from workbench.methods.confidant.heads import HeadProfile
+from workbench.simulator.steps import step_s
 from workbench_labs import exercises
 from workbench_labs.exercises import Verdict
-from workbench_labs.planning import compare, paper_problem, with_bandwidth, with_memory
+from workbench_labs.planning import PLANNERS, by_hand, compare, needs_of, paper_problem, with_bandwidth, with_memory
 
 REPORT = make_report(first_s=8.0, cached_s=2.0)
 SIZES = {"tokens": 20, "num_layers": 6, "hidden_size": 384, "itemsize": 2}
@@ -147,19 +148,19 @@ def test_variations_change_every_device() -> None:
 
 def test_checks_of_plans() -> None:
     problem = paper_problem("BART-Large", load_cluster("pac-env-b"))
-    planned = problem.planned()
+    planned = PLANNERS["Algorithm 1"](problem)
     [made] = compare(problem, ("Algorithm 1",))
     groups = [len(stage.shares) for stage in planned.stages]
     answers = {"none": None, "list": groups, "text": planned.grouping(), "wrong": [9]}
     passed = {name: exercises.check_grouping(answer, made).passed for name, answer in answers.items()}
     assert passed == {"none": None, "list": True, "text": True, "wrong": False}
     assert exercises.check_grouping("OOM", compare(problem, ("data parallel",))[0]).passed
-    need = problem.needs(planned)[0].total_bytes
+    need = needs_of(problem, planned)[0].total_bytes
     name = problem.cluster.devices[0].name
     assert [exercises.check_memory_floor(answer, problem, planned, name).passed for answer in (None, need, need / 2)] == [None, True, False]
-    refined = problem.planned("simulated and refined")
-    assert problem.step_s(refined) < problem.step_s(planned)
+    refined = PLANNERS["simulated and refined"](problem)
+    assert step_s(problem, refined) < step_s(problem, planned)
     assert [exercises.check_faster_split(one, problem, planned).passed for one in (None, refined, planned)] == [None, True, False]
-    too_large = problem.by_hand([23, 1], [[0], [2]])
+    too_large = by_hand(problem, [23, 1], [[0], [2]])
     assert "nano-h" in str(exercises.check_faster_split(too_large, problem, planned))
     assert not exercises.check_faster_split("a plan", problem, planned).passed  # type: ignore[arg-type]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
+from workbench.planners import Problem
+from workbench.planners.closed_form import ClosedForm, PhaseTimes
 from workbench.schedules import hybrid_1f1b, insert_transfers, plan_costs
 from workbench.simulator import simulate
 
@@ -56,6 +59,11 @@ def equal(num_layers: int, world_size: int, **sizes: int) -> tuple[Profile, Clus
     """Return equal layers of 1 s forward and 1 s backward for each sample, on equal devices."""
     cluster = Cluster(name="equal", devices=tuple(device(f"d{rank}") for rank in range(world_size)))
     return profile_of([[layer(**sizes) for _ in range(num_layers)] for _ in range(world_size)]), cluster
+
+
+def closed_form(profile: Profile, cluster: Cluster, stages: Sequence[Stage], count: int) -> PhaseTimes:
+    """Return Eq. 5-7 of stages whose shares sum to the micro-batch.  count: the micro-batches."""
+    return ClosedForm(Problem(profile, cluster, sequence_length=SEQUENCE_LENGTH))(stages, count)
 
 
 def unequal(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[Profile, Cluster]:

@@ -8,9 +8,8 @@ import math
 
 from workbench.core.plan import Share, Stage
 from workbench.planners.memory import in_flight, rank_need
-from workbench.planners.pricing import price
 
-from .builders import SEQUENCE_LENGTH
+from .builders import closed_form
 
 
 def parts(total: int, count: int) -> list[tuple[int, ...]]:
@@ -52,7 +51,7 @@ def exhaustive(profile, cluster, *, batch_size, micro_batches, sequence_length, 
                     stages.append(Stage(start=start, stop=start + length, shares=shares))
                     slowest, start, first = max(slowest, own), start + length, first + width
                 if math.isfinite(slowest):
-                    cost = price(profile, cluster, stages, num_micro_batches=micro_batches, sequence_length=SEQUENCE_LENGTH)
+                    cost = closed_form(profile, cluster, stages, micro_batches)
                     value = {"paper": cost.total_s, "bottleneck": cost.bottleneck_s, "balance": slowest}[objective]
                     found.append((value, tuple(stages)))
     return min(found, key=lambda pair: pair[0], default=None)

@@ -18,8 +18,8 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import Problem, candidates, refine
 from workbench.planners.balance import StageTimes
+from workbench.planners.closed_form import ClosedForm
 from workbench.planners.memory import in_flight
-from workbench.planners.pricing import Pricer
 
 from .builders import SEQUENCE_LENGTH, device, layer, profile_of, simulated_s
 
@@ -66,7 +66,7 @@ def random_cluster(
 
 
 def brute_force(profile: Profile, cluster: Cluster, job: dict[str, int], *, orders: bool) -> list[tuple[float, tuple[Stage, ...]]]:
-    """Return (Price.bottleneck_s, stages) of every plan that fits, cheapest first: each partition of the layers x groups of the devices.
+    """Return (bottleneck_s, stages) of every plan that fits, cheapest first: each partition of the layers x groups of the devices.
 
     orders: the groups in any order, instead of contiguous in the given one.  Samples are divided by Eq. 4.
     """
@@ -74,7 +74,7 @@ def brute_force(profile: Profile, cluster: Cluster, job: dict[str, int], *, orde
     count, num_layers = cluster.world_size, profile.num_layers
     most = min(count, num_layers)
     times = StageTimes(Problem(profile, cluster, **job))
-    pricer = Pricer(profile, cluster, sequence_length=SEQUENCE_LENGTH)
+    closed_form = ClosedForm(Problem(profile, cluster, **job))
     made: dict[tuple[int, int, tuple[int, ...], int], Stage | None] = {}
 
     def stage(start: int, stop: int, group: tuple[int, ...], live: int) -> Stage | None:
@@ -102,7 +102,7 @@ def brute_force(profile: Profile, cluster: Cluster, job: dict[str, int], *, orde
                     yield (own, *tail)
 
     found = {stages for s in range(1, most + 1) for stages in extend(0, tuple(range(count)), s)}
-    return sorted(((pricer(stages, micro_batches).bottleneck_s, stages) for stages in found), key=lambda pair: pair[0])
+    return sorted(((closed_form(stages, micro_batches).bottleneck_s, stages) for stages in found), key=lambda pair: pair[0])
 
 
 def planned(profile: Profile, cluster: Cluster, job: dict[str, int], judge: Callable[[Plan], float], order: Literal["all"] | None) -> Plan:

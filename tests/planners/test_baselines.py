@@ -8,10 +8,9 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners import PARADIGMS, Problem, asteroid, candidates, homogeneous, memory, plan
-from workbench.planners.pricing import price
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe
 
-from .builders import SEQUENCE_LENGTH, device, env_b, equal, rough, simulated_s, unequal
+from .builders import SEQUENCE_LENGTH, closed_form, device, env_b, equal, rough, simulated_s, unequal
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 PLANNERS = PARADIGMS | {
@@ -72,7 +71,7 @@ def test_homogeneous_believes_in_equal_devices():
     assert made.cached is not None
     assert [share.samples for share in made.cached.shares] == [4, 4, 4, 4]
     # The price is the real devices': the slowest one's.
-    cost = price(profile, cluster, made.stages, num_micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+    cost = closed_form(profile, cluster, made.stages, 4)
     assert made.predicted_s == cost.parts()
     assert made.predicted_s["execution"] == pytest.approx(4 * 12 * 1.5 / 0.95)
 
@@ -135,8 +134,5 @@ def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():
         profile, cluster = unequal(seed, num_layers=8, world_size=4, tight=False)
         made = asteroid(Problem(profile, cluster, **JOB))
         given = candidates(Problem(profile, cluster, **JOB), objective="bottleneck")[0]
-        seconds = [
-            price(profile, cluster, one.stages, num_micro_batches=one.num_micro_batches, sequence_length=SEQUENCE_LENGTH).bottleneck_s
-            for one in (made, given)
-        ]
+        seconds = [closed_form(profile, cluster, one.stages, one.num_micro_batches).bottleneck_s for one in (made, given)]
         assert seconds[0] <= seconds[1]

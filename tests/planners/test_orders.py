@@ -10,9 +10,8 @@ from workbench.core.cluster import Link
 from workbench.core.errors import PlanError
 from workbench.planners import Problem, candidates
 from workbench.planners.orders import count_orders, device_types, distinct_orders, search_orders, sorted_orders
-from workbench.planners.pricing import price
 
-from .builders import SEQUENCE_LENGTH, env_b, equal
+from .builders import SEQUENCE_LENGTH, closed_form, env_b, equal
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 
@@ -67,13 +66,11 @@ def test_many_orders_are_climbed_and_the_climb_ends_where_no_exchange_helps():
 def test_another_order_may_be_better_than_the_fixed_one():
     profile, cluster = env_b(memory_bytes=(9000, 9000, 18000, 18000))
     given, every = (candidates(Problem(profile, cluster, **JOB), order=order, objective="bottleneck")[0] for order in (range(4), "all"))
-    given_s, every_s = (
-        price(profile, cluster, made.stages, num_micro_batches=4, sequence_length=SEQUENCE_LENGTH).bottleneck_s for made in (given, every)
-    )
+    given_s, every_s = (closed_form(profile, cluster, made.stages, 4).bottleneck_s for made in (given, every))
     assert given_s > 1.05 * every_s
     for order in itertools.permutations(range(4)):
         other = candidates(Problem(profile, cluster, **JOB), order=order, objective="bottleneck")[0]
-        cost = price(profile, cluster, other.stages, num_micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+        cost = closed_form(profile, cluster, other.stages, 4)
         assert cost.bottleneck_s >= every_s * (1 - 1e-9)
 
 

@@ -6,9 +6,8 @@ import pytest
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import Problem, candidates, fixed_plan, memory, plan
-from workbench.planners.pricing import price
 
-from .builders import SEQUENCE_LENGTH, device, equal, layer, profile_of, rough, unequal
+from .builders import SEQUENCE_LENGTH, closed_form, device, equal, layer, profile_of, rough, unequal
 from .exhaustive import exhaustive
 
 
@@ -62,7 +61,7 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
                 best = candidates(Problem(profile, cluster, **job), objective=objective, order=range(cluster.world_size))[0]
             except PlanError:
                 continue
-            cost = price(profile, cluster, best.stages, num_micro_batches=job["micro_batches"], sequence_length=SEQUENCE_LENGTH)
+            cost = closed_form(profile, cluster, best.stages, job["micro_batches"])
             value = cost.total_s if objective == "paper" else cost.bottleneck_s
             found.append(value / exhaustive(profile, cluster, **job, objective=objective)[0])
     for found in gaps.values():
@@ -132,7 +131,7 @@ def test_candidates_are_ranked_by_the_objective():
     for objective in ("paper", "bottleneck"):
         values = []
         for made in candidates(Problem(profile, cluster, **job), objective=objective):
-            cost = price(profile, cluster, made.stages, num_micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+            cost = closed_form(profile, cluster, made.stages, 4)
             assert made.predicted_s == pytest.approx(cost.parts())
             values.append(cost.total_s if objective == "paper" else cost.bottleneck_s)
         assert values == sorted(values)
@@ -296,7 +295,7 @@ def test_what_cannot_be_meant_is_refused(changes, expected):
 def test_a_profile_of_another_cluster_is_refused():
     profile, _ = equal(4, 2)
     _, cluster = equal(4, 3)
-    with pytest.raises(ConfigError, match="covers 2"):
+    with pytest.raises(ConfigError, match="has 2 devices"):
         plan(Problem(profile, cluster, batch_size=4, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
 
 

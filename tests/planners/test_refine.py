@@ -6,7 +6,7 @@ import pytest
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.planners import Problem, candidates, fixed_plan, memory, pricing, refine
+from workbench.planners import Problem, candidates, closed_form, fixed_plan, memory, refine
 from workbench.planners import hybrid as pac_plus
 
 from .builders import SEQUENCE_LENGTH, env_b, equal, rough, simulated_s, unequal
@@ -67,7 +67,7 @@ def test_the_work_for_forty_eight_layers_and_eight_devices_is_bounded(monkeypatc
 
         return call
 
-    monkeypatch.setattr(pricing, "phase_lengths", counted("closed", pricing.phase_lengths))
+    monkeypatch.setattr(closed_form, "phase_lengths", counted("closed", closed_form.phase_lengths))
     monkeypatch.setattr(pac_plus, "balance", counted("orders", pac_plus.balance))
     for seed in (0, 1, 3):
         for order, most_orders in ((None, 1), ("all", 14)):

@@ -2,5 +2,5 @@
 
 from workbench.planners.fixed import PARADIGMS, asteroid, data_parallel, fixed_plan, homogeneous, pipeline_parallel, standalone
 from workbench.planners.hybrid import cached_step_s, candidates, plan, plan_cached
-from workbench.planners.pricing import Problem
+from workbench.planners.problem import Problem
 from workbench.planners.refine import refine

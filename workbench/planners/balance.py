@@ -20,7 +20,7 @@ import numpy as np
 from workbench.core.plan import Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners.memory import FootprintTable
-from workbench.planners.pricing import Problem
+from workbench.planners.problem import Problem
 
 TIE = 1e-12
 """Bottlenecks within this relative difference are equally good."""
@@ -123,7 +123,7 @@ class StageTimes:
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
 
-    def __init__(self, problem: Problem, *, copies: Sequence[int] = (), excess: bool = False) -> None:
+    def __init__(self, problem: Problem[Profile], *, copies: Sequence[int] = (), excess: bool = False) -> None:
         profile, size = problem.profile, problem.micro_batch_size
         count = profile.num_layers
         self.micro_batch_size = size

@@ -16,15 +16,16 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
+from workbench.planners.closed_form import ClosedForm
 from workbench.planners.hybrid import candidates, plan
 from workbench.planners.orders import sorted_orders
-from workbench.planners.pricing import Problem, price
+from workbench.planners.problem import Problem
 
 Dispatch = Literal["speed", "equal", "best"]
 
 
 def fixed_plan(
-    problem: Problem,
+    problem: Problem[Profile],
     *,
     layers: Sequence[int],
     groups: Sequence[Sequence[int]],
@@ -50,14 +51,14 @@ def fixed_plan(
             samples = _spread(_speeds(problem, start, stop, group) if dispatch == "speed" else [1] * len(group), size)
         given = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
         stages.append(Stage(start=start, stop=stop, shares=given))
-    cost = price(profile, cluster, stages, num_micro_batches=count, sequence_length=problem.sequence_length)
+    cost = ClosedForm(problem)(stages, count)
     made = Plan(method=method, stages=tuple(stages), micro_batch_size=size, num_micro_batches=count, predicted_s=cost.parts())
     if check_memory:
         memory.check(profile, cluster, made, sequence_length=problem.longest)
     return made
 
 
-def standalone(problem: Problem) -> Plan:
+def standalone(problem: Problem[Profile]) -> Plan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError if it fits on none."""
     made, refusals = [], []
     for rank, device in enumerate(problem.cluster.devices):
@@ -70,13 +71,13 @@ def standalone(problem: Problem) -> Plan:
     return min(made, key=lambda plan: plan.total_s)
 
 
-def data_parallel(problem: Problem) -> Plan:
+def data_parallel(problem: Problem[Profile]) -> Plan:
     """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit."""
     everyone = tuple(range(problem.cluster.world_size))
     return fixed_plan(problem, layers=(problem.profile.num_layers,), groups=(everyone,), method="data_parallel")
 
 
-def pipeline_parallel(problem: Problem) -> Plan:
+def pipeline_parallel(problem: Problem[Profile]) -> Plan:
     """Return the balanced pipeline with one device for each stage (Eco-FL).  Raises PlanError if it does not fit.
 
     With more devices than layers, the first num_layers take part.
@@ -85,7 +86,7 @@ def pipeline_parallel(problem: Problem) -> Plan:
     return candidates(problem, order=ranks, method="pipeline_parallel", max_group=1)[0]
 
 
-def _speeds(problem: Problem, start: int, stop: int, group: Sequence[int]) -> list[int]:
+def _speeds(problem: Problem[Profile], start: int, stop: int, group: Sequence[int]) -> list[int]:
     """Return integer weights to one part in a million, by the layers' times; equal if there are none."""
     size, length = problem.micro_batch_size, problem.sequence_length
     whole = [problem.profile.train_s(rank, size, length, start, stop) for rank in group]
@@ -124,16 +125,16 @@ def require_form(model: str, num_layers: int, cluster: Cluster, layers: Sequence
         raise ConfigError(asked, f"Ranks {twice} appear more than once.", "Give a device one stage.")
 
 
-def whole_batches(planner: Callable[[Problem], Plan]) -> Callable[[Problem], Plan]:
+def whole_batches(planner: Callable[[Problem[Profile]], Plan]) -> Callable[[Problem[Profile]], Plan]:
     """Return a planner that works 'strictly at the mini-batch granularity' (section VI-B) and ignores micro_batches."""
     return lambda problem: planner(replace(problem, micro_batches=1))
 
 
-def asteroid(problem: Problem) -> Plan:
+def asteroid(problem: Problem[Profile]) -> Plan:
     """Return the fastest hybrid pipeline of full fine-tuning (Asteroid; Ye et al., MobiCom 2024).
 
     problem: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts are fitted to the
-    devices.  Our choices: the cost function (pricing.Price.bottleneck_s), the orders (the cluster's, by speed, by memory), and a finer
+    devices.  Our choices: the cost function (PhaseTimes.bottleneck_s), the orders (the cluster's, by speed, by memory), and a finer
     division of a mini-batch than `micro_batches` if that is faster or the only way to fit.
     Raises PlanError, naming device, stage and bytes, if nothing fits even with one sample in each micro-batch.
     """
@@ -152,14 +153,11 @@ def asteroid(problem: Problem) -> Plan:
         assert refusal is not None
         raise refusal
 
-    def seconds(made: Plan) -> float:
-        count = made.num_micro_batches
-        return price(profile, cluster, made.stages, num_micro_batches=count, sequence_length=problem.sequence_length).bottleneck_s
-
-    return min(found, key=seconds)
+    closed_form = ClosedForm(problem)
+    return min(found, key=lambda made: closed_form(made.stages, made.num_micro_batches).bottleneck_s)
 
 
-def homogeneous(problem: Problem, *, cached: bool = True) -> Plan:
+def homogeneous(problem: Problem[Profile], *, cached: bool = True) -> Plan:
     """Return PAC+ (Homo)'s plan: Algorithm 1 with all devices at their mean speed; its predicted time uses the real devices.
 
     It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.  cached: see hybrid.plan.
@@ -169,9 +167,7 @@ def homogeneous(problem: Problem, *, cached: bool = True) -> Plan:
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
     made = plan(replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous")
     memory.check(profile, cluster, made, sequence_length=longest)
-    count = problem.micro_batches
-    cost = price(profile, cluster, made.stages, num_micro_batches=count, sequence_length=problem.sequence_length)
-    return replace(made, predicted_s=cost.parts(), notes=())
+    return replace(made, predicted_s=ClosedForm(problem)(made.stages, problem.micro_batches).parts(), notes=())
 
 
 def _alike(cluster: Cluster) -> Cluster:
@@ -201,7 +197,7 @@ def _mean_grid(grids: Sequence[Grid]) -> Grid:
     return Grid(batch_sizes=batch_sizes, sequence_lengths=lengths, seconds=seconds)
 
 
-PARADIGMS: dict[str, Callable[[Problem], Plan]] = {
+PARADIGMS: dict[str, Callable[[Problem[Profile]], Plan]] = {
     "standalone": whole_batches(standalone),
     "data_parallel": whole_batches(data_parallel),
     "pipeline_parallel": pipeline_parallel,

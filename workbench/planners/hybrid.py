@@ -1,6 +1,6 @@
 """Plan hybrid data and pipeline parallelism for heterogeneous devices (PAC+, section V-A, Algorithm 1, Eq. 3-7).
 
-Cached epochs: section V-B.  Eq. 3-4 and their reading are in balance.py, Eq. 5-6 in pricing.py.
+Cached epochs: section V-B.  Eq. 3-4 and their reading are in balance.py, Eq. 5-6 in closed_form.py.
 The paper uses one device order; order="all" shows the loss by that: Algorithm 1 on other orders of the same devices.
 """
 
@@ -20,15 +20,16 @@ from workbench.core.profile import Profile, layers_seconds, trainable_bytes
 from workbench.core.schedule import ALLREDUCE
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
+from workbench.planners.closed_form import ClosedForm, PhaseTimes, stage_trainable_bytes
 from workbench.planners.memory import cached_need, readable
 from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
-from workbench.planners.pricing import Price, Pricer, Problem, stage_trainable_bytes
+from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
 SAMPLE_KINDS = ("LOAD", "SF", "SB")
 
 
-def plan_cached(problem: Problem, *, ranks: Sequence[int] | None = None) -> Stage:
+def plan_cached(problem: Problem[Profile], *, ranks: Sequence[int] | None = None) -> Stage:
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 
     The all-reduce takes longer with more devices, so a device may be left out.  With up to 10 devices every subset is tried, with more the
@@ -73,7 +74,7 @@ def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
     return layers_seconds(profile.layers[rank], "STEP", 1, sequence_length)
 
 
-def _costs(problem: Problem, rank: int) -> list[float]:
+def _costs(problem: Problem[Profile], rank: int) -> list[float]:
     """Return the seconds of 0 to batch_size samples, infinite where the device runs out of memory; a decrease is noise."""
     budget = problem.cluster.devices[rank].memory_bytes
     seconds = [0.0]
@@ -83,7 +84,7 @@ def _costs(problem: Problem, rank: int) -> list[float]:
     return list(accumulate(seconds, max))
 
 
-def _cached_refusal(problem: Problem, usable: Sequence[int]) -> PlanError:
+def _cached_refusal(problem: Problem[Profile], usable: Sequence[int]) -> PlanError:
     smallest = {rank: cached_need(problem.profile, rank, samples=1, sequence_length=problem.longest).total_bytes for rank in usable}
     rank = min(usable, key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes)
     device = problem.cluster.devices[rank]
@@ -106,12 +107,12 @@ MORE_ORDERS = 10
 """If nothing fits in these orders, this many times as many are tried to find one in which something does."""
 
 
-def plan(problem: Problem, *, order: Sequence[int] | Literal["all"] | None = None, cached: bool = True, **settings: Any) -> Plan:
+def plan(problem: Problem[Profile], *, order: Sequence[int] | Literal["all"] | None = None, cached: bool = True, **settings: Any) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
     order: the ordered set D as ranks, or "all" to try every distinct order (see orders.search_orders: all of them if MAX_CELLS
     allows, else a local search).  Default: the cluster's order; if nothing fits in it, as for "all", with a note.
-    objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see pricing.Price).
+    objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see closed_form.PhaseTimes).
     settings: others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
     """
     best = candidates(problem, order=order, **settings)[0]
@@ -119,7 +120,7 @@ def plan(problem: Problem, *, order: Sequence[int] | Literal["all"] | None = Non
 
 
 def candidates(
-    problem: Problem,
+    problem: Problem[Profile],
     *,
     order: Sequence[int] | Literal["all"] | None = None,
     objective: Objective = "paper",
@@ -142,12 +143,12 @@ def candidates(
             f"{len(given)} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
             "Raise max_group, or name fewer devices in order.",
         )
-    pricer = Pricer(profile, cluster, sequence_length=problem.sequence_length)
+    closed_form = ClosedForm(problem)
 
     def look(ranks: tuple[int, ...]) -> float:
         least = math.inf
         for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
-            cost = pricer(balanced.stages, micro_batches)
+            cost = closed_form(balanced.stages, micro_batches)
             value = cost.total_s if objective == "paper" else cost.bottleneck_s
             least = min(least, value)
             if balanced.stages not in best:
@@ -197,7 +198,7 @@ def candidates(
     return [made for _, made in ranked]
 
 
-def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
+def _notes(cost: PhaseTimes, balanced: Balanced) -> tuple[str, ...]:
     if cost.slowest_stage == len(balanced.stages) - 1:
         return ()
     return (
@@ -206,7 +207,7 @@ def _notes(cost: Price, balanced: Balanced) -> tuple[str, ...]:
     )
 
 
-def _refusal(problem: Problem, nearest: Balanced, *, is_fixed: bool) -> PlanError:
+def _refusal(problem: Problem[Profile], nearest: Balanced, *, is_fixed: bool) -> PlanError:
     """Return the error for the plan that comes closest to fitting, with its missing bytes."""
     cluster = problem.cluster
     made = Plan(method="", stages=nearest.stages, micro_batch_size=problem.micro_batch_size, num_micro_batches=problem.micro_batches)

@@ -12,10 +12,12 @@ from dataclasses import replace
 from itertools import combinations
 
 from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
+from workbench.planners.closed_form import ClosedForm
 from workbench.planners.orders import OTHER_ORDER
-from workbench.planners.pricing import Pricer, Problem
+from workbench.planners.problem import Problem
 
 Shape = tuple[tuple[int, tuple[int, ...]], ...]  # for each stage: its layers, and its group
 
@@ -29,10 +31,10 @@ MAX_CLOSED = 400
 """After this many closed-form evaluations no further start is improved: 0.03 s."""
 
 
-def refine(starts: Sequence[Plan], problem: Problem, price: Callable[[Plan], float], *, max_prices: int = 400) -> Plan:
+def refine(starts: Sequence[Plan], problem: Problem[Profile], price: Callable[[Plan], float], *, max_prices: int = 400) -> Plan:
     """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
-    starts: plans with one micro-batch size.  The closed form (pricing.Price.bottleneck_s) improves them, the best first, until no move
+    starts: plans with one micro-batch size.  The closed form (PhaseTimes.bottleneck_s) improves them, the best first, until no move
     helps.  The best plan by `price` among all these is then improved by `price`.
     A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or to or from idleness,
     swaps two devices or two stages, merges two stages, or cuts one.  max_prices: the most calls of `price`.
@@ -40,13 +42,13 @@ def refine(starts: Sequence[Plan], problem: Problem, price: Callable[[Plan], flo
     """
     first, profile, cluster = starts[0], problem.profile, problem.cluster
     times = StageTimes(replace(problem, batch_size=first.mini_batch_size, micro_batches=first.num_micro_batches))
-    pricer = Pricer(profile, cluster, sequence_length=problem.sequence_length)
+    closed_form = ClosedForm(problem)
     closed: dict[Stages, float] = {}
     asked: dict[Stages, float] = {}
 
     def closed_s(stages: Stages) -> float:
         if stages not in closed:
-            closed[stages] = pricer(stages, first.num_micro_batches).bottleneck_s
+            closed[stages] = closed_form(stages, first.num_micro_batches).bottleneck_s
         return closed[stages]
 
     def priced_s(stages: Stages) -> float:
@@ -81,7 +83,7 @@ def refine(starts: Sequence[Plan], problem: Problem, price: Callable[[Plan], flo
     best = descend(min((first.stages, *near), key=priced_s), priced_s, NEAR)
     if best == first.stages:
         return first
-    parts = pricer(best, first.num_micro_batches).parts()
+    parts = closed_form(best, first.num_micro_batches).parts()
     why = f"Refined from {first.partition()} on {first.grouping()}: {asked[first.stages]:.4g} s became {asked[best]:.4g} s."
     return replace(first, stages=best, predicted_s=parts, notes=(*(note for note in first.notes if note == OTHER_ORDER), why))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from workbench.core.cluster import Cluster, Device, Link
@@ -11,7 +10,7 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
 from workbench.planners.hybrid import plan_cached
-from workbench.planners.pricing import Problem
+from workbench.planners.problem import Problem
 from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
@@ -25,36 +24,38 @@ SAMPLES = 32
 FP32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedProblem(Problem):
-    """A planning problem whose plans are simulated: PAC+'s steps, or those of a technique inside the backbone."""
+def simulated_step(problem: Problem[Profile], plan: Plan, *, title: str = "One mini-batch", gpipe: bool = False) -> Timeline:
+    """Return the timeline of one mini-batch, replayed operation by operation, without memory.
 
-    def simulated(self, made: Plan, *, title: str = "One mini-batch", gpipe: bool = False) -> Timeline:
-        """Return the timeline of one mini-batch, replayed operation by operation, without memory.  gpipe: all forwards come first."""
-        sizes = (made.micro_batch_size,) * made.num_micro_batches
-        order, world_size = gpipe_order if gpipe else one_f_one_b_order, self.cluster.world_size
-        if self.profile.method in THROUGH_BACKBONE:
-            schedule = full_pipeline(made, sizes, order, world_size=world_size)
-        else:
-            schedule = hybrid_1f1b(made, sizes, world_size=world_size, order=order)
-        costs = plan_costs(self.profile, self.cluster, made, sizes=sizes, lengths=(self.sequence_length,) * len(sizes))
-        return simulate(Program.on(self.cluster, insert_transfers(schedule), costs), title=title, memory=False)
+    The steps are PAC+'s, or those of a technique inside the backbone.  gpipe: all forward passes come first.
+    """
+    sizes = (plan.micro_batch_size,) * plan.num_micro_batches
+    order, world_size = gpipe_order if gpipe else one_f_one_b_order, problem.cluster.world_size
+    if problem.profile.method in THROUGH_BACKBONE:
+        schedule = full_pipeline(plan, sizes, order, world_size=world_size)
+    else:
+        schedule = hybrid_1f1b(plan, sizes, world_size=world_size, order=order)
+    costs = plan_costs(problem.profile, problem.cluster, plan, sizes=sizes, lengths=(problem.sequence_length,) * len(sizes))
+    return simulate(Program.on(problem.cluster, insert_transfers(schedule), costs), title=title, memory=False)
 
-    def step_s(self, made: Plan) -> float:
-        """Return the simulated seconds of one mini-batch under a plan."""
-        return self.simulated(made).makespan_s
 
-    def sample_s(self, made: Plan) -> float:
-        """Return a mini-batch's simulated seconds over its samples."""
-        return self.step_s(made) / made.mini_batch_size
+def step_s(problem: Problem[Profile], plan: Plan) -> float:
+    """Return the price of a plan: the simulated seconds of one mini-batch."""
+    return simulated_step(problem, plan).makespan_s
 
-    def cached(self) -> tuple[Timeline, Stage]:
-        """Return one step of a mini-batch from the activation cache, data parallel, and its shares (section V-B)."""
-        stage = plan_cached(self)
-        made = Plan(method="pac_plus", stages=(stage,), micro_batch_size=self.batch_size, num_micro_batches=1)
-        schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=self.cluster.world_size)
-        costs = plan_costs(self.profile, self.cluster, made, sizes=(self.batch_size,), lengths=(self.sequence_length,))
-        return simulate(Program.on(self.cluster, schedule, costs), memory=False), stage
+
+def sample_s(problem: Problem[Profile], plan: Plan) -> float:
+    """Return a mini-batch's simulated seconds over its samples."""
+    return step_s(problem, plan) / plan.mini_batch_size
+
+
+def simulated_cached_step(problem: Problem[Profile]) -> tuple[Timeline, Stage]:
+    """Return one step of a mini-batch from the activation cache, data parallel, and its shares (PAC+, section V-B)."""
+    stage = plan_cached(problem)
+    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=problem.batch_size, num_micro_batches=1)
+    schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=problem.cluster.world_size)
+    costs = plan_costs(problem.profile, problem.cluster, plan, sizes=(problem.batch_size,), lengths=(problem.sequence_length,))
+    return simulate(Program.on(problem.cluster, schedule, costs), memory=False), stage
 
 
 def mini_batches(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int, title: str = "") -> Timeline:

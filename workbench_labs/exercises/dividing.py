@@ -11,11 +11,14 @@ from workbench import experiment
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
 from workbench.core.report import Report
 from workbench.methods.galaxy_plus.prices import replan
+from workbench.planners import Problem
+from workbench.simulator.steps import step_s
 from workbench_labs.exercises.training import Verdict, exercise, number_verdict
 from workbench_labs.inference_problem import InferenceProblem
-from workbench_labs.planning import Comparison, PlanningProblem
+from workbench_labs.planning import Comparison, needs_of, refusals
 from workbench_labs.plots.layer_cut import sent_bytes
 
 
@@ -31,19 +34,19 @@ def check_grouping(answer: Sequence[int] | str, made: Comparison) -> tuple[bool,
 
 
 @exercise("Take editor.plan once the editor shows a split that you like. Which device is busy all the time, and which waits?")
-def check_faster_split(answer: Plan, problem: PlanningProblem, planned: Plan) -> tuple[bool, str]:
+def check_faster_split(answer: Plan, problem: Problem[Profile], planned: Plan) -> tuple[bool, str]:
     """Does the student's plan fit, and is its simulated step shorter than the planner's?"""
-    if refusals := problem.refusals(answer):
-        return False, str(refusals[0])
-    mine_s, planned_s = problem.step_s(answer), problem.step_s(planned)
+    if errors := refusals(problem, answer):
+        return False, str(errors[0])
+    mine_s, planned_s = step_s(problem, answer), step_s(problem, planned)
     said = f"A step takes {mine_s * 1e3:.0f} ms with yours, {planned_s * 1e3:.0f} ms with the planner's {planned.partition()}."
     return mine_s < planned_s, said
 
 
-def check_memory_floor(answer_bytes: float | None, problem: PlanningProblem, made: Plan, device: str) -> Verdict:
+def check_memory_floor(answer_bytes: float | None, problem: Problem[Profile], made: Plan, device: str) -> Verdict:
     """How many bytes must a device have at least so that a plan still fits?"""
     names = [one.name for one in problem.cluster.devices]
-    need = problem.needs(made)[names.index(device)].total_bytes
+    need = needs_of(problem, made)[names.index(device)].total_bytes
     hint = f"The table of needs has a row for {device}; 1 MB is 1e6 bytes."
     right = f"{need / 1e6:.0f} MB."
     return number_verdict(answer_bytes, need, hint, right, 0.02)

@@ -14,6 +14,7 @@ from workbench.planners.fixed import asteroid, homogeneous
 from workbench.schedules.hetpipe import hetpipe as schedule_hetpipe
 from workbench.schedules.lowering import insert_transfers
 from workbench.simulator import simulate
+from workbench.simulator.steps import sample_s
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus import testbed
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe as plan_hetpipe
@@ -64,7 +65,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
     asked = problem(constants, model, "full", cluster, micro_batches=counts)
     if system == ASTEROID:
         plan = asteroid(asked)
-        seconds, words = asked.sample_s(plan), _words(plan)
+        seconds, words = sample_s(asked, plan), _words(plan)
     else:
         workers = plan_hetpipe(asked)
         costs = virtual_worker_costs(asked.profile, cluster, workers, sequence_length=asked.sequence_length)

@@ -8,11 +8,12 @@ from itertools import product
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.planners import candidates
+from workbench.core.profile import Profile
+from workbench.planners import Problem, candidates
 from workbench.planners.fixed import data_parallel
 from workbench.planners.memory import in_flight, plan_needs, rank_need
 from workbench.profiler.analytic import Technique
-from workbench.simulator.steps import SimulatedProblem
+from workbench.simulator.steps import sample_s
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus.testbed import (
     GIB,
@@ -33,7 +34,7 @@ Cell = tuple[Plan, float, float]  # plan, samples per second, the maximum weight
 Cells = Mapping[tuple[str, ...], Number]
 
 
-def _problem(constants: Constants, model: str, count: int, micro_batches: int) -> SimulatedProblem:
+def _problem(constants: Constants, model: str, count: int, micro_batches: int) -> Problem[Profile]:
     """Return the problem of a number of devices.
 
     'The batch size was consistent with the number of devices' (section VI-G) is read as the micro-batch's, so that a group of all
@@ -49,7 +50,7 @@ def best_plan(constants: Constants, model: str, count: int, micro_batches: int) 
     return _plan(_problem(constants, model, count, micro_batches), HYBRID)
 
 
-def _plan(asked: SimulatedProblem, paradigm: str) -> Plan | None:
+def _plan(asked: Problem[Profile], paradigm: str) -> Plan | None:
     try:
         if paradigm == DATA:
             return data_parallel(asked)
@@ -71,7 +72,7 @@ def scaling(constants: Constants) -> Mapping[tuple[str, str, int], Cell | None]:
         found[paradigm, model, count] = None
         if plan is not None:
             needs = plan_needs(asked.profile, plan, sequence_length=asked.sequence_length).values()
-            found[paradigm, model, count] = (plan, 1 / asked.sample_s(plan), max(need.weights_bytes for need in needs) / GIB)
+            found[paradigm, model, count] = (plan, 1 / sample_s(asked, plan), max(need.weights_bytes for need in needs) / GIB)
     return found
 
 
@@ -149,7 +150,7 @@ def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
     return found
 
 
-def _fits(asked: SimulatedProblem, sizes: list[int]) -> bool:
+def _fits(asked: Problem[Profile], sizes: list[int]) -> bool:
     """Return whether groups of these sizes have memory for all layers: each stage takes as many as fit."""
     start, num_layers, budget = 0, asked.profile.num_layers, asked.cluster.devices[0].memory_bytes
     for index, size in enumerate(sizes):

@@ -21,10 +21,11 @@ from workbench.core.profile import LayerProfile, Profile, layers_seconds, traina
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
+from workbench.planners.closed_form import ClosedForm
 from workbench.planners.hybrid import candidates
 from workbench.planners.memory import Need, in_flight, rank_need
 from workbench.planners.orders import sorted_orders
-from workbench.planners.pricing import Pricer, Problem
+from workbench.planners.problem import Problem
 from workbench.schedules.costs import COMPUTED, plan_costs
 
 Groups = tuple[tuple[int, ...], ...]
@@ -112,12 +113,12 @@ def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *,
     pipeline: of the slowest virtual worker, N_m times the longer of two times: its slowest stage (with STEP), or a mini-batch's way through
     the pipeline and back, divided by the mini-batches in flight.  synchronization: push and pull.
     """
-    pricer = Pricer(profile, cluster, sequence_length=sequence_length)
+    closed_form = ClosedForm(Problem(profile, cluster, sequence_length=sequence_length))
     pipeline_s = 0.0
     for plan in workers.pipelines:
-        price = pricer(plan.stages, 1)
+        phases = closed_form(plan.stages, 1)
         # With one mini-batch, beginning, execution and ending are its way through the pipeline and back.
-        turn_s = price.total_s / min(workers.in_flight, len(plan.stages))
+        turn_s = phases.total_s / min(workers.in_flight, len(plan.stages))
         for stage in plan.stages:
             rank, (start, stop) = stage.ranks[0], (stage.start, stage.stop)
             update_s = layers_seconds(profile.layers[rank][start:stop], STEP, 1, 1)

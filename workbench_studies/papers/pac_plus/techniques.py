@@ -12,11 +12,13 @@ from itertools import pairwise, product
 from statistics import mean
 from typing import Any, NamedTuple
 
+from workbench.core.profile import Profile
 from workbench.core.timeline import Timeline
-from workbench.planners import fixed_plan
+from workbench.planners import Problem, fixed_plan
 from workbench.planners.memory import cached_needs, rank_need
 from workbench.profiler.analytic import LayerCost, Technique, layer_costs
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
+from workbench.simulator.steps import simulated_cached_step, simulated_step
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus import testbed
 from workbench_studies.papers.pac_plus.testbed import BASELINES, GIB, MODELS, PAPER, Constants, load_constants
@@ -227,11 +229,11 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
             asked = _problem(constants, model, technique)
             layers, groups = [asked.profile.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
             plan = fixed_plan(asked, layers=layers, groups=groups, check_memory=False)
-            timeline = asked.simulated(plan, gpipe=True)
+            timeline = simulated_step(asked, plan, gpipe=True)
             given: dict[str, Any] = {"samples": plan.micro_batch_size, "sequence_length": length, "in_flight": plan.num_micro_batches}
             needs = [rank_need(asked.profile, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages]
             found[model, technique] = Cost.of(samples, timeline.makespan_s, timeline, needs)
-        timeline, cached = asked.cached()
+        timeline, cached = simulated_cached_step(asked)
         own = [span for span in timeline.spans if span.op.kind in ("SF", "SB")]
         slowest_s = max(sum(span.end_s - span.start_s for span in own if span.rank == rank) for rank in cached.ranks)
         needed = cached_needs(asked.profile, cached, sequence_length=length).values()
@@ -239,7 +241,7 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
     return found
 
 
-def _problem(constants: Constants, model: str, technique: Technique) -> testbed.SimulatedProblem:
+def _problem(constants: Constants, model: str, technique: Technique) -> Problem[Profile]:
     cluster = testbed.nanos(constants, DEVICES)
     return testbed.problem(constants, model, technique, cluster, micro_batches=constants.micro_batches)
 
@@ -286,7 +288,7 @@ def fig13(item: Item, settings: Settings) -> Result:
     plain = replace(constants, backward_factor=1.0, side_factor=1.0, operation_overhead_s=0.0, step_overhead_s=0.0)
     from_cache = []
     for model in MODELS:
-        timeline, _ = _problem(constants, model, OURS).cached()
+        timeline, _ = simulated_cached_step(_problem(constants, model, OURS))
         alone, whole, full = found[model, CACHED].seconds, timeline.makespan_s / constants.mini_batch, found[model, "full"].seconds
         from_cache.append((model, alone, whole, 100 * (1 - alone / full), 100 * (1 - whole / full)))
     return item.result(

@@ -19,11 +19,11 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile, trainable_bytes
 from workbench.core.schedule import BROADCAST
-from workbench.planners import candidates, standalone
+from workbench.planners import Problem, candidates, standalone
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.simulator.steps import THROUGH_BACKBONE, SimulatedProblem
+from workbench.simulator.steps import THROUGH_BACKBONE, sample_s, simulated_cached_step
 from workbench_studies.papers.result import read_constants
 
 PAPER = "pac_plus"
@@ -143,19 +143,18 @@ Paradigm = Literal["standalone", "data_parallel", "pipeline_parallel", "hybrid"]
 
 def problem(
     constants: Constants, model: str, technique: Technique, cluster: Cluster, *, batch_size: int | None = None, micro_batches: int = 1
-) -> SimulatedProblem:
+) -> Problem[Profile]:
     """Return the problem of training a model on a cluster.  batch_size: of a mini-batch; the constants' if not given."""
     costs, batch_size = profile(constants, model, technique, cluster), batch_size or constants.mini_batch
-    sizes = {"batch_size": batch_size, "micro_batches": micro_batches, "sequence_length": constants.sequence_length}
-    return SimulatedProblem(costs, cluster, **sizes)
+    return Problem(costs, cluster, batch_size=batch_size, micro_batches=micro_batches, sequence_length=constants.sequence_length)
 
 
-def fastest(asked: SimulatedProblem, plans: Sequence[Plan]) -> tuple[float, Plan]:
+def fastest(asked: Problem[Profile], plans: Sequence[Plan]) -> tuple[float, Plan]:
     """Return the minimum seconds per sample, and the first plan that achieves them."""
-    return min(((asked.sample_s(plan), plan) for plan in plans), key=lambda one: one[0])
+    return min(((sample_s(asked, plan), plan) for plan in plans), key=lambda one: one[0])
 
 
-def pipelines(asked: SimulatedProblem, *, max_group: int | None) -> list[Plan]:
+def pipelines(asked: Problem[Profile], *, max_group: int | None) -> list[Plan]:
     """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in flight."""
     in_flight, size = asked.micro_batches, asked.micro_batch_size
     while True:
@@ -198,7 +197,7 @@ def step(constants: Constants, model: str, technique: Technique, paradigm: Parad
     return Step(*fastest(asked, plans))
 
 
-def redistribution_s(asked: SimulatedProblem, plan: Plan, cached: Stage, samples: int) -> float:
+def redistribution_s(asked: Problem[Profile], plan: Plan, cached: Stage, samples: int) -> float:
     """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on them.
 
     Each device sends a sample's computed activations to the sample's new owner, all devices at once, and then each stage's adapters are
@@ -228,7 +227,7 @@ Phases = tuple[float, float, float]
 def phases(constants: Constants, model: str, cluster: Cluster, plan: Plan, first_s: float, samples: int) -> Phases:
     """Return the hours of PAC+'s phases.  first_s: of a sample in the first epoch."""
     asked = problem(constants, model, "parallel_adapters", cluster)
-    timeline, cached = asked.cached()
+    timeline, cached = simulated_cached_step(asked)
     cached_s = samples * timeline.makespan_s / asked.batch_size
     return samples * first_s / 3600, redistribution_s(asked, plan, cached, samples) / 3600, cached_s / 3600
 

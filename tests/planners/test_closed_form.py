@@ -1,14 +1,17 @@
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from workbench.core.cluster import Cluster, Link
 from workbench.core.costs import collective_s
-from workbench.core.plan import Share, Stage
+from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import ALLREDUCE
-from workbench.planners import pricing
+from workbench.planners import Problem, closed_form
+from workbench.simulator.steps import step_s
 
-from .builders import SEQUENCE_LENGTH, device, equal
+from .builders import SEQUENCE_LENGTH, device, equal, unequal
 
 
 def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
@@ -47,14 +50,14 @@ def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
 def test_equal_stages_and_free_links_last_m_plus_p_minus_1():
     for p in (1, 2, 4):
         for m in (4, 8):
-            cost = pricing.phase_lengths([1.0] * p, [2.0] * p, [0.0] * (p - 1), [0.0] * (p - 1), [0.0] * p, m)
+            cost = closed_form.phase_lengths([1.0] * p, [2.0] * p, [0.0] * (p - 1), [0.0] * (p - 1), [0.0] * p, m)
             assert cost.total_s == pytest.approx((m + p - 1) * 3.0)
             assert cost.bottleneck_s == pytest.approx(cost.total_s)
             assert replay([1.0] * p, [2.0] * p, [0.0] * (p - 1), [0.0] * (p - 1), m) == pytest.approx(cost.total_s)
 
 
 def test_eq_5_and_6_by_hand():
-    cost = pricing.phase_lengths([1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.1, 0.2], [0.3, 0.4], [50.0, 0.0, 7.0], 5)
+    cost = closed_form.phase_lengths([1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.1, 0.2], [0.3, 0.4], [50.0, 0.0, 7.0], 5)
     assert cost.beginning_s == pytest.approx(1 + 0.1 + 2 + 0.2)
     assert cost.execution_s == pytest.approx(5 * 9)
     assert cost.ending_s == pytest.approx(50 + (2 + 0.3) + (4 + 0.4))
@@ -64,7 +67,7 @@ def test_eq_5_and_6_by_hand():
 
 def test_eq_5_misses_a_bottleneck_that_is_not_the_last_stage():
     forward, backward = [4.0, 1.0], [4.0, 1.0]
-    cost = pricing.phase_lengths(forward, backward, [0.0], [0.0], [0.0, 0.0], 8)
+    cost = closed_form.phase_lengths(forward, backward, [0.0], [0.0], [0.0, 0.0], 8)
     true = replay(forward, backward, [0.0], [0.0], 8)
     assert cost.total_s == pytest.approx(4 + 16 + 4)
     assert cost.slowest_stage == 0
@@ -79,7 +82,7 @@ def test_our_correction_is_a_lower_bound_of_1f1b_and_never_below_eq_5_6():
         p, m = draw.randint(1, 5), draw.randint(1, 8)
         forward, backward = ([draw.uniform(0.1, 3) for _ in range(p)] for _ in range(2))
         send, back = ([draw.choice((0.0, draw.uniform(0, 1))) for _ in range(p - 1)] for _ in range(2))
-        cost = pricing.phase_lengths(forward, backward, send, back, [0.0] * p, m)
+        cost = closed_form.phase_lengths(forward, backward, send, back, [0.0] * p, m)
         true = replay(forward, backward, send, back, m)
         assert cost.total_s - 1e-9 <= cost.bottleneck_s <= true + 1e-9
         closer += cost.bottleneck_s > 1.001 * cost.total_s
@@ -103,21 +106,39 @@ def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
     first = Stage(start=0, stop=1, shares=(Share(rank=0, samples=2), Share(rank=1, samples=2)))
     second = Stage(start=1, stop=2, shares=(Share(rank=2, samples=4),))
     # d0 -> d2 takes 2 x 10 / 50, d1 -> d2 takes 2 x 10 / 100; d2 receives both.
-    assert pricing.boundary_s(cluster, first, second, 10, 4) == pytest.approx(0.4 + 0.2 + 0.01)
-    assert pricing.boundary_s(cluster, first, second, 10, 4, reverse=True) == pytest.approx(0.4 + 0.01)
-    assert pricing.boundary_s(cluster, first, second, 0, 4) == 0
+    assert closed_form.boundary_s(cluster, first, second, 10, 4) == pytest.approx(0.4 + 0.2 + 0.01)
+    assert closed_form.boundary_s(cluster, first, second, 10, 4, reverse=True) == pytest.approx(0.4 + 0.01)
+    assert closed_form.boundary_s(cluster, first, second, 0, 4) == 0
     # Two groups of equal cuts exchange side by side.
     side = Stage(start=1, stop=2, shares=(Share(rank=2, samples=2), Share(rank=1, samples=2)))
-    assert (
-        pricing.boundary_s(cluster, Stage(start=0, stop=1, shares=first.shares[:1]), Stage(start=1, stop=2, shares=side.shares), 10, 4) > 0
-    )
+    assert closed_form.boundary_s(cluster, replace(first, shares=first.shares[:1]), side, 10, 4) > 0
 
 
 def test_a_stage_takes_as_long_as_its_slowest_rank():
     profile, cluster = equal(3, 2)
     stage = Stage(start=0, stop=2, shares=(Share(rank=0, samples=3), Share(rank=1, samples=1)))
     tail = Stage(start=2, stop=3, shares=(Share(rank=1, samples=4),))
-    cost = pricing.price(profile, cluster, (stage, tail), num_micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+    cost = closed_form.ClosedForm(Problem(profile, cluster, sequence_length=SEQUENCE_LENGTH))((stage, tail), 2)
     assert cost.execution_s == pytest.approx(2 * 8)
     assert cost.beginning_s == pytest.approx(6, rel=1e-3)
     assert cost.ending_s == pytest.approx(6, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equations_5_to_7_are_the_simulation_where_nothing_waits(seed):
+    """One mini-batch through a chain of devices, or all of it on one device.  Eq. 5-7 leave out the optimizer's step and latencies."""
+    draw = random.Random(seed)
+    count, micro_batches = ((1, draw.randint(1, 6)), (draw.randint(2, 5), 1))[seed % 2]
+    profile, cluster = unequal(seed, num_layers=6, world_size=count, tight=False)
+    rows = [[replace(one, times={"F": one.times["F"], "B": one.times["SB"]}) for one in row] for row in profile.layers]
+    profile = replace(profile, method="full", layers=tuple(map(tuple, rows)))
+    links = [replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices]
+    problem = Problem(profile, replace(cluster, devices=tuple(links)), sequence_length=SEQUENCE_LENGTH)
+    cuts = [0, *sorted(draw.sample(range(1, 6), count - 1)), 6]
+    stages = tuple(
+        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=3),)) for rank, (start, stop) in enumerate(itertools.pairwise(cuts))
+    )
+    plan = Plan(method="test", stages=stages, micro_batch_size=3, num_micro_batches=micro_batches)
+    phases = closed_form.ClosedForm(problem)(stages, micro_batches)
+    assert step_s(problem, plan) == pytest.approx(phases.total_s, rel=1e-12)
+    assert phases.bottleneck_s == pytest.approx(phases.total_s, rel=1e-12)

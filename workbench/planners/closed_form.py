@@ -1,66 +1,24 @@
-"""A planning problem, and the step time of a pipeline of device groups in closed form (PAC+, section V-A, Eq. 5-7)."""
+"""The step time of a pipeline of device groups in closed form (PAC+, section V-A, Eq. 5-7).
+
+It orders the plans of a search; a plan's time is the simulated one.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import busiest_s, collective_s
-from workbench.core.errors import ConfigError
 from workbench.core.plan import Stage
 from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.schedule import ALLREDUCE
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Every layer's cost on every device, the devices, and how a mini-batch is split.
-
-    sequence_length: tokens of a typical sample, for timing.  memory_length: of the longest, which must fit (default: the same).
-    """
-
-    profile: Profile
-    cluster: Cluster
-    _: KW_ONLY
-    batch_size: int
-    micro_batches: int = 1
-    sequence_length: int
-    memory_length: int | None = None
-
-    @property
-    def longest(self) -> int:
-        """Return the tokens of the longest sample."""
-        return self.memory_length or self.sequence_length
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Return B of Table II.  Raises ConfigError if profile, cluster and numbers do not fit together."""
-        profile, cluster, batch_size, micro_batches = self.profile, self.cluster, self.batch_size, self.micro_batches
-        if profile.world_size != cluster.world_size:
-            raise ConfigError(
-                f"A plan for cluster '{cluster.name}' of {cluster.world_size} devices was asked for.",
-                f"The profile of '{profile.model}' covers {profile.world_size}.",
-                "Profile this cluster.",
-            )
-        if min(batch_size, micro_batches, self.sequence_length) < 1:
-            raise ConfigError(
-                f"A plan for batch_size {batch_size}, micro_batches {micro_batches}, sequence_length {self.sequence_length} was asked for.",
-                "Each must be at least 1.",
-                "Raise it.",
-            )
-        if batch_size % micro_batches:
-            raise ConfigError(
-                f"A batch_size of {batch_size} in {micro_batches} micro_batches was asked for.",
-                f"{batch_size} is not a multiple of {micro_batches}.",
-                "Change one of them.",
-            )
-        return batch_size // micro_batches
+from workbench.planners.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class PhaseTimes:
     """The predicted seconds of a mini-batch.
 
     beginning_s, execution_s, ending_s: L_b, L_e, L_n of Eq. 5-6.  Eq. 5 computes the execution phase from the last stage.  That is right if
@@ -92,7 +50,7 @@ def phase_lengths(
     return_s: Sequence[float],
     reduce_s: Sequence[float],
     num_micro_batches: int,
-) -> Price:
+) -> PhaseTimes:
     """Return Eq. 5-6 from e_f, e_b and AR of each stage (s values each) and c_f, c_b of each boundary (s - 1 values each)."""
     last = len(forward_s) - 1
     before, after = 0.0, reduce_s[0]  # of stage k: until its first micro-batch arrives, and after its last backward pass
@@ -103,7 +61,7 @@ def phase_lengths(
             after = max(reduce_s[k], after + backward_s[k - 1] + return_s[k - 1])
         finish.append(before + num_micro_batches * (forward_s[k] + backward_s[k]) + after)
     slowest = max(range(last + 1), key=lambda k: (finish[k], k))
-    return Price(
+    return PhaseTimes(
         beginning_s=before,
         execution_s=num_micro_batches * (forward_s[last] + backward_s[last]),
         ending_s=after,
@@ -112,16 +70,16 @@ def phase_lengths(
     )
 
 
-class Pricer:
-    """Predicts the step time of pipelines of one profile and cluster; results for a stage are cached for other pipelines with it."""
+class ClosedForm:
+    """Eq. 5-7 for the pipelines of one problem; results for a stage are cached for other pipelines with it."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, *, sequence_length: int) -> None:
-        self._profile, self._cluster, self._length = profile, cluster, sequence_length
+    def __init__(self, problem: Problem[Profile]) -> None:
+        self._profile, self._cluster, self._length = problem.profile, problem.cluster, problem.sequence_length
         self._alone: dict[Stage, tuple[float, float, float]] = {}
         self._between: dict[tuple[Stage, Stage], tuple[float, float]] = {}
         self._summed: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
-    def __call__(self, stages: Sequence[Stage], num_micro_batches: int) -> Price:
+    def __call__(self, stages: Sequence[Stage], num_micro_batches: int) -> PhaseTimes:
         """Return the predicted time of stages whose shares' samples sum to the micro-batch."""
         alone = [self._stage(stage) for stage in stages]
         between = [self._boundary(stage, following) for stage, following in itertools.pairwise(stages)]
@@ -163,11 +121,6 @@ class Pricer:
             back = boundary_s(self._cluster, stage, following, layer.gradient_bytes(1, self._length), size, reverse=True)
             self._between[key] = (send, back)
         return self._between[key]
-
-
-def price(profile: Profile, cluster: Cluster, stages: Sequence[Stage], *, num_micro_batches: int, sequence_length: int) -> Price:
-    """Return the predicted time of stages whose shares' samples sum to the micro-batch."""
-    return Pricer(profile, cluster, sequence_length=sequence_length)(stages, num_micro_batches)
 
 
 def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:

@@ -1,0 +1,81 @@
+"""What is to be planned: one problem for all methods.  What a plan of it takes is what `simulate` returns for its program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Generic, TypeVar
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferenceProfile
+from workbench.core.profile import Profile
+
+P = TypeVar("P", bound=Profile | InferenceProfile)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Generic[P]):
+    """The costs on every device, the devices with their memory, and the size of one step.
+
+    profile: of whole layers, or of the operations inside them for plans that split a single sequence.
+    sequence_length: tokens of a typical sample, for timing.  memory_length: of the longest, which must fit (default: the same).
+    decoder_length: tokens in a second stack (default: sequence_length).
+    batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
+    queries: of a forward-only step; each of them sees all samples.
+    ranks: the devices that may take part (default: all).
+    """
+
+    profile: P
+    cluster: Cluster
+    _: KW_ONLY
+    sequence_length: int
+    memory_length: int | None = None
+    decoder_length: int | None = None
+    batch_size: int = 1
+    micro_batches: int = 1
+    queries: int = 1
+    ranks: Sequence[int] | None = None
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest sample."""
+        return max(self.sequence_length, self.memory_length or 0)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Return the ranks that may take part.  Raises ConfigError for a repeated or unknown rank, and for another cluster's profile."""
+        profile, cluster = self.profile, self.cluster
+        if profile.world_size != cluster.world_size:
+            raise ConfigError(
+                f"A plan of '{profile.model}' for cluster '{cluster.name}' was asked for.",
+                f"The profile has {profile.world_size} devices, the cluster {cluster.world_size}.",
+                "Profile the model on this cluster.",
+            )
+        chosen = tuple(range(cluster.world_size)) if self.ranks is None else tuple(self.ranks)
+        if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= rank < cluster.world_size for rank in chosen):
+            raise ConfigError(
+                f"A plan on the ranks {list(chosen)} was asked for.",
+                f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
+                "Name at least one of them, each once.",
+            )
+        return chosen
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Return B of PAC+ Table II.  Raises ConfigError if profile, cluster and numbers do not fit together."""
+        batch_size, micro_batches = self.batch_size, self.micro_batches
+        _ = self.members  # refuses another cluster's profile
+        if min(batch_size, micro_batches, self.sequence_length) < 1:
+            raise ConfigError(
+                f"A plan for batch_size {batch_size}, micro_batches {micro_batches}, sequence_length {self.sequence_length} was asked for.",
+                "Each must be at least 1.",
+                "Raise it.",
+            )
+        if batch_size % micro_batches:
+            raise ConfigError(
+                f"A batch_size of {batch_size} in {micro_batches} micro_batches was asked for.",
+                f"{batch_size} is not a multiple of {micro_batches}.",
+                "Change one of them.",
+            )
+        return batch_size // micro_batches
