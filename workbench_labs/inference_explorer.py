@@ -16,12 +16,21 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, Paradigm, StackShape, proportional_parts
 from workbench.core.timeline import Timeline
+from workbench.methods.galaxy_plus.prices import InferencePrices
 from workbench.plots import gantt, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
 from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
 from workbench.widgets.forms import ClusterForm
-from workbench_labs.inference_problem import InferenceProblem, compare_inference
-from workbench_labs.planning import Comparison
+from workbench_labs.inference_problem import (
+    PLANNERS,
+    SequenceProblem,
+    compare_inference,
+    fullness,
+    inference_need_parts,
+    refusal,
+    with_schemes,
+)
+from workbench_labs.planning import Comparison, on
 from workbench_labs.plots.layer_cut import held_bytes, layer_cut, sent_bytes
 from workbench_labs.plots.overlapping import TradePoint, trade
 from workbench_labs.tables import inference_table
@@ -35,24 +44,24 @@ class InferenceExplorer(Explorer):
     compared: the results shown.  planners: of PLANNERS, the first is the one that is drawn.
     """
 
-    def __init__(self, problem: InferenceProblem, *, planners: Sequence[str] = SHOWN) -> None:
+    def __init__(self, problem: SequenceProblem, *, planners: Sequence[str] = SHOWN) -> None:
         self._origin, self._planners = problem, tuple(planners)
         self.form = ClusterForm(problem.cluster, choice=False, overview=False, continuous=True)
-        self.length = tokens_slider(problem.length, problem.cluster.world_size, 1024)
+        self.length = tokens_slider(problem.sequence_length, problem.cluster.world_size, 1024)
         self.table = Html()
         self.compared: tuple[Comparison, ...] = ()
         self._first_s = 0.0
         super().__init__(
             [self.form, self.length],
             [self.length],
-            lambda: replace(self._origin.on(self.form.cluster), length=self.length.value),
+            lambda: replace(on(self._origin, self.form.cluster), sequence_length=self.length.value),
             self._plan_all,
             tabs=("One layer", "Memory", "When (Gantt chart)"),
             below=[self.table],
         )
         self.form.on_change(lambda _: self.changed())
 
-    def _plan_all(self, problem: InferenceProblem) -> None:
+    def _plan_all(self, problem: SequenceProblem) -> None:
         self.compared = compare_inference(problem, self._planners)
         first = self.compared[0]
         made = first.plan
@@ -65,9 +74,9 @@ class InferenceExplorer(Explorer):
         self.headline.value = BIG_FIRST.format(f"{time_unit(first.seconds).text(first.seconds)} a sequence{change}", words)
         names = [device.name for device in problem.cluster.devices]
         self.show(
-            lambda: layer_cut(made, problem.profile.stacks[0], names, length=problem.length, scheme=made.schemes[0]),
-            lambda: needs(problem.need_parts(made), problem.cluster, title="What each device holds"),
-            lambda: gantt(problem.simulated(made)),
+            lambda: layer_cut(made, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=made.schemes[0]),
+            lambda: needs(inference_need_parts(problem, made), problem.cluster, title="What each device holds"),
+            lambda: gantt(InferencePrices(problem).timeline(made)),
         )
 
 
@@ -167,10 +176,11 @@ class SchemeEditor(Explorer):
     schemes: initial values; the planner's if not given.
     """
 
-    def __init__(self, problem: InferenceProblem, *, schemes: Sequence[int] | None = None, planner: str = "Galaxy+") -> None:
+    def __init__(self, problem: SequenceProblem, *, schemes: Sequence[int] | None = None, planner: str = "Galaxy+") -> None:
         self.problem = problem
-        self.planned = problem.planned(planner)
-        self._planned_s = problem.seconds(self.planned)
+        self.planned = PLANNERS[planner](problem)
+        self._seconds = InferencePrices(problem)
+        self._planned_s = self._seconds(self.planned)
         self._trade: dict[tuple[bool, bool], tuple[TradePoint, ...]] = {}
         self._paused = True
         layers = problem.profile.num_layers
@@ -189,7 +199,7 @@ class SchemeEditor(Explorer):
             description="both ways round the ring", tooltip="Half of each tile goes the other way", indent=False
         )
         self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
-        self._arrange(problem.with_schemes(self.planned, schemes) if schemes is not None else self.planned)
+        self._arrange(with_schemes(problem, self.planned, schemes) if schemes is not None else self.planned)
         grid = widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap", margin="0 0 0 9.6em"))
         super().__init__(
             [self.count, grid, widgets.HBox([self.take_plan, self.overlap, self.both_ways])],
@@ -210,7 +220,7 @@ class SchemeEditor(Explorer):
     @property
     def plan(self) -> InferencePlan:
         """Return the plan that the controls describe, with the planner's partition."""
-        made = self.problem.with_schemes(self.planned, self.schemes)
+        made = with_schemes(self.problem, self.planned, self.schemes)
         return replace(made, overlap=self.overlap.value, both_ways=self.both_ways.value)
 
     def _take_plan(self) -> None:
@@ -232,17 +242,17 @@ class SchemeEditor(Explorer):
                 self._arrange(replace(self.plan, schemes=tuple(2 if one else 1 for one in pressed)))
 
     def _price(self, plan: InferencePlan) -> None:
-        problem, refusal = self.problem, self.problem.refusal(plan)
-        timeline = problem.simulated(plan, title="One sequence, with your schemes")
-        if refusal is not None:
-            self.message.error(str(refusal))
-        self.headline.value = self._headline(plan, timeline, fits=refusal is None)
+        problem, error = self.problem, refusal(self.problem, plan)
+        timeline = self._seconds.timeline(plan, title="One sequence, with your schemes")
+        if error is not None:
+            self.message.error(str(error))
+        self.headline.value = self._headline(plan, timeline, fits=error is None)
         names = [device.name for device in problem.cluster.devices]
-        mine = TradePoint(plan.schemes.count(2), problem.seconds(plan), problem.fullness(plan))
+        mine = TradePoint(plan.schemes.count(2), self._seconds(plan), fullness(problem, plan))
         self.show(
-            lambda: needs(problem.need_parts(plan), problem.cluster, title="What each device holds"),
+            lambda: needs(inference_need_parts(problem, plan), problem.cluster, title="What each device holds"),
             lambda: trade(self._points(plan), mine, subtitle="the planner's partition; scheme 2 from the first layer on"),
-            lambda: layer_cut(plan, problem.profile.stacks[0], names, length=problem.length, scheme=plan.schemes[0]),
+            lambda: layer_cut(plan, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=plan.schemes[0]),
             lambda: gantt(timeline),
         )
 
@@ -251,14 +261,14 @@ class SchemeEditor(Explorer):
         if key not in self._trade:
             found, layers = [], len(self.layers)
             for count in evenly_spaced(layers + 1, MAX_TRADE_POINTS):
-                made = self.problem.with_schemes(plan, [2] * count + [1] * (layers - count))
-                found.append(TradePoint(count, self.problem.seconds(made), self.problem.fullness(made)))
+                made = with_schemes(self.problem, plan, [2] * count + [1] * (layers - count))
+                found.append(TradePoint(count, self._seconds(made), fullness(self.problem, made)))
             self._trade[key] = tuple(found)
         return self._trade[key]
 
     def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> str:
         first, second = plan.configuration
-        seconds, sent = self.problem.seconds(plan), sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
+        seconds, sent = self._seconds(plan), sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
         theirs = f"the planner's [{self.planned.configuration[0]}, {self.planned.configuration[1]}] takes {_text(self._planned_s)}"
         moved = f"{byte_unit(sent).text(sent)} travel"
         if fits:

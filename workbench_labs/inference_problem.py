@@ -6,7 +6,7 @@ And a serving system of which a device breaks, simulated at once (section III-E,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import ipywidgets as widgets
@@ -19,7 +19,6 @@ from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost,
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.spread import Spread
-from workbench.core.timeline import Timeline
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus import planners as galaxy_plus
@@ -32,115 +31,92 @@ from workbench.methods.galaxy_plus.serving.figures import request_latencies, ser
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
+from workbench.planners import Problem
 from workbench.runtime.virtual_devices import VirtualWorld
 from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
-from workbench_labs.planning import Comparison, as_described, compared, costs_on, with_bandwidth
+from workbench_labs.planning import Comparison, as_described, compared, with_bandwidth
 from workbench_labs.plots.overlapping import OverlapCell
+
+SequenceProblem = Problem[InferenceProfile]
+"""The problem of splitting one sequence among devices."""
 
 FEW, MORE = 3, 7
 """Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceProblem(galaxy_plus.SequenceProblem):
-    """A planning problem whose plans are simulated.  prices: of plans, from simulations of few layers."""
+def one_layer(problem: SequenceProblem) -> SequenceProblem:
+    """Return the problem of a model with one layer in each stack, which the schedule player can show tile by tile."""
+    stacks = tuple(replace(stack, num_layers=1) for stack in problem.profile.stacks)
+    return replace(problem, profile=replace(problem.profile, stacks=stacks))
 
-    prices: InferencePrices = field(init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prices", InferencePrices(self.profile, self.cluster, self.lengths))
+def with_schemes(problem: SequenceProblem, plan: InferencePlan, schemes: Sequence[int]) -> InferencePlan:
+    """Return a hybrid plan with other schemes, layer by layer.  Raises ConfigError if their number is not that of the layers."""
+    if len(schemes) != problem.profile.num_layers:
+        raise ConfigError(
+            f"Schemes for {len(schemes)} layers were asked for.", f"The model has {problem.profile.num_layers}.", "Give one for each."
+        )
+    return replace(plan, method="by hand", schemes=tuple(schemes))
 
-    def on(self, cluster: Cluster) -> InferenceProblem:
-        """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
 
-        Raises ConfigError for a cluster of other devices.
-        """
-        costs = costs_on(self.cluster, cluster, self.profile.costs)
-        return replace(self, cluster=cluster, profile=replace(self.profile, costs=costs))
-
-    def one_layer(self) -> InferenceProblem:
-        """Return the problem of a model with one layer in each stack, which the schedule player can show tile by tile."""
-        stacks = tuple(replace(stack, num_layers=1) for stack in self.profile.stacks)
-        return replace(self, profile=replace(self.profile, stacks=stacks))
-
-    def planned(self, planner: str = "Galaxy+") -> InferencePlan:
-        """Return the plan of one of PLANNERS.  Raises PlanError, naming device and bytes, if nothing fits."""
-        return PLANNERS[planner](self)
-
-    def with_schemes(self, made: InferencePlan, schemes: Sequence[int]) -> InferencePlan:
-        """Return a hybrid plan with other schemes, layer by layer.  Raises ConfigError if their number is not that of the layers."""
-        if len(schemes) != self.profile.num_layers:
-            raise ConfigError(
-                f"Schemes for {len(schemes)} layers were asked for.", f"The model has {self.profile.num_layers}.", "Give one for each."
-            )
-        return replace(made, method="by hand", schemes=tuple(schemes))
-
-    def need_parts(self, made: InferencePlan) -> dict[int, dict[str, int]]:
-        """Return the bytes that each rank of a plan needs by purpose, for plots.needs."""
-        return {
-            rank: {
-                "attention": need.attention_bytes,
-                "feed-forward": need.feed_forward_bytes,
-                "embedding, head, norms": need.ends_bytes + need.layer_bytes,
-                "activations": need.working_bytes,
-            }
-            for rank, need in self.needs(made).items()
+def inference_need_parts(problem: SequenceProblem, plan: InferencePlan) -> dict[int, dict[str, int]]:
+    """Return the bytes that each rank of a plan needs by purpose, for the figure of needs."""
+    return {
+        rank: {
+            "attention": need.attention_bytes,
+            "feed-forward": need.feed_forward_bytes,
+            "embedding, head, norms": need.ends_bytes + need.layer_bytes,
+            "activations": need.working_bytes,
         }
-
-    def fullness(self, made: InferencePlan) -> float:
-        """Return the largest share of its budget that a device of the plan needs; above 1 the device is out of memory."""
-        parts = self.need_parts(made)
-        return max(sum(one.values()) / self.cluster.devices[rank].memory_bytes for rank, one in parts.items())
-
-    def refusal(self, made: InferencePlan) -> PlanError | None:
-        """Return the reason why a plan does not fit, naming device and bytes; None if it fits."""
-        try:
-            self.check(made)
-        except PlanError as error:
-            return error
-        return None
-
-    def simulated(self, made: InferencePlan, *, title: str = "One sequence") -> Timeline:
-        """Return the timeline of one sequence under a plan, replayed operation by operation, without memory."""
-        return self.prices.timeline(made, title=title)
-
-    def seconds(self, made: InferencePlan) -> float:
-        """Return the simulated latency of one sequence under a plan; of many equal layers only some are simulated."""
-        return self.prices(made)
+        for rank, need in galaxy_plus.needs(problem, plan).items()
+    }
 
 
-def measured_problem(job: Job, cluster: Cluster) -> InferenceProblem:
+def fullness(problem: SequenceProblem, plan: InferencePlan) -> float:
+    """Return the largest share of its budget that a device of the plan needs; above 1 the device is out of memory."""
+    parts = inference_need_parts(problem, plan)
+    return max(sum(one.values()) / problem.cluster.devices[rank].memory_bytes for rank, one in parts.items())
+
+
+def refusal(problem: SequenceProblem, plan: InferencePlan) -> PlanError | None:
+    """Return the reason why a plan does not fit, naming device and bytes; None if it fits."""
+    try:
+        galaxy_plus.check(problem, plan)
+    except PlanError as error:
+        return error
+    return None
+
+
+def measured_problem(job: Job, cluster: Cluster) -> SequenceProblem:
     """Return the problem of a job's requests; operations are measured on this machine once and kept, and scaled to the devices."""
     prepared = prepare(job)
     profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=not cluster.is_real)
-    return InferenceProblem(
-        profile=inference_of(profile), cluster=cluster, length=prepared.typical_length, decoder_length=prepared.decoder_length
-    )
+    return Problem(inference_of(profile), cluster, sequence_length=prepared.typical_length, decoder_length=prepared.decoder_length)
 
 
-def runnable(problem: InferenceProblem, made: InferencePlan) -> Plan:
+def runnable(problem: SequenceProblem, made: InferencePlan) -> Plan:
     """Return a plan in the form that experiment.run and experiment.sweep take."""
-    return as_plan(replace(made, length=problem.length, predicted_s=problem.seconds(made)), problem.profile.stacks)
+    return as_plan(replace(made, length=problem.sequence_length, predicted_s=InferencePrices(problem)(made)), problem.profile.stacks)
 
 
-def described_problem(model: str, cluster: Cluster, *, length: int) -> InferenceProblem:
+def described_problem(model: str, cluster: Cluster, *, length: int) -> SequenceProblem:
     """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
     described = as_described(cluster)
-    return InferenceProblem(profile=analytic_inference(model, described), cluster=described, length=length)
+    return Problem(analytic_inference(model, described), described, sequence_length=length)
 
 
-def _galaxy_plus(problem: InferenceProblem) -> InferencePlan:
-    return tune(problem, galaxy_plus.plans(problem), problem.prices, tries=40)
+def _galaxy_plus(problem: SequenceProblem) -> InferencePlan:
+    return tune(problem, galaxy_plus.plans(problem), InferencePrices(problem), tries=40)
 
 
-def _oracle(problem: InferenceProblem) -> InferencePlan:
+def _oracle(problem: SequenceProblem) -> InferencePlan:
     found = galaxy_plus.oracle(problem)
     if found is None:
         raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
     return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
 
 
-PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
+PLANNERS: dict[str, Callable[[SequenceProblem], InferencePlan]] = {
     "Galaxy+": _galaxy_plus,
     "Algorithm 1": galaxy_plus.algorithm_1,
     "oracle (Eq. 5-9)": _oracle,
@@ -153,12 +129,12 @@ PLANNERS: dict[str, Callable[[InferenceProblem], InferencePlan]] = {
 """The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
 
 
-def compare_inference(problem: InferenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
+def compare_inference(problem: SequenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
     """Return each planner's result for a problem; a plan that does not fit has a reason."""
-    return compared(problem, {name: PLANNERS[name] for name in planners}, problem.seconds)
+    return compared(problem, {name: PLANNERS[name] for name in planners}, InferencePrices(problem))
 
 
-def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:
+def overlap_cells(problem: SequenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:
     """Return the gain from overlap (Galaxy+, section III-D): a layer of the plan's first scheme at each bandwidth.
 
     Each is timed as computation alone (links take no time), communication alone (operations take no time), and both.
@@ -171,21 +147,21 @@ def overlap_cells(problem: InferenceProblem, plan: InferencePlan, megabits_per_s
         found.append(
             OverlapCell(
                 f"{megabit_per_s:g} Mbit/s",
-                _layer(plan, problem.profile, free, problem.lengths, 0.0),
-                _layer(plan, idle, cluster, problem.lengths, MESSAGE_S),
-                _layer(plan, problem.profile, cluster, problem.lengths, MESSAGE_S),
+                _layer(plan, replace(problem, cluster=free), 0.0),
+                _layer(plan, replace(problem, cluster=cluster, profile=idle), MESSAGE_S),
+                _layer(plan, replace(problem, cluster=cluster), MESSAGE_S),
             )
         )
     return tuple(found)
 
 
-def _layer(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...], message_s: float) -> Spread:
+def _layer(plan: InferencePlan, problem: SequenceProblem, message_s: float) -> Spread:
     seconds = []
     for count in (FEW, MORE):
-        stacks = tuple(replace(stack, num_layers=count) for stack in profile.stacks)
+        stacks = tuple(replace(stack, num_layers=count) for stack in problem.profile.stacks)
         made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
-        prices = InferencePrices(replace(profile, stacks=stacks), cluster, lengths, message_s)
-        seconds.append(prices.timeline(made).makespan_s)
+        short = replace(problem, profile=replace(problem.profile, stacks=stacks))
+        seconds.append(InferencePrices(short, message_s).timeline(made).makespan_s)
     return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
 
 
@@ -203,10 +179,10 @@ class StragglerLab(Explorer):
     reports: the results shown, by name.  fault, rescheduling: the controls' settings.
     """
 
-    def __init__(self, problem: InferenceProblem, *, num_requests: int = 400) -> None:
+    def __init__(self, problem: SequenceProblem, *, num_requests: int = 400) -> None:
         self.problem = problem
-        self._planner = planner_of(problem.profile, problem.cluster, problem.lengths)
-        self._times = simulated_times(problem.profile, problem.cluster, problem.lengths)
+        self._planner = planner_of(problem.profile, problem.cluster, galaxy_plus.lengths_of(problem))
+        self._times = simulated_times(problem.profile, problem.cluster, galaxy_plus.lengths_of(problem))
         self._typical_s = self._times(self._planner(tuple(range(problem.cluster.world_size))), {}).seconds
         whole_s = num_requests * self._typical_s
         self._num_requests, self._tick_s = num_requests, whole_s / 100
@@ -255,7 +231,7 @@ class StragglerLab(Explorer):
             self.problem.cluster,
             self._planner,
             self._times,
-            stream=StreamSettings(num_requests=self._num_requests, length=self.problem.length),
+            stream=StreamSettings(num_requests=self._num_requests, length=self.problem.sequence_length),
             rescheduling=settings,
             faults=(fault,),
             world=VirtualWorld(start_s=0.0, restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),

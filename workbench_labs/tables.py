@@ -14,7 +14,7 @@ from workbench.planners.orders import count_orders, device_types
 from workbench.plots.style import byte_unit, time_unit
 from workbench.simulator.steps import step_s
 from workbench.widgets.tables import Table
-from workbench_labs.inference_problem import InferenceProblem
+from workbench_labs.inference_problem import SequenceProblem, inference_need_parts
 from workbench_labs.planning import Comparison
 
 
@@ -96,7 +96,7 @@ def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
     return schemes, heads, tokens
 
 
-def inference_table(compared: Sequence[Comparison], problem: InferenceProblem) -> Table:
+def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) -> Table:
     """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what is missing."""
     names = [device.name for device in problem.cluster.devices]
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
@@ -106,7 +106,7 @@ def inference_table(compared: Sequence[Comparison], problem: InferenceProblem) -
             rows.append((one.planner, "out of memory", "", "", "", "", ""))
             refused.append(f"{one.planner}: {one.why.split(' (')[0]}.")
             continue
-        schemes, heads, tokens = split_words(one.plan, problem.length)
+        schemes, heads, tokens = split_words(one.plan, problem.sequence_length)
         devices = ", ".join(names[rank] for rank in one.plan.ranks)
         rows.append(
             (one.planner, schemes, devices, heads, tokens, time_unit(one.seconds).text(one.seconds), f"{one.seconds / fastest:.2f}")
@@ -115,14 +115,14 @@ def inference_table(compared: Sequence[Comparison], problem: InferenceProblem) -
     return Table(
         ("planner", "[scheme 1, scheme 2]", "ring", "heads", "tokens", "simulated", over),
         rows,
-        title=f"{problem.profile.model}, {problem.length} tokens on {problem.cluster.name}",
+        title=f"{problem.profile.model}, {problem.sequence_length} tokens on {problem.cluster.name}",
         note=" ".join(refused),
     )
 
 
-def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Table:
+def inference_plan_table(plan: InferencePlan, problem: SequenceProblem) -> Table:
     """Return each device's part of a plan: heads, columns, tokens, bytes and its budget."""
-    needed = problem.need_parts(plan)
+    needed = inference_need_parts(problem, plan)
 
     def row(rank: int) -> tuple[str, ...]:
         position = plan.position_of(rank)
@@ -131,7 +131,7 @@ def inference_plan_table(plan: InferencePlan, problem: InferenceProblem) -> Tabl
             return device.name, "", "", "", "idle", ""
         total = sum(needed[rank].values())
         parts = [str(plan.units[position]) if plan.units else "all", str(plan.columns[position]) if plan.columns else "all"]
-        tokens = str(plan.tokens(problem.length)[position]) if plan.shares else "all"
+        tokens = str(plan.tokens(problem.sequence_length)[position]) if plan.shares else "all"
         return device.name, *parts, tokens, byte_unit(total).text(total), byte_unit(device.memory_bytes).text(device.memory_bytes)
 
     return Table(

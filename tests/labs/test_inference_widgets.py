@@ -9,70 +9,76 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.prices import InferencePrices
 from workbench.tasks import load_task
 from workbench.widgets import SchedulePlayer, passages_folder
 from workbench_labs import exercises
 from workbench_labs.exercises.dividing import break_even
 from workbench_labs.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor
 from workbench_labs.inference_problem import (
-    InferenceProblem,
+    PLANNERS,
+    SequenceProblem,
     StragglerLab,
     compare_inference,
     described_problem,
+    one_layer,
     overlap_cells,
+    refusal,
+    with_schemes,
 )
-from workbench_labs.planning import with_memory
+from workbench_labs.planning import on, with_memory
 from workbench_labs.plots.layer_cut import sent_bytes
 from workbench_labs.tables import inference_plan_table, inference_table
 
 
 @pytest.fixture(scope="module")
-def problem() -> InferenceProblem:
+def problem() -> SequenceProblem:
     """DistilBERT in the paper's heterogeneous environment: six layers."""
     return described_problem("DistilBERT", load_cluster("galaxy-env-b"), length=284)
 
 
 @pytest.fixture(scope="module")
-def tight(problem: InferenceProblem) -> InferenceProblem:
+def tight(problem: SequenceProblem) -> SequenceProblem:
     """Devices of 100 MB, embedding (95 MB) left out: three layers can be in scheme 2."""
     small = replace(problem.profile, first_bytes=0, last_bytes=0)
-    return replace(problem, profile=small).on(with_memory(problem.cluster, 100_000_000))
+    return on(replace(problem, profile=small), with_memory(problem.cluster, 100_000_000))
 
 
 @pytest.fixture(scope="module")
-def algorithm_1(problem: InferenceProblem) -> InferencePlan:
-    return problem.planned("Algorithm 1")
+def algorithm_1(problem: SequenceProblem) -> InferencePlan:
+    return PLANNERS["Algorithm 1"](problem)
 
 
-def test_prices_of_few_layers_are_those_of_all(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
-    mixed = problem.with_schemes(algorithm_1, [1, 1, 1, 1, 1, 2])
+def test_prices_of_few_layers_are_those_of_all(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
+    mixed = with_schemes(problem, algorithm_1, [1, 1, 1, 1, 1, 2])
+    price = InferencePrices(problem)
     for made in (algorithm_1, mixed):
-        assert problem.seconds(made) == pytest.approx(problem.simulated(made).makespan_s, rel=0.01)
+        assert price(made) == pytest.approx(price.timeline(made).makespan_s, rel=0.01)
     with pytest.raises(ConfigError, match="6"):
-        problem.with_schemes(algorithm_1, [1, 2])
+        with_schemes(problem, algorithm_1, [1, 2])
 
 
-def test_a_slower_device_scales_its_operations_and_no_others(problem: InferenceProblem) -> None:
-    slow = problem.on(problem.cluster.slowed(1, 2.0)).profile.costs
+def test_a_slower_device_scales_its_operations_and_no_others(problem: SequenceProblem) -> None:
+    slow = on(problem, problem.cluster.slowed(1, 2.0)).profile.costs
     was = problem.profile.costs
     assert slow[1][0].seconds("UP", 10, 100) == pytest.approx(2 * was[1][0].seconds("UP", 10, 100)) and slow[0] == was[0]
     with pytest.raises(ConfigError, match="alpha"):
-        problem.on(load_cluster("laptop"))
+        on(problem, load_cluster("laptop"))
 
 
-def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(problem: InferenceProblem) -> None:
+def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(problem: SequenceProblem) -> None:
     found = compare_inference(problem, ("Galaxy+", "Algorithm 1", "Megatron-LM"))
     assert found[0].seconds <= found[1].seconds < found[2].seconds
     table = str(inference_table(found, problem))
     assert f"{found[2].seconds / found[0].seconds:.2f}" in table and "[0, 6]" in table
-    small = problem.on(with_memory(problem.cluster, 150_000_000))
+    small = on(problem, with_memory(problem.cluster, 150_000_000))
     alone = compare_inference(small, ("one device",))
     assert alone[0].plan is None and "150 MB" in str(inference_table(alone, small))
     whole = str(inference_plan_table(found[1].plan, problem))  # type: ignore[arg-type]
     assert "6 in scheme 2" in whole and whole.count("rpi") == 4
 
 
-def test_cutting_a_layer_follows_the_sliders(problem: InferenceProblem) -> None:
+def test_cutting_a_layer_follows_the_sliders(problem: SequenceProblem) -> None:
     cutter = LayerCutter(problem.profile.stacks[0], problem.cluster, length=284, weights=[2, 2, 1, 1])
     assert cutter.plan.units == (4, 4, 2, 2) and "scheme 1" in cutter.figure.heading.value
     cutter.way.value = "scheme 2"
@@ -87,7 +93,7 @@ def test_cutting_a_layer_follows_the_sliders(problem: InferenceProblem) -> None:
     assert "No device takes part" in cutter.message.value
 
 
-def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: InferenceProblem) -> None:
+def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: SequenceProblem) -> None:
     editor = SchemeEditor(tight, schemes=[1] * 6, planner="Algorithm 1")
     assert editor.plan.configuration == (6, 0) and "a sequence" in editor.headline.value and editor.message.value == ""
     editor.count.value = 2
@@ -95,7 +101,7 @@ def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: InferenceProblem
     editor.layers[5].value = True
     editor.wait()
     assert editor.schemes == (2, 2, 1, 1, 1, 2) and editor.count.value == 3 and "[3, 3]" in editor.headline.value
-    seconds = tight.seconds(editor.plan)
+    seconds = InferencePrices(tight)(editor.plan)
     assert f"{seconds * 1e3:.0f} ms" in editor.headline.value
     editor.count.value = 6
     editor.wait()
@@ -109,9 +115,9 @@ def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: InferenceProblem
     assert editor.schemes == editor.planned.schemes and "+0.0% against the planner" in editor.headline.value
 
 
-def test_the_player_steps_through_the_ring_by_operations(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
-    layer = problem.one_layer()
-    timeline = layer.simulated(replace(algorithm_1, schemes=(1,), overlap=True), title="ring")
+def test_the_player_steps_through_the_ring_by_operations(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
+    layer = one_layer(problem)
+    timeline = InferencePrices(layer).timeline(replace(algorithm_1, schemes=(1,), overlap=True), title="ring")
     player = SchedulePlayer(timeline)
     seen = []
     for _ in range(12):
@@ -127,7 +133,7 @@ def test_the_player_steps_through_the_ring_by_operations(problem: InferenceProbl
     assert player.slider.value == 0
 
 
-def test_overlap_lies_between_the_longer_part_and_the_sum(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
+def test_overlap_lies_between_the_longer_part_and_the_sum(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
     [slow, quick] = overlap_cells(problem, algorithm_1, (125, 1000))
     for cell in (slow, quick):
         parts = (cell.computation_s.median, cell.communication_s.median)
@@ -135,7 +141,7 @@ def test_overlap_lies_between_the_longer_part_and_the_sum(problem: InferenceProb
     assert slow.computation_s == quick.computation_s and slow.communication_s.median > 4 * quick.communication_s.median
 
 
-def test_the_explorer_follows_its_sliders(problem: InferenceProblem) -> None:
+def test_the_explorer_follows_its_sliders(problem: SequenceProblem) -> None:
     explorer = InferenceExplorer(problem, planners=("Algorithm 1", "EdgeShard"))
     before = explorer.compared[0].seconds
     explorer.form.sliders("rpi-l-0")["speed"].value /= 4
@@ -148,7 +154,7 @@ def test_the_explorer_follows_its_sliders(problem: InferenceProblem) -> None:
     assert "No plan fits" in explorer.headline.value and "role='alert'" in explorer.message.value
 
 
-def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: InferenceProblem) -> None:
+def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: SequenceProblem) -> None:
     lab = StragglerLab(problem, num_requests=120)
     with_it, without = lab.reports["with re-scheduling"], lab.reports["without"]
     assert with_it.events_of("excluded", rank=1) and not without.events_of("excluded")
@@ -164,13 +170,13 @@ def test_passages_are_a_task_of_longer_texts(tmp_path) -> None:
     assert len(task.test) == 3 and min(len(text.split()) for text in task.test.texts) > 60
 
 
-def test_exercises_tell_right_from_wrong(problem: InferenceProblem, tight: InferenceProblem, algorithm_1: InferencePlan) -> None:
+def test_exercises_tell_right_from_wrong(problem: SequenceProblem, tight: SequenceProblem, algorithm_1: InferencePlan) -> None:
     shape = problem.profile.stacks[0]
     moved = sum(sent_bytes(algorithm_1, shape, length=284, scheme=1))
     ring = {"num_devices": 4, "product_s": 0.005}
-    partly = tight.with_schemes(tight.planned("Algorithm 1"), [1] * 6)
+    partly = with_schemes(tight, PLANNERS["Algorithm 1"](tight), [1] * 6)
     slower = replace(algorithm_1, units=(1, 1, 1, 9))
-    most = max(count for count in range(7) if tight.refusal(tight.with_schemes(partly, [2] * count + [1] * (6 - count))) is None)
+    most = max(count for count in range(7) if refusal(tight, with_schemes(tight, partly, [2] * count + [1] * (6 - count))) is None)
     assert 0 < most < 6
     cases = (
         (lambda answer: exercises.check_travelling_bytes(answer, algorithm_1, shape, length=284, scheme=1), moved, moved / 2),
@@ -180,16 +186,16 @@ def test_exercises_tell_right_from_wrong(problem: InferenceProblem, tight: Infer
         (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most + 1),
         (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most - 1),
         (lambda answer: exercises.check_faster_inference(answer, problem, slower), algorithm_1, slower),
-        (lambda answer: exercises.check_faster_inference(answer, problem, algorithm_1), problem.planned("Galaxy+"), "a plan"),
+        (lambda answer: exercises.check_faster_inference(answer, problem, algorithm_1), PLANNERS["Galaxy+"](problem), "a plan"),
     )
     for check, right, wrong in cases:
         assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False]  # type: ignore[arg-type]
 
 
-def test_break_even_is_where_waiting_costs_what_leaving_out_does(problem: InferenceProblem, algorithm_1: InferencePlan) -> None:
+def test_break_even_is_where_waiting_costs_what_leaving_out_does(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
     factor = break_even(problem, algorithm_1, 1)
-    waiting = replace(problem, profile=problem.profile.slowed(1, factor)).seconds(algorithm_1)
-    much = replace(problem, profile=problem.profile.slowed(1, 2 * factor)).seconds(algorithm_1)
-    assert problem.seconds(algorithm_1) < waiting < much
+    waiting = InferencePrices(replace(problem, profile=problem.profile.slowed(1, factor)))(algorithm_1)
+    much = InferencePrices(replace(problem, profile=problem.profile.slowed(1, 2 * factor)))(algorithm_1)
+    assert InferencePrices(problem)(algorithm_1) < waiting < much
     assert exercises.check_break_even(factor, problem, algorithm_1, "rpi-l-1").passed
     assert exercises.check_break_even(2 * factor, problem, algorithm_1, "rpi-l-1").passed is False

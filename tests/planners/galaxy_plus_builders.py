@@ -7,8 +7,10 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
-from workbench.methods.galaxy_plus.planners import SequenceProblem
+from workbench.methods.galaxy_plus.planners import check, needs
 from workbench.methods.galaxy_plus.planners.memory import InferenceNeed
+from workbench.planners import Problem
+from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 
 def costs(speed: float, *, hidden: int, unit_width: int, per_op_s: float = 0.0, conn: float = 1.0, cross: bool = False) -> StackCosts:
@@ -131,12 +133,20 @@ def unequal(seed: int, *, world_size: int | None = None, stack: StackShape | Non
     return profile, cluster, draw.choice((17, 64, 197, 284, 512))
 
 
+def sequence(
+    profile: InferenceProfile, cluster: Cluster, *, length: int, is_printed: bool = False, **given: Any
+) -> Problem[InferenceProfile]:
+    """Return the problem of a sequence.  is_printed: memory counts as in Eq. 8-9."""
+    profile, cluster = as_printed(profile, cluster) if is_printed else (profile, cluster)
+    return Problem(profile, cluster, sequence_length=length, **given)
+
+
 def check_inference(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, **given: Any) -> None:
     """Raise PlanError if a plan does not fit."""
-    SequenceProblem(profile, cluster, length=plan.length, **given).check(plan)
+    check(sequence(profile, cluster, length=plan.length, **given), plan)
 
 
-def inference_needs(plan: InferencePlan, profile: InferenceProfile, **given: Any) -> dict[int, InferenceNeed]:
+def inference_needs(plan: InferencePlan, profile: InferenceProfile) -> dict[int, InferenceNeed]:
     """Return what each rank of a plan needs; the cluster does not matter."""
     cluster: Any = None
-    return SequenceProblem(profile, cluster, length=plan.length, **given).needs(plan)
+    return needs(sequence(profile, cluster, length=plan.length), plan)

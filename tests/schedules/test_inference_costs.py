@@ -12,9 +12,10 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
 from workbench.core.program import Program
 from workbench.core.schedule import Value
-from workbench.methods.galaxy_plus.planners import SequenceProblem
+from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, smallest_tile, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
+from workbench.planners import Problem
 from workbench.simulator import simulate
 
 HOMOGENEOUS, HETEROGENEOUS = (8.8, 8.8, 8.8, 8.8), (15.7, 15.7, 8.8, 4.3)
@@ -72,12 +73,8 @@ def hybrid(speeds: tuple[float, ...], stack: StackShape, schemes: tuple[int, ...
 
 def prices(speeds: tuple[float, ...], mbit_per_s: float, stack: StackShape, length: int = 284) -> InferencePrices:
     """Return the prices of plans on a cluster."""
-    return InferencePrices(
-        profile=profile_of(speeds, stack),
-        cluster=cluster_of(speeds, mbit_per_s),
-        lengths=(length,),
-        message_s=MESSAGE_S,
-    )
+    problem = Problem(profile_of(speeds, stack), cluster_of(speeds, mbit_per_s), sequence_length=length)
+    return InferencePrices(problem, message_s=MESSAGE_S)
 
 
 def test_seconds_by_hand() -> None:
@@ -180,20 +177,20 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
 
     def tuned(**memory: int) -> InferencePlan:
         devices = tuple(replace(device, memory_bytes=memory.get(device.name, 10**10)) for device in priced.cluster.devices)
-        problem = SequenceProblem(priced.profile, replace(priced.cluster, devices=devices), length=284)
+        problem = replace(priced.problem, cluster=replace(priced.cluster, devices=devices))
         return tune(problem, [bad], priced, schemes=2, tries=30)
 
     free = tuned()
     assert free.units[free.ranks.index(3)] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
     assert priced(free) < 0.75 * priced(bad)
-    asked = SequenceProblem(priced.profile, priced.cluster, length=284)
-    needs = asked.needs(bad)
-    room = {device.name: needs[rank].total_bytes for rank, device in enumerate(priced.cluster.devices)}
+    asked = priced.problem
+    needed = needs(asked, bad)
+    room = {device.name: needed[rank].total_bytes for rank, device in enumerate(priced.cluster.devices)}
     bound = tuned(**room)
     assert priced(free) < priced(bound) < priced(bad)
-    kept = asked.needs(bound)
+    kept = needs(asked, bound)
     assert all(need.total_bytes <= room[f"d{rank}"] for rank, need in kept.items())
-    assert any(need.total_bytes > room[f"d{rank}"] for rank, need in asked.needs(free).items())
+    assert any(need.total_bytes > room[f"d{rank}"] for rank, need in needs(asked, free).items())
     alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(4,))
     assert replace(tune(asked, [alone], priced), predicted_s=0.0) == alone
 

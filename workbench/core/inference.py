@@ -136,6 +136,8 @@ class InferenceProfile:
 
     first_bytes, last_bytes: of embedding and head (final norm, language model head), which are on the first device of the plan.
     working_bytes_per_token: of activations, on every device that computes.
+    full_everywhere: every device has the whole feed-forward network of a scheme-2 layer (Galaxy+ Eq. 8 as printed), not only devices
+    with tokens.
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
     """
 
@@ -146,6 +148,7 @@ class InferenceProfile:
     first_bytes: int = 0
     last_bytes: int = 0
     working_bytes_per_token: int = 0
+    full_everywhere: bool = False
 
     def __post_init__(self) -> None:
         if not self.stacks or not self.costs or any(len(row) != len(self.stacks) for row in self.costs):
@@ -164,6 +167,11 @@ class InferenceProfile:
     def num_layers(self) -> int:
         """Return the number of layers of all stacks together."""
         return sum(stack.num_layers for stack in self.stacks)
+
+    @property
+    def ends_bytes(self) -> int:
+        """Return the bytes of embedding and head."""
+        return self.first_bytes + self.last_bytes
 
     def slowed(self, rank: int, factor: float) -> InferenceProfile:
         """Return the profile with one device `factor` times slower (a straggler)."""

@@ -13,11 +13,11 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Report
-from workbench.methods.galaxy_plus.prices import replan
+from workbench.methods.galaxy_plus.prices import InferencePrices, replan
 from workbench.planners import Problem
 from workbench.simulator.steps import step_s
 from workbench_labs.exercises.training import Verdict, exercise, number_verdict
-from workbench_labs.inference_problem import InferenceProblem
+from workbench_labs.inference_problem import SequenceProblem, refusal, with_schemes
 from workbench_labs.planning import Comparison, needs_of, refusals
 from workbench_labs.plots.layer_cut import sent_bytes
 
@@ -137,13 +137,13 @@ def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: floa
 
 
 @exercise("Move the slider until the budget is exceeded, then one back.")
-def check_most_scheme_2(answer: int, problem: InferenceProblem, plan: InferencePlan) -> tuple[bool, str]:
+def check_most_scheme_2(answer: int, problem: SequenceProblem, plan: InferencePlan) -> tuple[bool, str]:
     """How many layers can use scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
     layers = problem.profile.num_layers
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer <= layers:
         return False, f"A number of layers from 0 to {layers} is asked for, this is {answer!r}."
-    fits = problem.refusal(_first_in_scheme_2(problem, plan, answer)) is None
-    one_more = answer < layers and problem.refusal(_first_in_scheme_2(problem, plan, answer + 1)) is None
+    fits = refusal(problem, _first_in_scheme_2(problem, plan, answer)) is None
+    one_more = answer < layers and refusal(problem, _first_in_scheme_2(problem, plan, answer + 1)) is None
     if fits and not one_more:
         return True, f"[{layers - answer}, {answer}], as the paper writes it."
     return False, f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another."
@@ -153,27 +153,29 @@ def check_most_scheme_2(answer: int, problem: InferenceProblem, plan: InferenceP
     "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan. Which device do the others wait for?"
     " Are heads, columns and tokens all in proportion?"
 )
-def check_faster_inference(answer: InferencePlan, problem: InferenceProblem, planned: InferencePlan) -> tuple[bool, str]:
+def check_faster_inference(answer: InferencePlan, problem: SequenceProblem, planned: InferencePlan) -> tuple[bool, str]:
     """Does the student's plan fit, and is its simulated latency below the planner's?"""
-    if (refusal := problem.refusal(answer)) is not None:
-        return False, str(refusal)
-    mine_s, planned_s = problem.seconds(answer), problem.seconds(planned)
+    if (error := refusal(problem, answer)) is not None:
+        return False, str(error)
+    price = InferencePrices(problem)
+    mine_s, planned_s = price(answer), price(planned)
     said = f"A sequence takes {mine_s * 1e3:.1f} ms with yours, {planned_s * 1e3:.1f} ms with the planner's."
     return mine_s < planned_s * (1 - 1e-9), said
 
 
-def break_even(problem: InferenceProblem, plan: InferencePlan, rank: int) -> float:
+def break_even(problem: SequenceProblem, plan: InferencePlan, rank: int) -> float:
     """Return how many times slower a device must become until a plan without it is as fast as the plan that still waits for it."""
-    without = problem.seconds(replan(plan, problem.profile, problem.cluster, length=problem.length, excluded=(rank,), price=problem.prices))
+    price = InferencePrices(problem)
+    without = price(replan(plan, problem.profile, problem.cluster, length=problem.sequence_length, excluded=(rank,), price=price))
     low, high = 1.0, MOST_SLOWER
     while high / low > 1.01:
         factor = (low * high) ** 0.5
         slow = replace(problem, profile=problem.profile.slowed(rank, factor))
-        low, high = (factor, high) if slow.seconds(plan) < without else (low, factor)
+        low, high = (factor, high) if InferencePrices(slow)(plan) < without else (low, factor)
     return low
 
 
-def check_break_even(answer: float | None, problem: InferenceProblem, plan: InferencePlan, device: str) -> Verdict:
+def check_break_even(answer: float | None, problem: SequenceProblem, plan: InferencePlan, device: str) -> Verdict:
     """From which slowdown on is it better to leave a device out than to wait for it?"""
     names = [one.name for one in problem.cluster.devices]
     hint = f"Let {device} become slower, little by little, and compare waiting ('nothing') with leaving it out, once both have settled."
@@ -186,5 +188,5 @@ def check_break_even(answer: float | None, problem: InferenceProblem, plan: Infe
     return number_verdict(answer, expected, hint, f"From {expected:.1f} times slower on.", 0.2)
 
 
-def _first_in_scheme_2(problem: InferenceProblem, plan: InferencePlan, count: int) -> InferencePlan:
-    return problem.with_schemes(plan, [2] * count + [1] * (problem.profile.num_layers - count))
+def _first_in_scheme_2(problem: SequenceProblem, plan: InferencePlan, count: int) -> InferencePlan:
+    return with_schemes(problem, plan, [2] * count + [1] * (problem.profile.num_layers - count))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.run_folder import scratch_folder
-from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles
 from workbench.profiler.host import gemm_rate
 from workbench.profiler.timing import torch_threads
@@ -121,7 +121,7 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
     sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS if "latency" in selection.parts else 0)]
     if "latency" in selection.parts:
         for system in BASELINES[:-1]:
-            plan = INFERENCE_SYSTEMS[system](SequenceProblem(price.profile, cluster, length=LENGTH))
+            plan = INFERENCE_SYSTEMS[system](price.problem)
             sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
         if engines.fidelity == "kernel":  # only the kernel can slow down torch's own messages
             sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))

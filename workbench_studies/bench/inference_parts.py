@@ -28,6 +28,7 @@ from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.galaxy_plus.timing import cached_inference
 from workbench.models.sharding import model_layout, open_weights
 from workbench.models.tokenizer import tiny_tokenizer
+from workbench.planners import Problem
 from workbench.profiler.descriptions import describe
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.frame import Progress, line_of
@@ -142,12 +143,12 @@ class BenchModel:
 
     def prices(self, cluster: Cluster, length: int) -> InferencePrices:
         """Return the cost function of plans on the emulated devices."""
-        return InferencePrices(scaled_to(self.host, cluster), cluster, (length,), MESSAGE_S)
+        return InferencePrices(Problem(scaled_to(self.host, cluster), cluster, sequence_length=length), MESSAGE_S)
 
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""
         price = self.prices(cluster, length)
-        problem = galaxy_plus.SequenceProblem(price.profile, cluster, length=length, ranks=ranks)
+        problem = replace(price.problem, ranks=ranks)
         return tune(problem, galaxy_plus.plans(problem), price)
 
 
@@ -165,7 +166,7 @@ def planning_point(progress: Progress) -> dict[str, Any]:
         described = replace(describe(name), num_layers=PLANNED_LAYERS)
         first, last = end_bytes(described)
         profile = analytic_from(name, stack_sizes(described), cluster, first_bytes=first, last_bytes=last)
-        problem = galaxy_plus.SequenceProblem(profile, cluster, length=LENGTH)
+        problem = Problem(profile, cluster, sequence_length=LENGTH)
         seconds = []
         for _ in range(PLANNER_ROUNDS):
             begin_s = time.perf_counter()

@@ -2,13 +2,12 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from galaxy_plus_builders import check_inference, instance, shape, unequal
+from galaxy_plus_builders import check_inference, instance, sequence, shape, unequal
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.planners import (
     INFERENCE_SYSTEMS,
-    SequenceProblem,
     edgeshard,
     galaxy,
     local,
@@ -26,44 +25,44 @@ PARADIGMS = {"megatron_lm": "tensor", "sequence_parallel": "sequence", "edgeshar
 @pytest.mark.parametrize("stacks", [(STACK,), (STACK, shape(3, 8, unit_width=16, cross=True))])
 def test_every_system_plans_prices_and_fits(name, stacks):
     profile, cluster = instance([4e9, 2e9, 1e9, 1e9], stacks)
-    made = INFERENCE_SYSTEMS[name](SequenceProblem(profile, cluster, length=32))
+    made = INFERENCE_SYSTEMS[name](sequence(profile, cluster, length=32))
     assert (made.method, made.paradigm, made.length) == (name, PARADIGMS.get(name, "hybrid"), 32)
     assert made.predicted_s == pytest.approx(price_plan(made, profile, cluster).total_s)
     assert made.predicted_s > 0
     check_inference(made, profile, cluster)
-    assert set(INFERENCE_SYSTEMS[name](SequenceProblem(profile, cluster, length=32, ranks=(1, 2))).ranks) <= {1, 2}
+    assert set(INFERENCE_SYSTEMS[name](sequence(profile, cluster, length=32, ranks=(1, 2))).ranks) <= {1, 2}
 
 
 def test_local_takes_the_fastest_device_that_fits():
     profile, cluster = instance([4e9, 2e9, 1e9], (STACK,), memory_bytes=[WHOLE - 1, WHOLE, 10 * WHOLE])
-    assert local(SequenceProblem(profile, cluster, length=32)).ranks == (1,)
-    assert local(SequenceProblem(*instance([4e9, 2e9, 1e9], (STACK,)), length=32)).ranks == (0,)
+    assert local(sequence(profile, cluster, length=32)).ranks == (1,)
+    assert local(sequence(*instance([4e9, 2e9, 1e9], (STACK,)), length=32)).ranks == (0,)
     with pytest.raises(PlanError, match="'d0'"):
-        local(SequenceProblem(profile, cluster, length=32, ranks=(0,)))
+        local(sequence(profile, cluster, length=32, ranks=(0,)))
 
 
 def test_megatron_cuts_equally_or_not_at_all():
     profile, cluster = instance([4e9, 2e9, 1e9, 1e9], (STACK,), memory_bytes=[WHOLE, WHOLE, WHOLE, WHOLE // 4])
     with pytest.raises(PlanError, match=r"'d3'.*missing"):  # oblivious of memory: out of memory
-        megatron_lm(SequenceProblem(profile, cluster, length=32))
-    made = megatron_lm(SequenceProblem(*instance([4e9, 2e9, 1e9, 1e9], (STACK,)), length=32))
+        megatron_lm(sequence(profile, cluster, length=32))
+    made = megatron_lm(sequence(*instance([4e9, 2e9, 1e9, 1e9], (STACK,)), length=32))
     assert (made.units, made.columns) == ((2, 2, 2, 2), (128, 128, 128, 128))
     with pytest.raises(PlanError, match=r"8 units, which 3 does not divide.*Use 2 of the devices"):
-        megatron_lm(SequenceProblem(profile, cluster, length=32, ranks=(0, 1, 2)))
+        megatron_lm(sequence(profile, cluster, length=32, ranks=(0, 1, 2)))
 
 
 def test_sequence_parallelism_holds_all_weights_everywhere():
     profile, cluster = instance([4e9, 2e9], (STACK,), memory_bytes=[WHOLE, WHOLE - 1])
     with pytest.raises(PlanError, match="'d1'"):
-        sequence_parallel(SequenceProblem(profile, cluster, length=32))
-    assert sequence_parallel(SequenceProblem(*instance([4e9, 2e9], (STACK,)), length=33)).tokens(33) == (17, 16)
+        sequence_parallel(sequence(profile, cluster, length=32))
+    assert sequence_parallel(sequence(*instance([4e9, 2e9], (STACK,)), length=33)).tokens(33) == (17, 16)
     with pytest.raises(PlanError, match="1 tokens on 2 devices"):
-        sequence_parallel(SequenceProblem(profile, cluster, length=1))
+        sequence_parallel(sequence(profile, cluster, length=1))
 
 
 def test_galaxy_has_no_scheme_2():
     profile, cluster = instance([4e9, 2e9], (STACK,))
-    made = galaxy(SequenceProblem(profile, cluster, length=32))
+    made = galaxy(sequence(profile, cluster, length=32))
     assert (made.configuration, made.overlap) == ((4, 0), True)
 
 
@@ -92,14 +91,14 @@ def test_edgeshard_is_the_best_of_all_pipelines_where_memory_suffices(seed, is_t
         prices.append(price_plan(made, profile, cluster).total_s)
     if not prices:
         with pytest.raises(PlanError, match=r"missing|fits"):
-            edgeshard(SequenceProblem(profile, cluster, length=length))
+            edgeshard(sequence(profile, cluster, length=length))
         return
-    found = edgeshard(SequenceProblem(profile, cluster, length=length)).predicted_s
+    found = edgeshard(sequence(profile, cluster, length=length)).predicted_s
     assert found >= min(prices) * (1 - 1e-9)
     assert is_tight or found == pytest.approx(min(prices))
 
 
 def test_edgeshard_on_many_devices():
     profile, cluster = instance([1e9] * 10, (shape(12, 8, unit_width=16),), memory_bytes=2 * WHOLE // 4)
-    made = edgeshard(SequenceProblem(profile, cluster, length=32))
+    made = edgeshard(sequence(profile, cluster, length=32))
     assert (sum(made.layers), max(made.layers)) == (12, 2)

@@ -2,17 +2,18 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from galaxy_plus_builders import check_inference, inference_needs, instance, shape, unequal
+from galaxy_plus_builders import check_inference, inference_needs, instance, sequence, shape, unequal
 
 from workbench.core.errors import ConfigError
-from workbench.methods.galaxy_plus.planners import PAPER, SequenceProblem, oracle, price_plan
+from workbench.methods.galaxy_plus.planners import oracle, price_plan
 from workbench.methods.galaxy_plus.planners.pricing import Cut
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
+from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 TINY = replace(shape(2, 3, unit_width=4, columns=4), layer_bytes=0)
 
 
-def brute_force(profile, cluster, *, length, memory):
+def brute_force(profile, cluster, *, length):
     """Every partition and number of scheme-2 layers tried: the seconds of the fastest that fits, None if none does."""
     count, stack = cluster.world_size, profile.stacks[0]
     cuts = [[one for one in itertools.product(range(total + 1), repeat=count) if sum(one) == total] for total in (3, stack.columns, length)]
@@ -20,8 +21,8 @@ def brute_force(profile, cluster, *, length, memory):
     for second in range(stack.num_layers + 1):
         for parts in itertools.product(*cuts):
             made = hybrid_plan("hand", profile, Cut(tuple(range(count)), *parts, (second,)))
-            needs = inference_needs(made, profile, memory=memory)
-            if all(need.total_bytes <= memory.budget_bytes(cluster, rank) for rank, need in needs.items()):
+            needs = inference_needs(made, profile)
+            if all(need.total_bytes <= cluster.devices[rank].memory_bytes for rank, need in needs.items()):
                 found.append(price_plan(made, profile, cluster).layers_s)
     return min(found, default=None)
 
@@ -29,28 +30,29 @@ def brute_force(profile, cluster, *, length, memory):
 @pytest.mark.parametrize("seed", range(6))
 def test_it_is_what_trying_everything_finds(seed):
     profile, cluster, _ = unequal(seed, world_size=2 + seed % 2, stack=TINY)
-    memory = PAPER if seed % 3 else replace(PAPER, full_everywhere=False)
-    found = oracle(SequenceProblem(profile, cluster, length=4, memory=memory))
-    tried = brute_force(profile, cluster, length=4, memory=memory)
+    profile, cluster = as_printed(profile, cluster)
+    profile = replace(profile, full_everywhere=bool(seed % 3))
+    found = oracle(sequence(profile, cluster, length=4))
+    tried = brute_force(profile, cluster, length=4)
     if tried is None:
         assert found is None
         return
     assert found.value_s == pytest.approx(tried, rel=2e-4)
     assert found.bound_s <= tried * (1 + 1e-9)
     assert found.value_s == pytest.approx(price_plan(found.plan, profile, cluster).layers_s)
-    check_inference(found.plan, profile, cluster, memory=memory)
+    check_inference(found.plan, profile, cluster)
 
 
 def test_two_stacks_that_are_cut_alike():
     profile, cluster = instance([2e9, 1e9], (shape(2, 4, unit_width=8), shape(2, 4, unit_width=8, cross=True)))
-    found = oracle(SequenceProblem(profile, cluster, length=12))
+    found = oracle(sequence(profile, cluster, length=12))
     assert found is not None
     assert len(found.plan.schemes) == 4
     with pytest.raises(ConfigError, match="differ"):
-        oracle(SequenceProblem(profile, cluster, length=12, decoder_length=3))
+        oracle(sequence(profile, cluster, length=12, decoder_length=3))
 
 
 def test_what_it_cannot_do_is_refused():
     profile, cluster = instance([1e9] * 4, (shape(2, 12),))
     small = replace(cluster, devices=tuple(replace(one, memory_bytes=10) for one in cluster.devices))
-    assert oracle(SequenceProblem(profile, small, length=100)) is None
+    assert oracle(sequence(profile, small, length=100)) is None

@@ -3,13 +3,13 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from galaxy_plus_builders import check_inference, instance, shape, unequal
+from galaxy_plus_builders import check_inference, instance, sequence, shape, unequal
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
-from workbench.methods.galaxy_plus.planners import PAPER, SequenceProblem, algorithm_1, oracle, plan, plans, price_plan
+from workbench.methods.galaxy_plus.planners import algorithm_1, check, oracle, plan, plans, price_plan
 from workbench.methods.galaxy_plus.planners.search import Search
 from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, tune
 from workbench.profiler.descriptions import describe
@@ -21,16 +21,16 @@ def test_never_worse_than_algorithm_1_and_whole_and_fitting(first):
     for seed in range(first, first + 3):
         profile, cluster, length = unequal(1000 + seed)
         try:
-            ours = plan(SequenceProblem(profile, cluster, length=length), effort=seed % 3)
+            ours = plan(sequence(profile, cluster, length=length), effort=seed % 3)
         except PlanError:
             with pytest.raises(PlanError):
-                algorithm_1(SequenceProblem(profile, cluster, length=length))
+                algorithm_1(sequence(profile, cluster, length=length))
             continue
         stack = profile.stacks[0]
         assert (sum(ours.units), sum(ours.columns), sum(ours.tokens(length))) == (stack.num_units, stack.columns, length)
         check_inference(ours, profile, cluster)
         try:
-            printed = algorithm_1(SequenceProblem(profile, cluster, length=length))
+            printed = algorithm_1(sequence(profile, cluster, length=length))
         except PlanError:
             continue
         compared += 1
@@ -44,9 +44,9 @@ def test_within_2_percent_of_the_optimum_of_all_rings(seed):
     profile, cluster, length = unequal(seed, world_size=2 + seed % 3, stack=stack)
     some = itertools.chain.from_iterable(itertools.combinations(range(cluster.world_size), k + 1) for k in range(cluster.world_size))
     rings = [(ranks[0], *rest) for ranks in some for rest in itertools.permutations(ranks[1:])]
-    found = [oracle(SequenceProblem(profile, cluster, length=length, ranks=ring)) for ring in rings]
+    found = [oracle(sequence(profile, cluster, length=length, ranks=ring)) for ring in rings]
     try:
-        ours = price_plan(plan(SequenceProblem(profile, cluster, length=length)), profile, cluster).layers_s
+        ours = price_plan(plan(sequence(profile, cluster, length=length)), profile, cluster).layers_s
     except PlanError:
         assert found == [None] * len(rings)
         return
@@ -55,14 +55,14 @@ def test_within_2_percent_of_the_optimum_of_all_rings(seed):
 
 def test_the_price_decides_and_algorithm_1_is_asked_too():
     profile, cluster = instance([2e10, 1e10, 5e9, 4e9], (shape(6, 12),), memory_bytes=60_000_000)
-    printed = algorithm_1(SequenceProblem(profile, cluster, length=64))
+    printed = algorithm_1(sequence(profile, cluster, length=64))
     asked = []
 
     def price(one):
         asked.append(one)
         return 0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
 
-    problem, once = SequenceProblem(profile, cluster, length=64), cache(price)
+    problem, once = sequence(profile, cluster, length=64), cache(price)
     chosen = tune(problem, plans(problem), once, overlap=None, both_ways=None, tile_tokens=16, tries=0)
     assert chosen.predicted_s == 0.5
     assert (chosen.units, chosen.columns, chosen.schemes) == (printed.units, printed.columns, printed.schemes)
@@ -83,7 +83,7 @@ def test_steps_follow_the_price_and_stay_within_memory():
         asked.append(one)
         return 10.0 - one.tokens(64)[-1] / 64 + sum(one.schemes) + one.units[0] / 12
 
-    problem, whole = SequenceProblem(profile, cluster, length=64), {"both_ways": False, "tile_tokens": 0}
+    problem, whole = sequence(profile, cluster, length=64), {"both_ways": False, "tile_tokens": 0}
     start = tune(problem, plans(problem), cache(price), tries=0, **whole)
     count = len(asked)
     found = tune(problem, plans(problem), cache(price), tries=25, **whole)
@@ -98,7 +98,7 @@ def test_steps_follow_the_price_and_stay_within_memory():
 
 def test_candidates_differ_in_schemes_rings_and_tokens():
     profile, cluster = instance([2e11, 1e11, 5e10, 4e10], (shape(12, 12),), mbit_per_s=125.0)
-    found = plans(SequenceProblem(profile, cluster, length=128))
+    found = plans(sequence(profile, cluster, length=128))
     assert {(0, 12), (12, 0)} <= {one.configuration for one in found}
     assert len({one.shares for one in found}) > 3
     seconds = [price_plan(one, profile, cluster).layers_s for one in found]
@@ -108,20 +108,20 @@ def test_candidates_differ_in_schemes_rings_and_tokens():
 
 def test_devices_that_do_not_help_are_left_out():
     profile, cluster = instance([1e10, 1e10, 1e6], (shape(4, 8),), mbit_per_s=[1000.0, 1000.0, 1.0])
-    assert set(plan(SequenceProblem(profile, cluster, length=64)).ranks) == {0, 1}
+    assert set(plan(sequence(profile, cluster, length=64)).ranks) == {0, 1}
     profile, cluster = instance([1e12] * 3, (shape(4, 8),), mbit_per_s=0.01)
-    single = plan(SequenceProblem(profile, cluster, length=64))
+    single = plan(sequence(profile, cluster, length=64))
     assert (single.num_positions, single.overlap) == (1, False)
     # A price is asked about one device alone, whatever Eq. 9 thinks of it.
     profile, cluster = instance([1e9] * 3, (shape(4, 8),))
-    assert plan(SequenceProblem(profile, cluster, length=64)).num_positions == 3
-    problem = SequenceProblem(profile, cluster, length=64)
+    assert plan(sequence(profile, cluster, length=64)).num_positions == 3
+    problem = sequence(profile, cluster, length=64)
     assert tune(problem, plans(problem), lambda one: float(one.num_positions), both_ways=False, tile_tokens=0).num_positions == 1
 
 
 def test_of_plans_that_take_equally_long_the_first_is_chosen():
     profile, cluster = instance([1e11, 1e11], (shape(4, 8),))
-    problem = SequenceProblem(profile, cluster, length=64)
+    problem = sequence(profile, cluster, length=64)
     one = next(one for one in plans(problem) if one.num_positions == 2)
     for ranks in ((0, 1), (1, 0)):
         made = [replace(one, ranks=own) for own in (ranks, ranks[::-1])]
@@ -132,20 +132,20 @@ def test_a_device_too_small_for_a_whole_network_works_without_tokens():
     stack = shape(8, 8)
     whole = 8 * (stack.attention_bytes + stack.feed_forward_bytes)
     profile, cluster = instance([1e11] * 3, (stack,), memory_bytes=[int(0.9 * whole), int(0.9 * whole), int(0.3 * whole)], mbit_per_s=20.0)
-    found = plan(SequenceProblem(profile, cluster, length=256))
+    found = plan(sequence(profile, cluster, length=256))
     assert found.configuration[1] > 0
     assert (
         price_plan(found, profile, cluster).layers_s
-        <= price_plan(algorithm_1(SequenceProblem(profile, cluster, length=256)), profile, cluster).layers_s
+        <= price_plan(algorithm_1(sequence(profile, cluster, length=256)), profile, cluster).layers_s
     )
-    printed = plan(SequenceProblem(profile, cluster, length=256, memory=PAPER))
-    check_inference(printed, profile, cluster, memory=PAPER)
+    printed = plan(sequence(profile, cluster, length=256, is_printed=True))
+    check_inference(printed, profile, cluster, is_printed=True)
 
 
 def test_the_ring_avoids_slow_pairs():
     pairs = {f"d{a}>d{b}": Link(bytes_per_s=1e4) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 0), (2, 1), (3, 2), (0, 3))}
     profile, cluster = instance([1e10] * 4, (shape(4, 8),), pairs=pairs)
-    ring = plan(SequenceProblem(profile, cluster, length=64)).ranks
+    ring = plan(sequence(profile, cluster, length=64)).ranks
     hops = {(a, b) for a, b in zip(ring, (*ring[1:], ring[0]), strict=True)}
     # Only (0, 2) and (1, 3) are quick: no ring of four is, so two devices remain.
     assert hops in ({(0, 2), (2, 0)}, {(1, 3), (3, 1)})
@@ -154,61 +154,61 @@ def test_the_ring_avoids_slow_pairs():
 @pytest.mark.parametrize(("units", "devices", "length"), [(3, 8, 40), (8, 5, 2), (1, 3, 1)])
 def test_more_devices_than_heads_or_tokens_is_no_error(units, devices, length):
     profile, cluster = instance([1e9] * devices, (shape(2, units),))
-    found = plan(SequenceProblem(profile, cluster, length=length))
+    found = plan(sequence(profile, cluster, length=length))
     assert sum(found.units) == units
     assert sum(found.tokens(length)) == length
-    assert algorithm_1(SequenceProblem(profile, cluster, length=length)).units.count(0) == max(0, devices - units)
+    assert algorithm_1(sequence(profile, cluster, length=length)).units.count(0) == max(0, devices - units)
 
 
 def test_what_is_missing_is_said_in_all_and_by_device():
     stack = shape(4, 4)
     profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=[3_000_000, 2_000_000])
     with pytest.raises(PlanError, match=r"room for 'd0' 3.0 MB, 'd1' 2.0 MB: 7.6 MB are missing in all") as caught:
-        plan(SequenceProblem(profile, cluster, length=16))
+        plan(sequence(profile, cluster, length=16))
     assert "need 12.6 MB" in str(caught.value)
     profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=8_000_000, first_bytes=9_000_000)
     with pytest.raises(PlanError, match=r"missing in all|must stand on one device"):
-        plan(SequenceProblem(profile, cluster, length=16))
+        plan(sequence(profile, cluster, length=16))
 
 
 def test_scheme_2_everywhere_may_be_what_does_not_fit():
     stack = shape(4, 4)
     profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=4 * (stack.attention_bytes + stack.feed_forward_bytes) * 6 // 10)
-    assert plan(SequenceProblem(profile, cluster, length=16), schemes=1).num_positions == 2
+    assert plan(sequence(profile, cluster, length=16), schemes=1).num_positions == 2
     with pytest.raises(PlanError, match="each device needs all feed-forward networks"):
-        plan(SequenceProblem(profile, cluster, length=16), schemes=2)
+        plan(sequence(profile, cluster, length=16), schemes=2)
 
 
 def test_portal_ranks_and_schemes_are_kept():
     profile, cluster = instance([1e10, 2e10, 3e10, 4e10], (shape(4, 8),))
-    assert plan(SequenceProblem(profile, cluster, length=64), portal=2).ranks[0] == 2
-    assert set(plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 3))).ranks) <= {0, 3}
-    assert plan(SequenceProblem(profile, cluster, length=64), schemes=1).configuration == (4, 0)
-    assert plan(SequenceProblem(profile, cluster, length=64), schemes=2).configuration == (0, 4)
+    assert plan(sequence(profile, cluster, length=64), portal=2).ranks[0] == 2
+    assert set(plan(sequence(profile, cluster, length=64, ranks=(0, 3))).ranks) <= {0, 3}
+    assert plan(sequence(profile, cluster, length=64), schemes=1).configuration == (4, 0)
+    assert plan(sequence(profile, cluster, length=64), schemes=2).configuration == (0, 4)
     with pytest.raises(ConfigError, match="portal"):
-        plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 1)), portal=3)
+        plan(sequence(profile, cluster, length=64, ranks=(0, 1)), portal=3)
     with pytest.raises(ConfigError, match="Scheme 3"):
-        plan(SequenceProblem(profile, cluster, length=64), schemes=3)
+        plan(sequence(profile, cluster, length=64), schemes=3)
     with pytest.raises(ConfigError, match="each once"):
-        plan(SequenceProblem(profile, cluster, length=64, ranks=(0, 0)))
+        plan(sequence(profile, cluster, length=64, ranks=(0, 0)))
 
 
 def test_both_stacks_are_cut_in_proportion():
     stacks = (shape(4, 8, unit_width=16), shape(3, 6, unit_width=16, cross=True))
     profile, cluster = instance([2e9, 1e9, 5e8], stacks, memory_bytes=2_000_000)
-    found = plan(SequenceProblem(profile, cluster, length=40, decoder_length=7))
+    found = plan(sequence(profile, cluster, length=40, decoder_length=7))
     check_inference(found, profile, cluster, decoder_length=7)
     assert len(found.schemes) == 7
     assert found.cut(stacks[1])[0] == tuple(sorted(found.cut(stacks[1])[0], reverse=True)) or found.ranks != (0, 1, 2)
-    printed = algorithm_1(SequenceProblem(profile, cluster, length=40, decoder_length=7))
+    printed = algorithm_1(sequence(profile, cluster, length=40, decoder_length=7))
     seconds = [price_plan(one, profile, cluster, decoder_length=7).layers_s for one in (found, printed)]
     assert seconds[0] <= seconds[1] * (1 + 1e-9)
 
 
 def test_sixty_four_devices():
     profile, cluster = instance([1e10, 2e10, 4e10, 4e10] * 16, (shape(2, 16),), mbit_per_s=1000.0)
-    found = plan(SequenceProblem(profile, cluster, length=512), effort=1)
-    assert found.predicted_s <= algorithm_1(SequenceProblem(profile, cluster, length=512)).predicted_s * (1 + 1e-9)
+    found = plan(sequence(profile, cluster, length=512), effort=1)
+    assert found.predicted_s <= algorithm_1(sequence(profile, cluster, length=512)).predicted_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("memory_bytes", [10**12, 10**6])
@@ -223,7 +223,7 @@ def test_a_slow_device_may_join_for_its_part_of_the_feed_forward_networks(memory
         return 0.9 - 0.01 * one.tokens(96)[one.ranks.index(2)] if 2 in one.ranks else 1.0
 
     settings = {"method": "galaxy_plus", "portal": None, "schemes": None}
-    search = Search(SequenceProblem(profile, cluster, length=96, ranks=(0, 1, 2)), **settings)
+    search = Search(sequence(profile, cluster, length=96, ranks=(0, 1, 2)), **settings)
     found, seconds = search.climb(start, price, most=30)
     if memory_bytes < 10**9:
         assert sorted(found.ranks) == [0, 1]
@@ -249,8 +249,8 @@ def test_a_cluster_on_which_the_order_of_devices_and_the_split_must_change_toget
     cluster, described = Cluster(name="unlike", devices=devices), describe("OPT-1.3B")
     first, last = end_bytes(described)
     profile = analytic_from("OPT-1.3B", stack_sizes(described), cluster, first_bytes=first, last_bytes=last)
-    problem = SequenceProblem(profile, cluster, length=32)
-    price = InferencePrices(profile, cluster, problem.lengths)
+    problem = sequence(profile, cluster, length=32)
+    price = InferencePrices(problem)
     by_hand = InferencePlan(
         method="galaxy_plus",
         paradigm="hybrid",
@@ -263,5 +263,5 @@ def test_a_cluster_on_which_the_order_of_devices_and_the_split_must_change_toget
     )
     by_hand = choose_tiles(by_hand, price)
     found = tune(problem, plans(problem), price)
-    problem.check(found)
+    check(problem, found)
     assert price(found) <= price(by_hand)

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from galaxy_plus_builders import check_inference, instance, shape
+from galaxy_plus_builders import check_inference, instance, sequence, shape
 
 from workbench.core.errors import PlanError
-from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plan, price_plan
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, plan, price_plan
 from workbench.methods.galaxy_plus.prices import replan
 
 STACK = shape(6, 12, unit_width=16)
@@ -12,7 +12,7 @@ STACK = shape(6, 12, unit_width=16)
 
 def made():
     profile, cluster = instance([4e10, 4e10, 2e10, 1e10], (STACK,), memory_bytes=8_000_000)
-    return profile, cluster, plan(SequenceProblem(profile, cluster, length=48))
+    return profile, cluster, plan(sequence(profile, cluster, length=48))
 
 
 def test_a_lost_device_does_not_occur_and_nothing_is_renumbered():
@@ -41,16 +41,13 @@ def test_a_slow_device_gets_less_or_nothing():
     share = new.units[new.position_of(1)] if new.position_of(1) is not None else 0
     assert share < old.units[old.position_of(1)]
     assert price_plan(new, seen, cluster).layers_s < price_plan(old, seen, cluster).layers_s
-    assert (
-        price_plan(new, seen, cluster).layers_s
-        <= price_plan(algorithm_1(SequenceProblem(seen, cluster, length=48)), seen, cluster).layers_s
-    )
+    assert price_plan(new, seen, cluster).layers_s <= price_plan(algorithm_1(sequence(seen, cluster, length=48)), seen, cluster).layers_s
 
 
 @pytest.mark.parametrize("name", INFERENCE_SYSTEMS)
 def test_every_system_is_planned_anew_by_its_own_planner(name):
     profile, cluster = instance([4e10, 4e10, 2e10, 1e10], (STACK,))
-    old = INFERENCE_SYSTEMS[name](SequenceProblem(profile, cluster, length=48))
+    old = INFERENCE_SYSTEMS[name](sequence(profile, cluster, length=48))
     new = replan(old, profile, cluster, excluded=[0])
     assert new.method == name
     assert 0 not in new.ranks

@@ -24,6 +24,7 @@ from workbench.methods.common.records import measured_timeline, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.options import METHOD
+from workbench.methods.galaxy_plus.planners.memory import check as check_memory
 from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_plan, plan_job, predict, problem_of, shown_request
 from workbench.methods.galaxy_plus.prepare import PreparedJob, local_hidden, local_texts, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
@@ -74,7 +75,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
 
     def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later (see Method)."""
-        problem_of(prepared, profile, cluster).check(check_plan(prepared, profile, cluster, plan))
+        check_memory(problem_of(prepared, profile, cluster), check_plan(prepared, profile, cluster, plan))
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every request (see Method)."""

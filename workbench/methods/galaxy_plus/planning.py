@@ -18,31 +18,32 @@ from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
-from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem, algorithm_1, plans
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, check, lengths_of, plans
 from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
+from workbench.planners.problem import Problem
 from workbench.simulator import simulate
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing fits."""
     problem, scheme = problem_of(prepared, profile, cluster), prepared.options.scheme
-    price = InferencePrices(problem.profile, cluster, problem.lengths)
+    price = InferencePrices(problem)
     chosen = _chosen(prepared.options, problem, price)
     if scheme is not None:
         chosen = replace(chosen, notes=(*chosen.notes, _price_of_splitting(scheme, problem, price, chosen)))
-    return as_plan(replace(chosen, predicted_s=price(chosen), length=problem.length), problem.profile.stacks)
+    return as_plan(replace(chosen, predicted_s=price(chosen), length=problem.sequence_length), problem.profile.stacks)
 
 
-def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> SequenceProblem:
+def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Problem[InferenceProfile]:
     """Return the planning problem of a request of mean length; the longest one must fit in memory."""
-    sizes: dict[str, Any] = {"length": prepared.typical_length, "memory_length": prepared.longest}
-    return SequenceProblem(inference_of(profile), cluster, **sizes, decoder_length=prepared.decoder_length)
+    sizes: dict[str, Any] = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
+    return Problem(inference_of(profile), cluster, **sizes, decoder_length=prepared.decoder_length)
 
 
-def _chosen(options: InferenceOptions, problem: SequenceProblem, price: InferencePrices) -> InferencePlan:
+def _chosen(options: InferenceOptions, problem: Problem[InferenceProfile], price: InferencePrices) -> InferencePlan:
     """Return the plan of the job's system with its tiles, as requested or the fastest; our own planner also tunes it by small shifts."""
     ways: dict[str, Any] = {"both_ways": options.both_ways, "tile_tokens": options.tile_tokens}
     if options.system == "galaxy_plus" and options.planner == "own":
@@ -54,7 +55,7 @@ def _chosen(options: InferenceOptions, problem: SequenceProblem, price: Inferenc
     return choose_tiles(chosen, price, overlap=options.overlap is not False, **ways) if chosen.paradigm == "hybrid" else chosen
 
 
-def _price_of_splitting(scheme: int, problem: SequenceProblem, price: InferencePrices, chosen: InferencePlan) -> str:
+def _price_of_splitting(scheme: int, problem: Problem[InferenceProfile], price: InferencePrices, chosen: InferencePlan) -> str:
     """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing to split."""
     asked = f"Scheme {scheme} was asked for"
     if not is_split(chosen):
@@ -64,7 +65,7 @@ def _price_of_splitting(scheme: int, problem: SequenceProblem, price: InferenceP
     for rank, device in enumerate(problem.cluster.devices):
         one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(problem.profile.num_layers,))
         with suppress(PlanError):
-            problem.check(one)
+            check(problem, one)
             alone.append((price(one), device.name))
     if not alone:
         return f"{split}; it fits on no device alone."
@@ -109,7 +110,7 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
         given = getattr(chosen, name)
         if given and sum(given) != wanted:
             raise ConfigError(asked, f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.", "Let the parts add up.")
-    InferenceLayout.build(chosen, stacks, problem.lengths)
+    InferenceLayout.build(chosen, stacks, lengths_of(problem))
     return chosen
 
 

@@ -20,10 +20,11 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
-from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, SequenceProblem
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, lengths_of
 from workbench.methods.galaxy_plus.planners import plans as candidates
 from workbench.methods.galaxy_plus.planners.search import Search
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_costs, inference_schedule
+from workbench.planners.problem import Problem
 from workbench.simulator import simulate
 
 KEPT_PROGRAMS = 128
@@ -132,16 +133,29 @@ KEPT_LAYERS = 4
 
 @dataclass(slots=True)
 class InferencePrices:
-    """Seconds of plans on one profile and cluster: prices(plan).  Results are cached.
+    """The simulated seconds of plans of one problem: price(plan).  Results are cached.
 
-    lengths: of each stack's sequence.  message_s: cost of a message.
+    message_s: cost of a message.
     """
 
-    profile: InferenceProfile
-    cluster: Cluster
-    lengths: tuple[int, ...]
+    problem: Problem[InferenceProfile]
     message_s: float = MESSAGE_S
     _known: dict[InferencePlan, float] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> InferenceProfile:
+        """Return the costs on every device."""
+        return self.problem.profile
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the devices."""
+        return self.problem.cluster
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the tokens of each stack."""
+        return lengths_of(self.problem)
 
     def __call__(self, plan: InferencePlan) -> float:
         """Return the seconds from the request's start to the answer, both on the plan's first device."""
@@ -196,7 +210,7 @@ TRIES = 120
 
 
 def tune(
-    problem: SequenceProblem,
+    problem: Problem[InferenceProfile],
     plans: Iterable[InferencePlan],
     price: InferencePrices,
     *,
@@ -253,7 +267,7 @@ def replan(
             f"Cluster '{cluster.name}' has no other device.",
             "Wait until a device is back.",
         )
-    problem = SequenceProblem(profile, cluster, length=length or old.length or 1, decoder_length=decoder_length, ranks=left)
+    problem = Problem(profile, cluster, sequence_length=length or old.length or 1, decoder_length=decoder_length, ranks=left)
     planner = INFERENCE_SYSTEMS.get(old.method)
     if old.method == "galaxy_plus" or planner is None:
         portal = old.ranks[0] if old.ranks[0] in left else None

@@ -7,10 +7,10 @@ from itertools import product
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import SEND
 from workbench.methods.galaxy_plus.costs import stack_sizes, working_bytes
-from workbench.methods.galaxy_plus.planners import SequenceProblem
+from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.profiler.descriptions import FP32_BYTES
-from workbench_studies.papers.galaxy_plus.testbed import GIB, MODELS, PAPER, Constants, cluster, load_constants, profile
+from workbench_studies.papers.galaxy_plus.testbed import GIB, MODELS, PAPER, Constants, cluster, load_constants, problem, profile
 from workbench_studies.papers.items import Item, Rows, worst
 from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
 
@@ -138,7 +138,7 @@ def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tupl
             start, stop = layout.span(op)
             pairs = (stop - start) * (TOKENS if op.kind == "ATT" else 1)
             flops += sizes.unit_flops(op.kind) * pairs * layout.width(layout.blocks[op.stage], count - 1)
-    need = SequenceProblem(costs, on, length=TOKENS, memory=constants.memory_rule).needs(plan)[count - 1]
+    need = needs(problem(constants, costs, on, TOKENS), plan)[count - 1]
     return need.attention_bytes + need.feed_forward_bytes, flops, sent
 
 

@@ -12,7 +12,7 @@ from itertools import product
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.methods.galaxy_plus.costs import stack_sizes
-from workbench.methods.galaxy_plus.planners import SequenceProblem, algorithm_1
+from workbench.methods.galaxy_plus.planners import algorithm_1
 from workbench.plots.export import Captioned
 from workbench_studies.papers.drawing import draw, paired_bars
 from workbench_studies.papers.galaxy_plus.scaling import plans, scheduled
@@ -27,6 +27,7 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     Constants,
     cluster,
     load_constants,
+    problem,
     profile,
 )
 from workbench_studies.papers.items import Item, Rows, median_off, swapped
@@ -202,11 +203,7 @@ def _fits(constants: Constants, model: str, environment: str, second: int) -> bo
 def _second_layers(constants: Constants, model: str, on: Cluster, environment: str) -> Number:
     costs = profile(constants, model, environment)
     try:
-        plan = algorithm_1(
-            SequenceProblem(
-                costs, on, length=constants.length(model), decoder_length=constants.decoder_tokens, memory=constants.memory_rule
-            )
-        )
+        plan = algorithm_1(problem(constants, costs, on, constants.length(model)))
     except PlanError:
         return OOM
     return float(plan.configuration[1])

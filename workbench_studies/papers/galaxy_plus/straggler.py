@@ -6,11 +6,12 @@ from functools import lru_cache
 
 from workbench.core.device_faults import Fault
 from workbench.methods.base import ignore
-from workbench.methods.galaxy_plus.planners import SequenceProblem, algorithm_1, stack_lengths
+from workbench.methods.galaxy_plus.planners import algorithm_1, stack_lengths
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, made_up_host
 from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
+from workbench.planners import Problem
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, load_spike_executed
 from workbench_studies.papers.galaxy_plus.testbed import FIG_16, PAPER, Constants, cluster, described, load_constants, profile
@@ -36,7 +37,7 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
     on, costs = cluster(constants, FIG_16), profile(constants, "GPT2-L", FIG_16)
     lengths = stack_lengths(costs, constants.length("GPT2-L"))
     begins = printed(PAPER, "fig16")[("external load begins",)]
-    first = algorithm_1(SequenceProblem(costs, on, length=lengths[0]))
+    first = algorithm_1(Problem(costs, on, sequence_length=lengths[0]))
     planner, times = planner_of(costs, on, lengths, first=first, is_priced=False), simulated_times(costs, on, lengths)
     return {
         name: simulate_serving(

@@ -17,7 +17,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
 from workbench.methods.galaxy_plus import planners as galaxy_plus
-from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, profile
+from workbench.planners import Problem
+from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, problem, profile
 from workbench_studies.papers.result import OOM
 
 
@@ -95,13 +96,13 @@ def _ring_s(
     return max(done)
 
 
-def _staged(problem: galaxy_plus.SequenceProblem) -> InferencePlan:
+def _staged(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return EdgeShard as the paper must have run it: a pipeline through all devices whose slowest stage is as fast as possible.
 
     EdgeShard's programme for throughput aims at this; among equally good stages those on fast devices are filled first.
     """
     costs, on = problem.profile, problem.cluster
-    layer_s = [1 / galaxy_plus.capacity(costs, rank, problem.lengths) for rank in range(on.world_size)]
+    layer_s = [1 / galaxy_plus.capacity(costs, rank, galaxy_plus.lengths_of(problem)) for rank in range(on.world_size)]
     slowest = sorted(count * seconds for seconds in layer_s for count in range(1, costs.num_layers + 1))
     rooms = ([int(limit / seconds + 1e-9) for seconds in layer_s] for limit in slowest)
     room = next(each for each in rooms if min(each) and sum(each) >= costs.num_layers)
@@ -111,8 +112,8 @@ def _staged(problem: galaxy_plus.SequenceProblem) -> InferencePlan:
         shares[rank] += more
         left -= more
     ranks = tuple(range(on.world_size))
-    plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.length)
-    problem.check(plan)
+    plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.sequence_length)
+    galaxy_plus.check(problem, plan)
     return plan
 
 
@@ -158,14 +159,13 @@ def run_system(
     """Return a method's plan under the paper's memory accounting and its simulated seconds for a model in an environment."""
     on = cluster(constants, environment, mbit_per_s, collectives=system in (MEGATRON, SEQUENCE))
     costs = profile(constants, model, environment)
-    length, decoder_length = constants.length(model), constants.decoder_tokens
-    problem = galaxy_plus.SequenceProblem(costs, on, length=length, decoder_length=decoder_length, memory=constants.memory_rule)
+    lengths = galaxy_plus.stack_lengths(costs, constants.length(model), constants.decoder_tokens)
     try:
-        plan = PLANNERS[system](problem)
+        plan = PLANNERS[system](problem(constants, costs, on, lengths[0]))
     except PlanError as error:
         return Run(reason=str(error))
     handled = handling(constants, on)
     ways = [plan, replace(plan, overlap=False)] if plan.overlap and environment in WITH_GPUS else [plan]
-    seconds = {way: printed_s(way, costs, on, problem.lengths, handled) for way in ways}
+    seconds = {way: printed_s(way, costs, on, lengths, handled) for way in ways}
     best = min(ways, key=lambda way: seconds[way])
     return Run(plan=best, seconds=seconds[best])

@@ -9,8 +9,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
-from workbench.methods.galaxy_plus.planners import PAPER as EQUATION_8
-from workbench.methods.galaxy_plus.planners import MemoryRule
+from workbench.planners import Problem
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench_studies.papers.result import read_constants
 
@@ -65,17 +64,30 @@ class Constants:
     weak_tokens: int
     strong_tokens: int
 
-    @property
-    def memory_rule(self) -> MemoryRule:
-        """Return the memory rule of the paper's configurations: Eq. 8, and a share of the embedding on every device."""
-        return replace(EQUATION_8, embedding="each", embedding_share=self.embedding_share)
-
     def length(self, model: str) -> int:
         """Return the tokens of one sequence, or picture."""
         return self.image_tokens if model.startswith("ViT") else self.tokens
 
 
 load_constants = partial(read_constants, PAPER, Constants)
+
+
+def as_printed(profile: InferenceProfile, cluster: Cluster, *, embedding_share: float = 0.0) -> tuple[InferenceProfile, Cluster]:
+    """Return a profile and a cluster that count memory as Eq. 8-9 do: only the weights of attention and feed-forward networks.
+
+    A device's need must be below its memory.  embedding_share: the share of embedding and head that is on every device in addition.
+    """
+    stacks = tuple(replace(shape, layer_bytes=0) for shape in profile.stacks)
+    counted = replace(profile, stacks=stacks, first_bytes=0, last_bytes=0, working_bytes_per_token=0, full_everywhere=True)
+    less = 1 + round(embedding_share * profile.ends_bytes)
+    devices = tuple(replace(device, memory_bytes=device.memory_bytes - less) for device in cluster.devices)
+    return counted, replace(cluster, devices=devices)
+
+
+def problem(constants: Constants, profile: InferenceProfile, cluster: Cluster, length: int) -> Problem[InferenceProfile]:
+    """Return the planning problem of the paper's configurations: Eq. 8, and a share of the embedding on every device."""
+    counted = as_printed(profile, cluster, embedding_share=constants.embedding_share)
+    return Problem(*counted, sequence_length=length, decoder_length=constants.decoder_tokens)
 
 
 @lru_cache(maxsize=512)

@@ -9,13 +9,14 @@ from workbench.methods.galaxy_plus.planners.baselines import (
     megatron_lm,
     sequence_parallel,
 )
-from workbench.methods.galaxy_plus.planners.memory import HELD, PAPER, MemoryRule, SequenceProblem
+from workbench.methods.galaxy_plus.planners.memory import check, needs
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan, plans
 from workbench.methods.galaxy_plus.planners.pricing import (
     all_gather_s,
     capacity,
     con_s,
     hop_lines,
+    lengths_of,
     mha_s,
     mlp_sequence_s,
     mlp_tensor_s,

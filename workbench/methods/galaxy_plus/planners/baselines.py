@@ -17,27 +17,28 @@ from functools import partial
 import numpy as np
 
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import SequenceProblem
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
-from workbench.methods.galaxy_plus.planners.pricing import boundary_bytes, ends_s, layer_s, price_plan
+from workbench.methods.galaxy_plus.planners.pricing import boundary_bytes, ends_s, layer_s, lengths_of, price_plan
+from workbench.planners.problem import Problem
 
-InferencePlanner = Callable[[SequenceProblem], InferencePlan]
+InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]
 """Returns a plan for one sequence.  Raises PlanError, naming device and bytes, if none fits."""
 
 
-def _finished(made: InferencePlan, problem: SequenceProblem) -> InferencePlan:
+def _finished(made: InferencePlan, problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return a plan with its predicted time.  Raises PlanError if it does not fit."""
-    problem.check(made)
+    check(problem, made)
     return replace(made, predicted_s=price_plan(made, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s)
 
 
-def local(problem: SequenceProblem) -> InferencePlan:
+def local(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if it fits on none."""
     made, refusals = [], []
     for rank in problem.members:
         layers = (problem.profile.num_layers,)
-        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=problem.lengths[0])
+        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=lengths_of(problem)[0])
         try:
             made.append(_finished(one, problem))
         except PlanError as error:
@@ -47,7 +48,7 @@ def local(problem: SequenceProblem) -> InferencePlan:
     return min(made, key=lambda plan: plan.predicted_s)
 
 
-def megatron_lm(problem: SequenceProblem) -> InferencePlan:
+def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return tensor parallelism with equal heads and columns on every device, regardless of speed and memory (Megatron-LM).
 
     Raises PlanError if the number of heads is not a multiple of the devices, or if a device runs out of memory.
@@ -63,17 +64,17 @@ def megatron_lm(problem: SequenceProblem) -> InferencePlan:
         )
     columns = proportional_parts(profile.stacks[0].columns, (1,) * count)
     parts = (units // count,) * count
-    length = problem.lengths[0]
+    length = lengths_of(problem)[0]
     made = InferencePlan(method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=length)
     return _finished(made, problem)
 
 
-def sequence_parallel(problem: SequenceProblem) -> InferencePlan:
+def sequence_parallel(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return sequence parallelism: equal parts of the sequence, and the whole model on every device.
 
     Raises PlanError if the sequence has fewer tokens than there are devices, or if a device runs out of memory.
     """
-    ranks, lengths = problem.members, problem.lengths
+    ranks, lengths = problem.members, lengths_of(problem)
     if min(lengths) < len(ranks):
         raise PlanError(
             f"Equal parts of {min(lengths)} tokens on {len(ranks)} devices were asked for (sequence parallelism).",
@@ -92,7 +93,7 @@ Path = tuple[tuple[int, int], ...]
 """A sequence of (rank, layers)."""
 
 
-def edgeshard(problem: SequenceProblem) -> InferencePlan:
+def edgeshard(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return the sequential pipeline of EdgeShard's dynamic programme, for the least latency; devices that do not help are left out.
 
     Embedding and head are on the first device, and the result is sent back to it.
@@ -100,21 +101,22 @@ def edgeshard(problem: SequenceProblem) -> InferencePlan:
     """
     path = _Paths(problem).best()
     if path is None:
-        raise problem.least_missing()
+        raise least_missing(problem)
     ranks, layers = zip(*path, strict=True)
-    return _finished(InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.length), problem)
+    made = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.sequence_length)
+    return _finished(made, problem)
 
 
 class _Paths:
     """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are finished."""
 
-    def __init__(self, problem: SequenceProblem) -> None:
-        profile, cluster, lengths, memory = problem.profile, problem.cluster, problem.lengths, problem.memory
+    def __init__(self, problem: Problem[InferenceProfile]) -> None:
+        profile, cluster, lengths = problem.profile, problem.cluster, lengths_of(problem)
         ranks = self.ranks = problem.members
         self.layers = profile.num_layers
         stacks = [profile.stack_of(layer) for layer in range(self.layers)]
         shapes = [profile.stacks[stack] for stack in stacks]
-        sizes = [shape.attention_bytes + shape.feed_forward_bytes + memory.layers * shape.layer_bytes for shape in shapes]
+        sizes = [shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes for shape in shapes]
         held = np.concatenate([[0], np.cumsum(sizes)])
         self.ends = [ends_s(profile, rank, lengths) for rank in ranks]
         crossing = [boundary_bytes(profile, layer, lengths) for layer in range(self.layers + 1)]
@@ -122,13 +124,13 @@ class _Paths:
             (a, b): np.array([cluster.link(ranks[a], ranks[b]).transfer_s(nbytes) for nbytes in crossing])
             for a, b in itertools.permutations(range(len(ranks)), 2)
         }
-        working = profile.working_bytes_per_token * max(problem.longest) if memory.working else 0
+        working = activation_bytes(problem)
         self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
         nbytes = held[None, :] - held[:, None]
         for rank in ranks:
             done = np.concatenate([[0.0], np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks])])
-            seconds, budget = done[None, :] - done[:, None], memory.budget_bytes(cluster, rank) - working
-            rooms = {first: budget - memory.ends_bytes(profile, 1 - first) for first in (True, False)}
+            seconds, budget = done[None, :] - done[:, None], cluster.devices[rank].memory_bytes - working
+            rooms = {first: budget - first * profile.ends_bytes for first in (True, False)}
             self.cost.append({first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()})
 
     def best(self) -> Path | None:

@@ -15,18 +15,19 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import SequenceProblem, part_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, capacity, cut_of, price_plan
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.methods.galaxy_plus.planners.memory import check, least_missing, needs, part_bytes
+from workbench.methods.galaxy_plus.planners.pricing import Cut, capacity, cut_of, lengths_of, price_plan
 from workbench.methods.galaxy_plus.planners.programme import Programme
 from workbench.methods.galaxy_plus.planners.search import MOST_POSITIONS, Ranks, Search
+from workbench.planners.problem import Problem
 
 MOST_CANDIDATES = 12
 GAINS = 1.25
 """Rings whose plain cuts take this many times as long as the best ring's are not given to the linear programme."""
 
 
-def algorithm_1(problem: SequenceProblem, *, substitute: bool = True, method: str = "algorithm_1") -> InferencePlan:
+def algorithm_1(problem: Problem[InferenceProfile], *, substitute: bool = True, method: str = "algorithm_1") -> InferencePlan:
     """Return the plan of heterogeneity and memory aware HMP planning as printed (Galaxy+, section III-C, Algorithm 1).
 
     substitute: False keeps scheme 1 in all layers (Galaxy).
@@ -48,7 +49,7 @@ def algorithm_1(problem: SequenceProblem, *, substitute: bool = True, method: st
     10. Line 22 checks every device, also one without tokens: see MemoryRule.full_everywhere.
     """
     profile, cluster, chosen = problem.profile, problem.cluster, problem.members
-    v = [capacity(profile, rank, problem.lengths) for rank in chosen]
+    v = [capacity(profile, rank, lengths_of(problem)) for rank in chosen]
     layers = profile.num_layers
     unit_bytes, column_bytes, _ = map(int, part_bytes(profile, (0,) * len(profile.stacks)))
     plan = InferencePlan(
@@ -60,12 +61,12 @@ def algorithm_1(problem: SequenceProblem, *, substitute: bool = True, method: st
         shares=tuple(v),
         schemes=(1,) * layers,
         overlap=True,
-        length=problem.length,
+        length=problem.sequence_length,
     )
 
     def spare_bytes(plan: InferencePlan) -> list[int]:
-        needs = problem.needs(plan)
-        return [problem.memory.budget_bytes(cluster, rank) - needs[rank].total_bytes for rank in chosen]
+        needed = needs(problem, plan)
+        return [cluster.devices[rank].memory_bytes - needed[rank].total_bytes for rank in chosen]
 
     def balanced(plan: InferencePlan, name: str, piece_bytes: int, left: Sequence[int]) -> InferencePlan:
         """Move the overflow of one partition to devices with room (lines 7-17).  piece_bytes: of a unit or column in all layers."""
@@ -86,7 +87,7 @@ def algorithm_1(problem: SequenceProblem, *, substitute: bool = True, method: st
     if min(spare_bytes(plan)) < 0:
         everyone = range(len(chosen))
         plan = balanced(balanced(plan, "columns", column_bytes, everyone), "units", unit_bytes, everyone)
-        problem.check(plan)  # lines 34-35
+        check(problem, plan)  # lines 34-35
         plan = replace(plan, notes=("heads and columns were shifted to devices with more memory",))
     elif substitute:
         for second in range(1, layers + 1):
@@ -97,13 +98,13 @@ def algorithm_1(problem: SequenceProblem, *, substitute: bool = True, method: st
     return replace(plan, predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s)
 
 
-def plan(problem: SequenceProblem, **settings: Any) -> InferencePlan:
+def plan(problem: Problem[InferenceProfile], **settings: Any) -> InferencePlan:
     """Return the fastest plan by Eq. 9, never slower than Algorithm 1's.  settings: see plans."""
     return plans(problem, **settings)[0]
 
 
 def plans(
-    problem: SequenceProblem,
+    problem: Problem[InferenceProfile],
     *,
     portal: int | None = None,
     schemes: int | None = None,
@@ -124,7 +125,7 @@ def plans(
         raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
     found = _candidates(Search(problem, method=method, portal=portal, schemes=schemes), effort)
     if not found:
-        raise problem.least_missing(schemes=schemes)
+        raise least_missing(problem, schemes=schemes)
     return [replace(one, overlap=one.num_positions > 1) for one in found]
 
 
@@ -192,12 +193,12 @@ def _kinds(search: Search, ring: Ranks) -> Ranks:
 
 
 def turned(search: Search, ring: Ranks) -> Ranks:
-    """Rotate the ring so that the portal is first, or else the device with most memory if embedding and head count."""
+    """Rotate the ring so that the portal is first, or else the device with most memory if embedding and head have bytes."""
     first = search.portal
     if not ring:
         return ring
     if first is None:
-        if search.memory.embedding != "first" or not search.memory.ends_bytes(search.profile, 0):
+        if not search.profile.ends_bytes:
             return ring
         first = max(ring, key=lambda rank: (search.cluster.devices[rank].memory_bytes, -ring.index(rank)))
     at = ring.index(first)
@@ -227,7 +228,7 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
     if 1 < n <= MOST_POSITIONS and not plain:
         programme = Programme(search.problem, ring, room)
     by_room = sorted(range(n), key=lambda i: room[i])
-    fewest = n - 1 if every and not search.memory.full_everywhere else 0
+    fewest = n - 1 if every and not search.profile.full_everywhere else 0
     for second in seconds:
         least = math.inf
         for without in range(fewest + 1 if any(second) else 1):
@@ -248,7 +249,7 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
                 parts = [[max(0.0, float(one)) for one in part] for part in programme.parts(found.x)]
             full = other_bytes * shape.columns
             most = [
-                (nbytes - (has or search.memory.full_everywhere) * full) / max(unit_bytes, 1e-9)
+                (nbytes - (has or search.profile.full_everywhere) * full) / max(unit_bytes, 1e-9)
                 for nbytes, has in zip(room, holders, strict=True)
             ]
             units = tuple(_roomy(list(proportional_parts(shape.num_units, parts[0])), most))

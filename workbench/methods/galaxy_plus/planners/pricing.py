@@ -16,6 +16,7 @@ from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape, proportional_parts
 from workbench.core.schedule import ALLREDUCE
+from workbench.planners.problem import Problem
 
 Line = tuple[float, float]
 """Fixed seconds and seconds per item, of a time that is 0 for no items."""
@@ -31,6 +32,11 @@ def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | 
             "Give at least one token.",
         )
     return lengths
+
+
+def lengths_of(problem: Problem[InferenceProfile]) -> tuple[int, ...]:
+    """Return the tokens of each stack, for timing.  Raises ConfigError for less than one token."""
+    return stack_lengths(problem.profile, problem.sequence_length, problem.decoder_length)
 
 
 def num_blocks(shape: StackShape) -> int:

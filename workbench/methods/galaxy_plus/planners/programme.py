@@ -19,8 +19,9 @@ from scipy.sparse import csr_matrix
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
-from workbench.methods.galaxy_plus.planners.memory import SequenceProblem, part_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, Line, block_lines, hop_lines, num_blocks, price_plan
+from workbench.methods.galaxy_plus.planners.memory import check, part_bytes, room_bytes
+from workbench.methods.galaxy_plus.planners.pricing import Cut, Line, block_lines, hop_lines, lengths_of, num_blocks, price_plan
+from workbench.planners.problem import Problem
 
 Row = dict[int, float]
 """Coefficients by variable."""
@@ -32,14 +33,14 @@ class Programme:
     A second stack is split in the first one's proportion.  For a given number of scheme-2 layers Eq. 6-9 are linear in these.
     """
 
-    def __init__(self, problem: SequenceProblem, ranks: Sequence[int], room: Sequence[float]) -> None:
+    def __init__(self, problem: Problem[InferenceProfile], ranks: Sequence[int], room: Sequence[float]) -> None:
         """ranks: the ring.  room: bytes at each position for attention and feed-forward weights."""
-        profile, lengths = problem.profile, problem.lengths
+        profile, lengths = problem.profile, lengths_of(problem)
         if any(min(c.fixed_s, c.token_s, c.unit_s, c.token_unit_s) < 0 for row in profile.costs for s in row for c in s.pieces.values()):
             raise ConfigError(
                 "An optimum was asked for.", "A cost of the profile is below 0.", "Profile again, or use an analytic profile."
             )
-        self.profile, self.cluster, self.ranks, self.room, self.memory = profile, problem.cluster, tuple(ranks), room, problem.memory
+        self.profile, self.cluster, self.ranks, self.room = profile, problem.cluster, tuple(ranks), room
         first = profile.stacks[0]
         self.totals = (first.num_units, first.columns, lengths[0])
         self.width = 6 * len(ranks)  # a, b, s and their flags
@@ -129,7 +130,7 @@ class Programme:
         unit, first, second = part_bytes(self.profile, q)
         for d, room in enumerate(self.room):
             a, b, holds, full = d, n + d, 5 * n + d, second * self.totals[1]
-            if self.memory.full_everywhere:
+            if self.profile.full_everywhere:
                 rows.append(({a: unit, b: first}, room - full))
             else:  # with tokens all columns of scheme-2 layers, without tokens its own columns of them: both are lower bounds
                 rows += [({a: unit, b: first, holds: full}, room), ({a: unit, b: first + second}, room)]
@@ -170,20 +171,20 @@ TIME_LIMIT_S = 20.0
 """Seconds for one programme."""
 
 
-def oracle(problem: SequenceProblem) -> Optimum | None:
+def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
     """Return the optimum of Eq. 9 on the ring of the problem's ranks, None if no plan fits.
 
     An unfinished programme lowers bound_s.  With two stacks both must have equal units, columns and tokens.  Raises ConfigError otherwise.
     """
     profile, chosen = problem.profile, problem.members
     stacks = profile.stacks
-    if len({(shape.num_units, shape.columns, n) for shape, n in zip(stacks, problem.lengths, strict=True)}) > 1:
+    if len({(shape.num_units, shape.columns, n) for shape, n in zip(stacks, lengths_of(problem), strict=True)}) > 1:
         raise ConfigError(
             f"The optimum for '{profile.model}' was asked for.",
             "Its two stacks differ in units, columns or tokens, so that one partition does not determine the other linearly.",
             "Compare plans by price_plan instead.",
         )
-    programme = Programme(problem, chosen, problem.room_bytes(chosen))
+    programme = Programme(problem, chosen, room_bytes(problem, chosen))
     numbers = list(itertools.product(*(range(shape.num_layers + 1) for shape in stacks)))
     relaxed = [(programme.solve(q), q) for q in numbers]
     waiting = sorted((found.fun, q) for found, q in relaxed if found.x is not None)
@@ -205,7 +206,7 @@ def oracle(problem: SequenceProblem) -> Optimum | None:
             continue
         units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(found.x))
         plan = hybrid_plan("oracle", profile, Cut(chosen, units, columns, tokens, q))
-        value = price_plan(plan, profile, problem.cluster, length=problem.length, decoder_length=problem.decoder_length).layers_s
+        value = price_plan(plan, profile, problem.cluster, length=problem.sequence_length, decoder_length=problem.decoder_length).layers_s
         if best is None or value < best[0]:
             best = value, plan
     if best is None and unsolved:
@@ -216,5 +217,5 @@ def oracle(problem: SequenceProblem) -> Optimum | None:
         )
     if best is None:
         return None
-    problem.check(best[1])
+    check(problem, best[1])
     return Optimum(plan=best[1], value_s=best[0], bound_s=min(best[0], bound))

@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
-from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import SequenceProblem, part_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, HybridPricer, Line, capacity, cut_of, ends_s
+from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
+from workbench.methods.galaxy_plus.planners.pricing import Cut, HybridPricer, Line, capacity, cut_of, ends_s, lengths_of
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
+from workbench.planners.problem import Problem
 
 Ranks = tuple[int, ...]
 Price = Callable[[InferencePlan], float]
@@ -29,10 +30,10 @@ GAIN = 1e-4
 class Search:
     """One problem.  portal: is first.  schemes: of all layers, which at least two devices then split; None: free."""
 
-    def __init__(self, problem: SequenceProblem, *, method: str, portal: int | None, schemes: int | None) -> None:
-        profile, lengths, ranks = problem.profile, problem.lengths, problem.members
+    def __init__(self, problem: Problem[InferenceProfile], *, method: str, portal: int | None, schemes: int | None) -> None:
+        profile, lengths, ranks = problem.profile, lengths_of(problem), problem.members
         self.problem, self.profile, self.cluster, self.lengths, self.ranks = problem, profile, problem.cluster, lengths, ranks
-        self.memory, self.method, self.portal, self.schemes = problem.memory, method, portal, schemes
+        self.method, self.portal, self.schemes = method, portal, schemes
         self.layers = tuple(shape.num_layers for shape in profile.stacks)
         self.speed = {rank: capacity(profile, rank, lengths) for rank in ranks}
         self.kind: dict[int, int] = {}
@@ -40,7 +41,7 @@ class Search:
             self.kind[rank] = next((first for first in set(self.kind.values()) if self._are_alike(first, rank)), rank)
         self._passed: set[Cut] = set()
         self._pricer = HybridPricer(profile, problem.cluster, lengths)
-        self.room = cache(problem.room_bytes)
+        self.room = cache(partial(room_bytes, problem))
         self.part_bytes = cache(lambda second: part_bytes(profile, second))
         self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)
 
@@ -79,8 +80,8 @@ class Search:
         plan = hybrid_plan(self.method, self.profile, cut)
         if self.schemes is not None and len(self.ranks) > 1 and not is_split(plan):
             return False
-        needs = self.problem.needs(plan)
-        return all(need.total_bytes <= self.memory.budget_bytes(self.cluster, rank) for rank, need in needs.items())
+        needed, devices = needs(self.problem, plan), self.cluster.devices
+        return all(need.total_bytes <= devices[rank].memory_bytes for rank, need in needed.items())
 
     def leveled(self, cut: Cut) -> Cut | None:
         """Return the cut with the columns that fit in memory and make the slowest device fastest; None if there are none."""
@@ -90,7 +91,7 @@ class Search:
         slack = unit + own + other if len(self.layers) > 1 else 0.0
         caps = []
         for nbytes, units, share in zip(self.room(cut.ranks), cut.units, cut.shares, strict=True):
-            is_full = share > 0 or self.memory.full_everywhere
+            is_full = share > 0 or self.profile.full_everywhere
             left = nbytes - slack - units * unit - is_full * other * shape.columns
             if left < 0:
                 return None

@@ -16,7 +16,7 @@ from workbench.core.report import dilation_note
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.costs import scaled_to
-from workbench.methods.galaxy_plus.planners import SequenceProblem, plan, plans
+from workbench.methods.galaxy_plus.planners import plan, plans
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
 from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, replan, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
@@ -34,6 +34,7 @@ from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planne
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import ShardSpec, added_bytes, model_layout
+from workbench.planners.problem import Problem
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, Fleet
 from workbench.runtime.engines import EngineCluster, default_pool
@@ -59,8 +60,8 @@ def planner_of(
     everybody = frozenset(range(cluster.world_size))
     decoder_length = lengths[1] if len(lengths) > 1 else None
 
-    price = InferencePrices(profile, cluster, lengths) if is_priced else None
-    problem = SequenceProblem(profile, cluster, length=lengths[0], decoder_length=decoder_length)
+    problem = Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length)
+    price = InferencePrices(problem) if is_priced else None
     chosen = first
     if chosen is None:
         chosen = plan(problem) if price is None else tune(problem, plans(problem), price, tries=40, both_ways=False, tile_tokens=0)
