@@ -21,9 +21,10 @@ from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
 from workbench.methods.confidant.equations import printed_need
 from workbench.methods.confidant.heads import EPSILONS, HeadProfile, allocate_as_printed, best_allocation, epsilon_name, random_profile
+from workbench.planners import Problem
 from workbench.planners.asynchronous import (
+    Equation3,
     Partition,
-    StageCosts,
     asynchronous_plan,
     even_partition,
     pace_of,
@@ -45,7 +46,7 @@ SHOWN, LONG, STALE_STEPS = 6, 12, 40
 WRAPPED = widgets.Layout(flex_flow="row wrap")
 
 
-def pipeline(costs: StageCosts, partition: Partition, count: int, *, title: str = "") -> Timeline:
+def pipeline(costs: Equation3, partition: Partition, count: int, *, title: str = "") -> Timeline:
     """Return some mini-batches through an empty asynchronous pipeline, whether or not the memory suffices (simulated)."""
     plan = asynchronous_plan(costs, partition, method="confidant", check_memory=False)
     return mini_batches(costs.profile, costs.cluster, plan, tokens=costs.memory_length, count=count, title=title)
@@ -61,7 +62,7 @@ class PartitionLab(Explorer):
         self._model, bare = describe(model), as_described(cluster)
         sizes = {"batch_sizes": (batch_size,), "sequence_lengths": (tokens,)}
         profile = analytic_profile(self._model, bare, technique="full", **sizes)  # type: ignore[arg-type]
-        self.costs = StageCosts(profile, bare, batch_size=batch_size, sequence_length=tokens, memory_length=tokens)
+        self.costs = Equation3(Problem(profile, bare, batch_size=batch_size, sequence_length=tokens))
         self._sizes = {"heads": self._model.heads, "hidden": self._model.hidden, "feed_forward": self._model.feed_forward}
         orders = {" - ".join(bare.devices[rank].name for rank in order): order for order in permutations(range(bare.world_size))}
         self.order = described(widgets.Dropdown, "Order", "Who comes first in the pipeline", width="30em", options=list(orders.items()))
@@ -143,7 +144,7 @@ def stashed(num_stages: int, count: int) -> Timeline:
     layer = replace(profile.layers[0][0], output_bytes_per_token=FP32_BYTES, gradient_bytes_per_token=FP32_BYTES)
     profile = replace(profile, layers=((layer,) * num_stages,) * num_stages)
     cluster = replace(cluster, devices=tuple(replace(device, name=f"stage {at}") for at, device in enumerate(cluster.devices)))
-    costs = StageCosts(profile, cluster, batch_size=SAMPLES, sequence_length=1, memory_length=1)
+    costs = Equation3(Problem(profile, cluster, batch_size=SAMPLES, sequence_length=1))
     return pipeline(costs, even_partition(costs, range(num_stages)), count, title=f"{count} mini-batches, never drained")
 
 

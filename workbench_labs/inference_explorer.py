@@ -16,7 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, Paradigm, StackShape, proportional_parts
 from workbench.core.timeline import Timeline
-from workbench.methods.galaxy_plus.prices import InferencePrices
+from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
 from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
@@ -76,7 +76,7 @@ class InferenceExplorer(Explorer):
         self.show(
             lambda: layer_cut(made, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=made.schemes[0]),
             lambda: needs(inference_need_parts(problem, made), problem.cluster, title="What each device holds"),
-            lambda: gantt(InferencePrices(problem).timeline(made)),
+            lambda: gantt(SequencePrice(problem).timeline(made)),
         )
 
 
@@ -179,7 +179,7 @@ class SchemeEditor(Explorer):
     def __init__(self, problem: SequenceProblem, *, schemes: Sequence[int] | None = None, planner: str = "Galaxy+") -> None:
         self.problem = problem
         self.planned = PLANNERS[planner](problem)
-        self._seconds = InferencePrices(problem)
+        self._seconds = SequencePrice(problem)
         self._planned_s = self._seconds(self.planned)
         self._trade: dict[tuple[bool, bool], tuple[TradePoint, ...]] = {}
         self._paused = True

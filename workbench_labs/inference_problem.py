@@ -25,7 +25,7 @@ from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.planning import as_plan, inference_of
 from workbench.methods.galaxy_plus.prepare import prepare
-from workbench.methods.galaxy_plus.prices import InferencePrices, tune
+from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
 from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
@@ -96,7 +96,7 @@ def measured_problem(job: Job, cluster: Cluster) -> SequenceProblem:
 
 def runnable(problem: SequenceProblem, made: InferencePlan) -> Plan:
     """Return a plan in the form that experiment.run and experiment.sweep take."""
-    return as_plan(replace(made, length=problem.sequence_length, predicted_s=InferencePrices(problem)(made)), problem.profile.stacks)
+    return as_plan(replace(made, length=problem.sequence_length, predicted_s=SequencePrice(problem)(made)), problem.profile.stacks)
 
 
 def described_problem(model: str, cluster: Cluster, *, length: int) -> SequenceProblem:
@@ -106,7 +106,7 @@ def described_problem(model: str, cluster: Cluster, *, length: int) -> SequenceP
 
 
 def _galaxy_plus(problem: SequenceProblem) -> InferencePlan:
-    return tune(problem, galaxy_plus.plans(problem), InferencePrices(problem), tries=40)
+    return tune(problem, galaxy_plus.plans(problem), SequencePrice(problem), tries=40)
 
 
 def _oracle(problem: SequenceProblem) -> InferencePlan:
@@ -131,7 +131,7 @@ PLANNERS: dict[str, Callable[[SequenceProblem], InferencePlan]] = {
 
 def compare_inference(problem: SequenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
     """Return each planner's result for a problem; a plan that does not fit has a reason."""
-    return compared(problem, {name: PLANNERS[name] for name in planners}, InferencePrices(problem))
+    return compared(problem, {name: PLANNERS[name] for name in planners}, SequencePrice(problem))
 
 
 def overlap_cells(problem: SequenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:
@@ -161,7 +161,7 @@ def _layer(plan: InferencePlan, problem: SequenceProblem, message_s: float) -> S
         stacks = tuple(replace(stack, num_layers=count) for stack in problem.profile.stacks)
         made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
         short = replace(problem, profile=replace(problem.profile, stacks=stacks))
-        seconds.append(InferencePrices(short, message_s).timeline(made).makespan_s)
+        seconds.append(SequencePrice(short, message_s).timeline(made).makespan_s)
     return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
 
 

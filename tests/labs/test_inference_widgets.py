@@ -9,7 +9,7 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
-from workbench.methods.galaxy_plus.prices import InferencePrices
+from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.tasks import load_task
 from workbench.widgets import SchedulePlayer, passages_folder
 from workbench_labs import exercises
@@ -51,7 +51,7 @@ def algorithm_1(problem: SequenceProblem) -> InferencePlan:
 
 def test_prices_of_few_layers_are_those_of_all(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
     mixed = with_schemes(problem, algorithm_1, [1, 1, 1, 1, 1, 2])
-    price = InferencePrices(problem)
+    price = SequencePrice(problem)
     for made in (algorithm_1, mixed):
         assert price(made) == pytest.approx(price.timeline(made).makespan_s, rel=0.01)
     with pytest.raises(ConfigError, match="6"):
@@ -101,7 +101,7 @@ def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: SequenceProblem)
     editor.layers[5].value = True
     editor.wait()
     assert editor.schemes == (2, 2, 1, 1, 1, 2) and editor.count.value == 3 and "[3, 3]" in editor.headline.value
-    seconds = InferencePrices(tight)(editor.plan)
+    seconds = SequencePrice(tight)(editor.plan)
     assert f"{seconds * 1e3:.0f} ms" in editor.headline.value
     editor.count.value = 6
     editor.wait()
@@ -117,7 +117,7 @@ def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: SequenceProblem)
 
 def test_the_player_steps_through_the_ring_by_operations(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
     layer = one_layer(problem)
-    timeline = InferencePrices(layer).timeline(replace(algorithm_1, schemes=(1,), overlap=True), title="ring")
+    timeline = SequencePrice(layer).timeline(replace(algorithm_1, schemes=(1,), overlap=True), title="ring")
     player = SchedulePlayer(timeline)
     seen = []
     for _ in range(12):
@@ -194,8 +194,8 @@ def test_exercises_tell_right_from_wrong(problem: SequenceProblem, tight: Sequen
 
 def test_break_even_is_where_waiting_costs_what_leaving_out_does(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
     factor = break_even(problem, algorithm_1, 1)
-    waiting = InferencePrices(replace(problem, profile=problem.profile.slowed(1, factor)))(algorithm_1)
-    much = InferencePrices(replace(problem, profile=problem.profile.slowed(1, 2 * factor)))(algorithm_1)
-    assert InferencePrices(problem)(algorithm_1) < waiting < much
+    waiting = SequencePrice(replace(problem, profile=problem.profile.slowed(1, factor)))(algorithm_1)
+    much = SequencePrice(replace(problem, profile=problem.profile.slowed(1, 2 * factor)))(algorithm_1)
+    assert SequencePrice(problem)(algorithm_1) < waiting < much
     assert exercises.check_break_even(factor, problem, algorithm_1, "rpi-l-1").passed
     assert exercises.check_break_even(2 * factor, problem, algorithm_1, "rpi-l-1").passed is False

@@ -18,9 +18,10 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.confidant.equations import compatibilities, printed_need
+from workbench.planners import Problem
 from workbench.planners.asynchronous import (
+    Equation3,
     Partition,
-    StageCosts,
     asynchronous_plan,
     even_partition,
     pace_of,
@@ -83,7 +84,7 @@ def test_the_recursion_finds_the_best_of_all_partitions_in_an_order(seed: int) -
     profile, cluster = instance(seed, layers, world)
     order = draw.sample(range(world), world)
     best = min(by_hand(profile, cluster, order, cuts) for cuts in cuts_of(layers, world))
-    found = partition_in_order(StageCosts(profile, cluster, **SIZES), order)
+    found = partition_in_order(Equation3(Problem(profile, cluster, **SIZES)), order)
     assert found.pace_s == pytest.approx(best)
     if best < float("inf"):
         assert by_hand(profile, cluster, order, found.cuts) == pytest.approx(best)
@@ -94,7 +95,7 @@ def test_the_search_finds_the_best_of_all_orders_of_all_sets_of_devices(seed: in
     profile, cluster = instance(seed, 6, 4)
     orders = [order for count in range(1, 5) for order in itertools.permutations(range(4), count)]
     best = min(by_hand(profile, cluster, order, cuts) for order in orders for cuts in cuts_of(6, len(order)))
-    found = partition_in_any_order(StageCosts(profile, cluster, **SIZES))
+    found = partition_in_any_order(Equation3(Problem(profile, cluster, **SIZES)))
     assert found.pace_s == pytest.approx(best)
     if best < float("inf"):
         assert by_hand(profile, cluster, found.order, found.cuts) == pytest.approx(best)
@@ -105,7 +106,7 @@ def all_pipelines(num_layers: int, orders: Iterable[Sequence[int]]) -> Iterator[
     return ((order, cuts) for order in orders for cuts in cuts_of(num_layers, len(order)))
 
 
-def planned_pace(costs: StageCosts, *, searches: bool) -> float:
+def planned_pace(costs: Equation3, *, searches: bool) -> float:
     """Return the plan's pace by hand, infinite if it is refused."""
     try:
         plan = plan_asynchronous(costs, searches=searches, method="test")
@@ -123,7 +124,7 @@ def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(version
         draw = random.Random(seed)
         world, layers = draw.randint(2, 4), draw.randint(2, 6)
         profile, cluster = instance(seed, layers, world)
-        costs = StageCosts(profile, cluster, **SIZES, versions=versions)
+        costs = Equation3(Problem(profile, cluster, **SIZES), versions=versions)
         counts = range(1, min(world, layers) + 1)
         in_order = list(all_pipelines(layers, (order for n in counts for order in itertools.combinations(range(world), n))))
         any_order = all_pipelines(layers, (order for n in counts for order in itertools.permutations(range(world), n)))
@@ -140,7 +141,7 @@ def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(version
 def test_a_model_that_only_the_first_device_holds_is_planned_there(searches: bool) -> None:
     profile = with_one_backward(profile_of([[layer()] * 4] * 2))
     devices = device("alpha", memory_bytes=10**6), device("beta", memory_bytes=100)
-    plan = plan_asynchronous(StageCosts(profile, Cluster(name="two", devices=devices), **SIZES), searches=searches, method="test")
+    plan = plan_asynchronous(Equation3(Problem(profile, Cluster(name="two", devices=devices), **SIZES)), searches=searches, method="test")
     assert [stage.ranks for stage in plan.stages] == [(0,)]
 
 
@@ -152,7 +153,7 @@ def test_of_more_devices_than_layers_the_useful_ones_are_chosen(searches: bool) 
     profile = with_one_backward(profile_of([[layer(1 / speed, 1 / speed)] * layers for speed in speeds]))
     memory = [100 if rank % 3 == 0 else 10**6 for rank in range(world)]
     devices = tuple(device(f"d{rank}", memory_bytes=nbytes) for rank, nbytes in enumerate(memory))
-    costs = StageCosts(profile, Cluster(name="many", devices=devices), **SIZES)
+    costs = Equation3(Problem(profile, Cluster(name="many", devices=devices), **SIZES))
     plan = plan_asynchronous(costs, searches=searches, method="test")
     slowest = sorted((speed for speed, nbytes in zip(speeds, memory, strict=True) if nbytes > 100), reverse=True)[layers - 1]
     assert [stage.num_layers for stage in plan.stages] == [1] * layers
@@ -176,7 +177,7 @@ def test_the_pace_is_near_the_simulator_s() -> None:
     gaps = []
     for seed in range(0, 60, 3):  # of ample memory
         profile, cluster = instance(seed, 7, 3)
-        costs = StageCosts(profile, cluster, **SIZES)
+        costs = Equation3(Problem(profile, cluster, **SIZES))
         order = tuple(range(3))
         plans = [
             asynchronous_plan(costs, Partition(pace_s=pace_of(costs, order, cuts), order=order, cuts=cuts), method="test")
@@ -192,25 +193,25 @@ def test_the_pace_is_near_the_simulator_s() -> None:
 def test_memory_that_suits_no_partition_is_told_with_block_and_device() -> None:
     profile = with_one_backward(profile_of([[layer()] * 4] * 2))
     devices = device("alpha", memory_bytes=2_100), device("beta", memory_bytes=3_000)
-    costs = StageCosts(profile, Cluster(name="small", devices=devices), **SIZES)
+    costs = Equation3(Problem(profile, Cluster(name="small", devices=devices), **SIZES))
     need = costs.need(1, 0, 1, 4, num_stages=2).total_bytes
     with pytest.raises(PlanError, match=r"layers 1-3 on 'beta' needs .* has 3.0 kB: .* too little") as refused:
         plan_asynchronous(costs, searches=True, method="test")
     assert need > 3_000 and "alpha, beta" in refused.value.asked
     tiny = replace(costs.cluster, devices=(device("alpha", memory_bytes=1_000), devices[1]))
     with pytest.raises(PlanError, match=r"layer 0 on 'alpha' with stashed weights \(1 times\) needs"):
-        plan_asynchronous(StageCosts(profile, tiny, **SIZES), searches=False, method="test")
+        plan_asynchronous(Equation3(Problem(profile, tiny, **SIZES)), searches=False, method="test")
 
 
 def test_devices_are_idle_if_each_costs_more_versions_than_the_first_can_keep() -> None:
     profile = with_one_backward(profile_of([[layer()] * 4] * 3))
     devices = tuple(device(name, memory_bytes=10**6) for name in ("alpha", "beta", "gamma"))
-    ample = StageCosts(profile, Cluster(name="three", devices=devices), **SIZES)
+    ample = Equation3(Problem(profile, Cluster(name="three", devices=devices), **SIZES))
     small = replace(
         ample.cluster, devices=(replace(devices[0], memory_bytes=ample.need(0, 2, 0, 1, num_stages=3).total_bytes - 1), *devices[1:])
     )
     assert [stage.ranks for stage in plan_asynchronous(ample, searches=False, method="test").stages] == [(0,), (1,), (2,)]
-    plan = plan_asynchronous(StageCosts(profile, small, **SIZES), searches=False, method="test")
+    plan = plan_asynchronous(Equation3(Problem(profile, small, **SIZES)), searches=False, method="test")
     assert len(plan.stages) == 2
     assert plan.notes == (
         "In the cluster's order no partition over all devices fits in memory: this is the fastest partition over some of them.",
@@ -219,7 +220,7 @@ def test_devices_are_idle_if_each_costs_more_versions_than_the_first_can_keep() 
 
 def test_baselines_cut_evenly_or_by_speed_and_may_not_fit() -> None:
     profile, cluster = instance(0, 9, 4)
-    costs = StageCosts(profile, cluster, **SIZES)
+    costs = Equation3(Problem(profile, cluster, **SIZES))
     even, by_speed = even_partition(costs, (2, 0, 1, 3)), partition_in_order(costs, (2, 0, 1, 3), in_memory=False)
     assert even.cuts == (0, 3, 5, 7, 9)
     assert by_speed.pace_s <= even.pace_s and by_speed.pace_s == pytest.approx(pace_of(costs, (2, 0, 1, 3), by_speed.cuts))
@@ -228,7 +229,7 @@ def test_baselines_cut_evenly_or_by_speed_and_may_not_fit() -> None:
 def test_the_printed_memory_counts_stashed_versions_and_activations_in_flight() -> None:
     """Eq. 1 and 2 by hand: two layers of BERT-base's shape, one device behind."""
     profile, cluster = instance(0, 4, 2)
-    costs = StageCosts(profile, cluster, **SIZES)
+    costs = Equation3(Problem(profile, cluster, **SIZES))
     need = costs.need(0, 1, 0, 2, num_stages=2)
     trainable = sum(one.trainable_bytes for one in profile.layers[0][:2])
     frozen = sum(one.frozen_bytes for one in profile.layers[0][:2])

@@ -12,7 +12,8 @@ import pytest
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.ringada.planner import RingPricer, Segment, Stages, change_s, plan_ring, plan_segments, ring_stages
+from workbench.methods.ringada.planner import RingEstimate, Segment, Stages, change_s, plan_ring, plan_segments, ring_stages
+from workbench.planners import Problem
 
 FREE = Link(bytes_per_s=1e12)
 
@@ -35,7 +36,7 @@ def problem(
     links: list[Link] | None = None,
     memory: list[int] | None = None,
     num_steps: int = 700,
-) -> RingPricer:
+) -> RingEstimate:
     """Return a training that unfreezes a layer every 40 mini-batches."""
     shares = {"P": 0.9, "F": 1.0, "B": 1.2, "A": 0.1, "STEP": 0.01}
     profile = Profile(
@@ -58,10 +59,10 @@ def problem(
     )
     depths = dict.fromkeys(range(1, min(num_layers, -(-num_steps // 40) + 1)), 40)
     depths |= {num_layers: num_steps - 40 * (num_layers - 1)} if num_steps > 40 * (num_layers - 1) else {}
-    return RingPricer(profile, cluster, batch_size=32, micro_batches=micro_batches, sequence_length=8, depths=depths)
+    return RingEstimate(Problem(profile, cluster, batch_size=32, micro_batches=micro_batches, sequence_length=8), depths=depths)
 
 
-def least_s(pricer: RingPricer) -> tuple[int, float]:
+def least_s(pricer: RingEstimate) -> tuple[int, float]:
     """Return the most devices of a ring that fits, and the seconds of the best of all sets of so many, orders and cuts; 0 if none fits."""
     world, layers = pricer.cluster.world_size, pricer.profile.num_layers
     for count in range(min(world, layers), 0, -1):
@@ -73,7 +74,7 @@ def least_s(pricer: RingPricer) -> tuple[int, float]:
     return 0, float("inf")
 
 
-def drawn(seed: int) -> RingPricer:
+def drawn(seed: int) -> RingEstimate:
     chance = random.Random(seed)
     world = chance.choice((2, 3, 3, 4, 4, 4, 5, 5)) if seed % 40 else 6
     num_layers = chance.randrange(max(2, world - 2), 13) if seed % 40 else 12
@@ -114,7 +115,7 @@ def test_a_faster_device_has_more_layers() -> None:
     assert layers[2] == min(layers.values())
 
 
-def cut(pricer: RingPricer, depths: list[int], steps: list[int], *, cached_from: int) -> list[Segment]:
+def cut(pricer: RingEstimate, depths: list[int], steps: list[int], *, cached_from: int) -> list[Segment]:
     """Return segments of a training in each of which so many layers are trained for so many mini-batches, and the whole."""
 
     def of(start: int, stop: int) -> Segment:
@@ -122,8 +123,8 @@ def cut(pricer: RingPricer, depths: list[int], steps: list[int], *, cached_from:
         trained = [
             {depths[number]: steps[number] for number in numbers if (number < cached_from) != is_cached} for is_cached in (False, True)
         ]
-        sizes = {"batch_size": 32, "micro_batches": 4, "sequence_length": 8}
-        priced = RingPricer(pricer.profile, pricer.cluster, **sizes, depths=trained[0], cached=trained[1])
+        asked = Problem(pricer.profile, pricer.cluster, batch_size=32, micro_batches=4, sequence_length=8)
+        priced = RingEstimate(asked, depths=trained[0], cached=trained[1])
         return Segment(sum(steps[:start]), sum(steps[start:stop]), priced)
 
     return [*(of(number, number + 1) for number in range(len(steps))), of(0, len(steps))]

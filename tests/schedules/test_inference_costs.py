@@ -13,7 +13,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost,
 from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.planners import needs
-from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, smallest_tile, tune
+from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles, smallest_tile, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.planners import Problem
 from workbench.simulator import simulate
@@ -71,10 +71,10 @@ def hybrid(speeds: tuple[float, ...], stack: StackShape, schemes: tuple[int, ...
     )
 
 
-def prices(speeds: tuple[float, ...], mbit_per_s: float, stack: StackShape, length: int = 284) -> InferencePrices:
+def prices(speeds: tuple[float, ...], mbit_per_s: float, stack: StackShape, length: int = 284) -> SequencePrice:
     """Return the prices of plans on a cluster."""
     problem = Problem(profile_of(speeds, stack), cluster_of(speeds, mbit_per_s), sequence_length=length)
-    return InferencePrices(problem, message_s=MESSAGE_S)
+    return SequencePrice(problem, message_s=MESSAGE_S)
 
 
 def test_seconds_by_hand() -> None:
@@ -143,7 +143,7 @@ def test_overlap_hides_what_is_shorter(speeds: tuple[float, ...], mbit_per_s: fl
     assert priced(plan) < 0.95 * waiting
 
 
-def _layer_s(priced: InferencePrices, plan: InferencePlan, kinds: str) -> float:
+def _layer_s(priced: SequencePrice, plan: InferencePlan, kinds: str) -> float:
     """Return the seconds that a further layer takes, with one side free of cost or none."""
     layout = InferenceLayout.build(plan, priced.profile.stacks, priced.lengths)
     costs = inference_costs(priced.profile, priced.cluster, layout, message_s=priced.message_s)

@@ -13,8 +13,9 @@ from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.planner import RingPricer, Segment, plan_ring, plan_segments
+from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
 from workbench.methods.ringada.schedule import Iteration, layers_of, ring_round, terminator
+from workbench.planners import Problem
 from workbench.simulator import simulate
 from workbench.simulator.steps import SAMPLES, equal_blocks
 
@@ -133,9 +134,10 @@ def test_what_plans_that_follow_the_unfreezing_save(micro_batches: int, cached: 
     )
     depths = dict.fromkeys(range(1, 12), 40) | {12: 260}
 
-    def priced(depths: dict[int, int]) -> RingPricer:
+    def priced(depths: dict[int, int]) -> RingEstimate:
         counts = {"depths": {}, "cached": depths} if cached else {"depths": depths}
-        return RingPricer(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1, **counts)  # type: ignore[arg-type]
+        problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
+        return RingEstimate(problem, **counts)  # type: ignore[arg-type]
 
     plan = plan_ring(priced(depths))
     segments = [Segment(40 * (depth - 1), count, priced({depth: count})) for depth, count in depths.items()]

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check, rank_need, readable
 from workbench.planners.orders import sorted_orders
+from workbench.planners.problem import Problem
 
 MOST_IN_EVERY_ORDER = 8
 """With more devices, only the cluster's order and those by speed and by memory are tried, each with every choice of devices."""
@@ -38,24 +38,16 @@ class Partition:
     cuts: tuple[int, ...]
 
 
-class StageCosts:
-    """The inputs of Eq. 3: seconds of layers on devices, whether they fit, and seconds between devices.
+class Equation3:
+    """The terms of Eq. 3 for a problem: seconds of layers on devices, whether they fit, and seconds between devices.
 
-    sequence_length: for timing.  memory_length: for memory.  versions: of the weights, see delay_of.
+    versions: of the weights, see delay_of.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        *,
-        batch_size: int,
-        sequence_length: int,
-        memory_length: int,
-        versions: VersionRule = "stashing",
-    ) -> None:
+    def __init__(self, problem: Problem[Profile], *, versions: VersionRule = "stashing") -> None:
         self.versions: VersionRule = versions
-        self.profile, self.cluster, self.batch_size, self.memory_length = profile, cluster, batch_size, memory_length
+        self.profile, self.cluster, self.batch_size = profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
+        sequence_length, self.memory_length = problem.sequence_length, problem.longest
         count, ranks = profile.num_layers, range(cluster.world_size)
         starts, stops = self._ranges = np.triu_indices(count + 1, 1)
         self._seconds, self._footprints = list[np.ndarray](), list[FootprintTable]()
@@ -68,7 +60,7 @@ class StageCosts:
             self._seconds.append(seconds)
         for rank in ranks:
             no_copies = (0,) * cluster.world_size  # their number is the most mini-batches in flight
-            table = FootprintTable(profile, rank, starts, stops, sequence_length=memory_length, copies=no_copies)
+            table = FootprintTable(profile, rank, starts, stops, sequence_length=self.memory_length, copies=no_copies)
             self._footprints.append(table)
         self._stages: dict[tuple[int, int, int], np.ndarray] = {}
         sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
@@ -122,7 +114,7 @@ class _State(NamedTuple):
     others: int = 0
 
 
-def partition_in_order(costs: StageCosts, order: Sequence[int], *, in_memory: bool = True) -> Partition:
+def partition_in_order(costs: Equation3, order: Sequence[int], *, in_memory: bool = True) -> Partition:
     """Return the best cuts of all layers over all devices in this order (Eq. 3); pace_s is infinite if none fits.
 
     in_memory: False considers computing speed alone (FTPipeHD).
@@ -132,7 +124,7 @@ def partition_in_order(costs: StageCosts, order: Sequence[int], *, in_memory: bo
     return _best(costs, len(order), ends, lambda end: [following[end]], only_whole=True, in_memory=in_memory)
 
 
-def partition_of_some(costs: StageCosts, order: Sequence[int]) -> Partition:
+def partition_of_some(costs: Equation3, order: Sequence[int]) -> Partition:
     """Return the best cuts over all choices of devices that keep this order: Eq. 3 with the number of following devices as an index."""
     later = {rank: order[place + 1 :] for place, rank in enumerate(order)}
 
@@ -143,7 +135,7 @@ def partition_of_some(costs: StageCosts, order: Sequence[int]) -> Partition:
     return _best_by_count(costs, ends, following)
 
 
-def partition_in_any_order(costs: StageCosts) -> Partition:
+def partition_in_any_order(costs: Equation3) -> Partition:
     """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of following devices as an index."""
     ranks = range(costs.cluster.world_size)
 
@@ -159,7 +151,7 @@ def partition_in_any_order(costs: StageCosts) -> Partition:
 _Following = Callable[[_State], Sequence[_State]]
 
 
-def _best_by_count(costs: StageCosts, ends: Sequence[_State], following: _Following) -> Partition:
+def _best_by_count(costs: Equation3, ends: Sequence[_State], following: _Following) -> Partition:
     """Return the best pipeline of any number of devices.  Vertical sync needs a search for each number, on which its versions depend."""
     if costs.versions != "vertical_sync":
         return _best(costs, costs.most_stages, ends, following, only_whole=False)
@@ -169,7 +161,7 @@ def _best_by_count(costs: StageCosts, ends: Sequence[_State], following: _Follow
 
 
 def _best(
-    costs: StageCosts,
+    costs: Equation3,
     num_stages: int,
     ends: Iterable[_State],
     following: _Following,
@@ -206,21 +198,21 @@ def _best(
     return Partition(pace_s=pace_s, order=tuple(order), cuts=(*cuts, costs.profile.num_layers))
 
 
-def even_partition(costs: StageCosts, order: Sequence[int]) -> Partition:
+def even_partition(costs: Equation3, order: Sequence[int]) -> Partition:
     """Return an equal number of layers for each device, in this order (the paper's PipeDream); the first devices get one more."""
     layers, count = costs.profile.num_layers, len(order)
     cuts = tuple(place * (layers // count) + min(place, layers % count) for place in range(count + 1))
     return Partition(pace_s=pace_of(costs, order, cuts), order=tuple(order), cuts=cuts)
 
 
-def pace_of(costs: StageCosts, order: Sequence[int], cuts: Sequence[int]) -> float:
+def pace_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
     """Return Eq. 3's value of given cuts: the slowest stage or link, even if it does not fit."""
     seconds = [float(costs.seconds(rank)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
     links = [float(costs.between_s(rank, following)[cuts[at + 1]]) for at, (rank, following) in enumerate(pairwise(order))]
     return max(*seconds, *links, 0.0)
 
 
-def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, check_memory: bool = True) -> Plan:
+def asynchronous_plan(costs: Equation3, partition: Partition, *, method: str, check_memory: bool = True) -> Plan:
     """Return a partition as a plan.  Raises PlanError naming the stage that does not fit, its device and the missing bytes."""
     if partition.pace_s == float("inf"):
         raise nothing_fits(costs, partition.order)
@@ -238,7 +230,7 @@ def asynchronous_plan(costs: StageCosts, partition: Partition, *, method: str, c
     return plan
 
 
-def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan:
+def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
     """Return the best plan: of any order of any set of devices if `searches`, else of the cluster's devices in their order.
 
     In their order all devices have a stage, as in the paper, if Eq. 3 finds such a partition that fits.  If not, which the paper does not
@@ -266,7 +258,7 @@ def plan_asynchronous(costs: StageCosts, *, searches: bool, method: str) -> Plan
     return replace(plan, notes=(*plan.notes, *notes))
 
 
-def nothing_fits(costs: StageCosts, order: Sequence[int]) -> PlanError:
+def nothing_fits(costs: Equation3, order: Sequence[int]) -> PlanError:
     """Return the error if no partition fits on devices in an order: the block that does not fit, its device, and the missing bytes."""
     start, layers = 0, costs.profile.num_layers
     for place, rank in enumerate(order):

@@ -13,7 +13,7 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Report
-from workbench.methods.galaxy_plus.prices import InferencePrices, replan
+from workbench.methods.galaxy_plus.prices import SequencePrice, replan
 from workbench.planners import Problem
 from workbench.simulator.steps import step_s
 from workbench_labs.exercises.training import Verdict, exercise, number_verdict
@@ -157,7 +157,7 @@ def check_faster_inference(answer: InferencePlan, problem: SequenceProblem, plan
     """Does the student's plan fit, and is its simulated latency below the planner's?"""
     if (error := refusal(problem, answer)) is not None:
         return False, str(error)
-    price = InferencePrices(problem)
+    price = SequencePrice(problem)
     mine_s, planned_s = price(answer), price(planned)
     said = f"A sequence takes {mine_s * 1e3:.1f} ms with yours, {planned_s * 1e3:.1f} ms with the planner's."
     return mine_s < planned_s * (1 - 1e-9), said
@@ -165,13 +165,13 @@ def check_faster_inference(answer: InferencePlan, problem: SequenceProblem, plan
 
 def break_even(problem: SequenceProblem, plan: InferencePlan, rank: int) -> float:
     """Return how many times slower a device must become until a plan without it is as fast as the plan that still waits for it."""
-    price = InferencePrices(problem)
+    price = SequencePrice(problem)
     without = price(replan(plan, problem.profile, problem.cluster, length=problem.sequence_length, excluded=(rank,), price=price))
     low, high = 1.0, MOST_SLOWER
     while high / low > 1.01:
         factor = (low * high) ** 0.5
         slow = replace(problem, profile=problem.profile.slowed(rank, factor))
-        low, high = (factor, high) if InferencePrices(slow)(plan) < without else (low, factor)
+        low, high = (factor, high) if SequencePrice(slow)(plan) < without else (low, factor)
     return low
 
 

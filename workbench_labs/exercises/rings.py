@@ -13,7 +13,7 @@ from workbench.methods.confidant.equations import compatibilities
 from workbench.methods.confidant.heads import HeadProfile, best_allocation
 from workbench.methods.ringada.rank_job import initiator_order
 from workbench.methods.ringada.schedule import terminator
-from workbench.planners.asynchronous import Partition, StageCosts, partition_in_order
+from workbench.planners.asynchronous import Equation3, Partition, partition_in_order
 from workbench_labs.confidant import delayed_descent
 from workbench_labs.exercises.training import Verdict, code_verdict, exercise, number_verdict
 from workbench_labs.ring import ring_plan
@@ -60,7 +60,7 @@ def check_next_initiator_code(answer: Callable[[int, Sequence[int], Callable[[in
 
 
 @exercise("The device with least memory should not come first: the first one stashes most. Take lab.partition.")
-def check_own_partition(answer: Partition, costs: StageCosts, *, order: Sequence[int]) -> tuple[bool, str]:
+def check_own_partition(answer: Partition, costs: Equation3, *, order: Sequence[int]) -> tuple[bool, str]:
     """Does the student's partition fit, and is it faster than Eq. 3's in an order of the devices?"""
     if not isinstance(answer, Partition):
         return False, f"A Partition is asked for, this is {answer!r}."

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.run_folder import scratch_folder
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
-from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles
+from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles
 from workbench.profiler.host import gemm_rate
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.engines import EngineCluster
@@ -133,7 +133,7 @@ def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: E
     return where | latencies | (overlap_point(split, price, results, dilation=DILATION) if overlap else {})
 
 
-def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: InferencePrices) -> dict[str, Any]:
+def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: SequencePrice) -> dict[str, Any]:
     seconds = {side.name: next(r.seconds[side.name] for r in results if side.name in r.seconds) for side in sides}
     outputs = {side.name: next(r.outputs[side.name] for r in results if side.name in r.outputs) for side in sides}
     expected = outputs["local"]

@@ -22,7 +22,7 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, scaled_to, stack_sizes
-from workbench.methods.galaxy_plus.prices import InferencePrices, tune
+from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.galaxy_plus.timing import cached_inference
@@ -141,9 +141,9 @@ class BenchModel:
         """Return the setup for every rank."""
         return SessionSetup(model=str(self.folder), cluster=cluster, host=self.host, timeout_s=120.0)
 
-    def prices(self, cluster: Cluster, length: int) -> InferencePrices:
+    def prices(self, cluster: Cluster, length: int) -> SequencePrice:
         """Return the cost function of plans on the emulated devices."""
-        return InferencePrices(Problem(scaled_to(self.host, cluster), cluster, sequence_length=length), MESSAGE_S)
+        return SequencePrice(Problem(scaled_to(self.host, cluster), cluster, sequence_length=length), MESSAGE_S)
 
     def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""

@@ -17,7 +17,7 @@ from workbench.core.inference import InferencePlan, StackCosts
 from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.prepare import Request
-from workbench.methods.galaxy_plus.prices import InferencePrices
+from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.methods.galaxy_plus.session import Holding, InferenceHandlers, InferenceSession, SessionSetup
 from workbench.models.loading import import_family
@@ -254,7 +254,7 @@ def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
     return model
 
 
-def overlap_point(plan: InferencePlan, price: InferencePrices, results: Sequence[SidesResult], *, dilation: float = 1.0) -> dict[str, Any]:
+def overlap_point(plan: InferencePlan, price: SequencePrice, results: Sequence[SidesResult], *, dilation: float = 1.0) -> dict[str, Any]:
     """For attention and feed-forward blocks of scheme 1, return the seconds overlapped and of each side alone, and the ratio of a layer.
 
     A block lasts from the end of the last connection of the block before it, on any device, to the end of its own.  The first layer is left

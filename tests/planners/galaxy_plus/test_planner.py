@@ -11,7 +11,7 @@ from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
 from workbench.methods.galaxy_plus.planners import algorithm_1, check, oracle, plan, plans, price_plan
 from workbench.methods.galaxy_plus.planners.search import Search
-from workbench.methods.galaxy_plus.prices import InferencePrices, choose_tiles, tune
+from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles, tune
 from workbench.profiler.descriptions import describe
 
 
@@ -250,7 +250,7 @@ def test_a_cluster_on_which_the_order_of_devices_and_the_split_must_change_toget
     first, last = end_bytes(described)
     profile = analytic_from("OPT-1.3B", stack_sizes(described), cluster, first_bytes=first, last_bytes=last)
     problem = sequence(profile, cluster, length=32)
-    price = InferencePrices(problem)
+    price = SequencePrice(problem)
     by_hand = InferencePlan(
         method="galaxy_plus",
         paradigm="hybrid",

@@ -14,7 +14,7 @@ from workbench.methods.galaxy_plus.planners import (
     price_plan,
     stack_lengths,
 )
-from workbench.methods.galaxy_plus.planners.pricing import HybridPricer, cut_of, hop_lines, ring_s
+from workbench.methods.galaxy_plus.planners.pricing import Equation9, cut_of, hop_lines, ring_s
 
 STACK = StackShape(num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100)
 
@@ -83,7 +83,7 @@ def test_a_decoder_has_two_attention_blocks_and_three_rings():
         method="hand", paradigm="hybrid", ranks=(0, 1), units=(2, 2), columns=(512, 512), shares=(1, 1), schemes=(1, 1, 2, 2), length=8
     )
     _, free = instance([1e9, 1e9], (shape(2, 4),), mbit_per_s=1e12, latency_s=0.0)
-    with_links_s, without_s = (HybridPricer(profile, links, (8, 4))(cut_of(plan, profile)) for links in (cluster, free))
+    with_links_s, without_s = (Equation9(profile, links, (8, 4))(cut_of(plan, profile)) for links in (cluster, free))
     ring = all_gather_s(cluster, (0, 1), (4, 4), 1024)
     short = all_gather_s(cluster, (0, 1), (2, 2), 1024)
     # A gather and a scatter for each block that is not of scheme 2's network.

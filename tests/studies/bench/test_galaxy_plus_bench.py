@@ -10,7 +10,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost,
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.costs import scaled_to
-from workbench.methods.galaxy_plus.prices import InferencePrices
+from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies
 from workbench_studies.bench.inference_parts import _layer_s, emulated_cluster
@@ -21,12 +21,12 @@ PLAN = InferencePlan(
 )
 
 
-def prices() -> InferencePrices:
+def prices() -> SequencePrice:
     stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=32)
     costs = (StackCosts(pieces={"UP": PieceCost(fixed_s=1.0)}),)
     cluster = emulated_cluster("homogeneous", 500, 60e9)
     profile = InferenceProfile(model="test", source="analytic", stacks=(stack,), costs=(costs,) * cluster.world_size)
-    return InferencePrices(Problem(profile, cluster, sequence_length=8))
+    return SequencePrice(Problem(profile, cluster, sequence_length=8))
 
 
 def test_words_restrict_the_points() -> None:
@@ -59,8 +59,7 @@ def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
     stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=1 << 20)
     profile = InferenceProfile(model="test", source="measured", stacks=(stack,), costs=((host,),))
     seconds = [
-        InferencePrices(Problem(scaled_to(profile, cluster), cluster, sequence_length=8), message_s=0.0)(PLAN)
-        for cluster in (usual, slowed)
+        SequencePrice(Problem(scaled_to(profile, cluster), cluster, sequence_length=8), message_s=0.0)(PLAN) for cluster in (usual, slowed)
     ]
     assert seconds[1] == pytest.approx(2 * seconds[0]) and seconds[0] > 0
     result = SidesResult(seconds={"galaxy_plus": [2.0], "local": [3.0]}, outputs={name: tensor([1.0]) for name in ("galaxy_plus", "local")})

@@ -13,7 +13,7 @@ from workbench.core.device_faults import Fault
 from workbench.core.serial import from_json, to_json
 from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.planners import price_plan
-from workbench.methods.galaxy_plus.prices import InferencePrices
+from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.papers import Item, Result, Settings, find_item, items_of
 from workbench_studies.papers.galaxy_plus import counted, environments, scaling, speedups, straggler
@@ -136,7 +136,7 @@ def test_impossible_configurations_are_found_with_their_sums():
 def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
     for model, environment in (("DistilBert", "Env. B"), ("Bert-L", "Env. A")):
         on, costs = cluster(CONSTANTS, environment), profile(CONSTANTS, model, environment)
-        priced = InferencePrices(Problem(costs, on, sequence_length=CONSTANTS.length(model)), scaling.NO_MESSAGE_S)
+        priced = SequencePrice(Problem(costs, on, sequence_length=CONSTANTS.length(model)), scaling.NO_MESSAGE_S)
         plan = run_system(CONSTANTS, model, environment, OURS).plan
         mixed = replace(plan, schemes=(2, 2, *(1,) * (costs.num_layers - 2)))
         pipeline = run_system(CONSTANTS, model, environment, EDGESHARD).plan

@@ -30,7 +30,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
 from workbench.models.loading import load_stack
 from workbench.models.sharding.trained import column_groups, require_divisible
-from workbench.planners.asynchronous import StageCosts, asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
+from workbench.planners.asynchronous import Equation3, asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
 from workbench.planners.memory import readable
 from workbench.profiler.descriptions import LayerShape
 from workbench.profiler.processors import Place, pinned, place_of
@@ -62,7 +62,7 @@ def _options(prepared: PreparedJob) -> ConfidantOptions:
     return prepared.options
 
 
-def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
+def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Equation3:
     """Return the costs for partitions: a device whose processors share its layers is faster accordingly."""
     shared = divisions(prepared, profile, cluster)
     quick = quickened(profile, shared, samples=prepared.job.batch_size, length=prepared.typical_length)
@@ -91,7 +91,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     return replace(plan, notes=(*plan.notes, *memory_notes(prepared, costs, plan), *notes))
 
 
-def memory_notes(prepared: PreparedJob, costs: StageCosts, plan: Plan) -> Iterator[str]:
+def memory_notes(prepared: PreparedJob, costs: Equation3, plan: Plan) -> Iterator[str]:
     """Yield each device's memory by the measured model, and by Eq. 1 and 2 as printed."""
     facts, num_stages = prepared.facts, len(plan.stages)
     for number, stage in enumerate(plan.stages):

@@ -28,7 +28,7 @@ from workbench.models.loading import load_stack
 from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
 from workbench.planners import PARADIGMS, asteroid, refine
-from workbench.planners.asynchronous import StageCosts, plan_asynchronous
+from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 
@@ -51,11 +51,9 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
     )
 
 
-def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> StageCosts:
+def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Equation3:
     """Return the costs for partitions of an asynchronous pipeline."""
-    sizes = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
-    room = with_room(profile, prepared.job)
-    return StageCosts(room, cluster, batch_size=prepared.job.batch_size, versions=prepared.options.versions, **sizes)
+    return Equation3(planning_problem(prepared, profile, cluster), versions=prepared.options.versions)
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:

@@ -21,7 +21,7 @@ from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, check, lengths_of, plans
 from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.prepare import PreparedJob
-from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, choose_tiles, tune
+from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, choose_tiles, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.planners.problem import Problem
 from workbench.simulator import simulate
@@ -30,7 +30,7 @@ from workbench.simulator import simulate
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing fits."""
     problem, scheme = problem_of(prepared, profile, cluster), prepared.options.scheme
-    price = InferencePrices(problem)
+    price = SequencePrice(problem)
     chosen = _chosen(prepared.options, problem, price)
     if scheme is not None:
         chosen = replace(chosen, notes=(*chosen.notes, _price_of_splitting(scheme, problem, price, chosen)))
@@ -43,7 +43,7 @@ def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Pro
     return Problem(inference_of(profile), cluster, **sizes, decoder_length=prepared.decoder_length)
 
 
-def _chosen(options: InferenceOptions, problem: Problem[InferenceProfile], price: InferencePrices) -> InferencePlan:
+def _chosen(options: InferenceOptions, problem: Problem[InferenceProfile], price: SequencePrice) -> InferencePlan:
     """Return the plan of the job's system with its tiles, as requested or the fastest; our own planner also tunes it by small shifts."""
     ways: dict[str, Any] = {"both_ways": options.both_ways, "tile_tokens": options.tile_tokens}
     if options.system == "galaxy_plus" and options.planner == "own":
@@ -55,7 +55,7 @@ def _chosen(options: InferenceOptions, problem: Problem[InferenceProfile], price
     return choose_tiles(chosen, price, overlap=options.overlap is not False, **ways) if chosen.paradigm == "hybrid" else chosen
 
 
-def _price_of_splitting(scheme: int, problem: Problem[InferenceProfile], price: InferencePrices, chosen: InferencePlan) -> str:
+def _price_of_splitting(scheme: int, problem: Problem[InferenceProfile], price: SequencePrice, chosen: InferencePlan) -> str:
     """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing to split."""
     asked = f"Scheme {scheme} was asked for"
     if not is_split(chosen):

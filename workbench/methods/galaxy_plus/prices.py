@@ -1,7 +1,7 @@
 """A plan's program, its simulated time, its best tiles, and small changes that make it faster (Galaxy+, sections III-C and III-D).
 
 A planner's formulas ignore the order of tiles in a ring; only the simulation shows which device waits for which.
-InferencePrices simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one does.  (A
+SequencePrice simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one does.  (A
 schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer on.)  So a long run of
 layers is simulated as a short one, and its last two steps are repeated.
 """
@@ -79,7 +79,7 @@ PIECES = (2, 3, 4, 6, 8)
 """Numbers of pieces into which the largest tile may be cut."""
 
 
-def choose_tiles(plan: InferencePlan, price: InferencePrices, **ways: Any) -> InferencePlan:
+def choose_tiles(plan: InferencePlan, price: SequencePrice, **ways: Any) -> InferencePlan:
     """Return the plan with the overlap, the tile size and the direction of the ring that take the least time.  ways: see variants.
 
     A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the fewest messages win;
@@ -94,7 +94,7 @@ def choose_tiles(plan: InferencePlan, price: InferencePrices, **ways: Any) -> In
 
 def variants(
     plan: InferencePlan,
-    price: InferencePrices,
+    price: SequencePrice,
     *,
     overlap: bool | None = True,
     both_ways: bool | None = None,
@@ -121,7 +121,7 @@ def variants(
     return list(dict.fromkeys(made))
 
 
-def smallest_tile(price: InferencePrices, ranks: Sequence[int]) -> int:
+def smallest_tile(price: SequencePrice, ranks: Sequence[int]) -> int:
     """Return the fewest tokens whose transfer takes WORTH times the overhead of their message, on the fastest link in use."""
     fastest = max(price.cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
     return max(1, round(WORTH * price.message_s * fastest / price.profile.stacks[0].hidden_bytes))
@@ -132,7 +132,7 @@ KEPT_LAYERS = 4
 
 
 @dataclass(slots=True)
-class InferencePrices:
+class SequencePrice:
     """The simulated seconds of plans of one problem: price(plan).  Results are cached.
 
     message_s: cost of a message.
@@ -212,7 +212,7 @@ TRIES = 120
 def tune(
     problem: Problem[InferenceProfile],
     plans: Iterable[InferencePlan],
-    price: InferencePrices,
+    price: SequencePrice,
     *,
     schemes: int | None = None,
     portal: int | None = None,
@@ -252,7 +252,7 @@ def replan(
     length: int | None = None,
     decoder_length: int | None = None,
     excluded: Collection[int] = (),
-    price: InferencePrices | None = None,
+    price: SequencePrice | None = None,
 ) -> InferencePlan:
     """Return a plan of the same method on all devices of the cluster except the excluded ones.
 

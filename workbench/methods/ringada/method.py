@@ -17,10 +17,10 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Planned
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
-from workbench.methods.ringada.planner import RingPricer, Segment, plan_ring, plan_segments
+from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
-from workbench.methods.training.backups import with_room
+from workbench.methods.training.backups import planning_problem
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor
 from workbench.methods.training.trained import Trained
@@ -59,23 +59,18 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
     )
 
 
-def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingPricer:
+def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingEstimate:
     """Return a function that computes the cost of a ring for some rounds; None: all rounds."""
-    job, policy, num_rounds = prepared.job, prepared.policy, prepared.steps_on(cluster.world_size)
+    policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
     per_round = cluster.world_size * prepared.options.local_iterations
     asked = range(num_rounds) if rounds is None else rounds
     depths = [policy.num_layers - policy.first_unfrozen(one, per_round * one + at) for one in asked for at in range(per_round)]
     filled = per_round * max(0, _filled(prepared, num_rounds) - asked.start)
-    return RingPricer(
-        with_room(profile, job),
-        cluster,
-        batch_size=job.batch_size,
-        micro_batches=job.micro_batches,
-        sequence_length=prepared.typical_length,
+    return RingEstimate(
+        planning_problem(prepared, profile, cluster),
         depths=Counter(depths[:filled]),
         cached=Counter(depths[filled:]),
         rest_bytes=beside_bytes(prepared.facts, prepared.config),
-        memory_length=prepared.longest,
         has_side=prepared.options.technique == "parallel",
     )
 
@@ -124,7 +119,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     return with_in_flight(replace(run, plan=plan) if follows else run)
 
 
-def _everywhere(prepared: PreparedJob, price: RingPricer) -> Plan:
+def _everywhere(prepared: PreparedJob, price: RingEstimate) -> Plan:
     """Return the plan of federated averaging: the whole model on every device that has room for it.  Raises PlanError if none has."""
     job, cluster, stop = prepared.job, price.cluster, prepared.facts.num_layers
     size = job.batch_size // job.micro_batches
@@ -137,7 +132,7 @@ def _everywhere(prepared: PreparedJob, price: RingPricer) -> Plan:
     return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=job.micro_batches, notes=notes)
 
 
-def _too_small(price: RingPricer, rank: int, start: int, stop: int) -> PlanError:
+def _too_small(price: RingEstimate, rank: int, start: int, stop: int) -> PlanError:
     """Return the error of a device whose memory is too small for layers [start, stop)."""
     device = price.cluster.devices[rank]
     return PlanError(

@@ -24,6 +24,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners.memory import readable
 from workbench.planners.orders import device_types
+from workbench.planners.problem import Problem
 
 _FEW = 4
 """With at most this many devices, every ring order is a start."""
@@ -35,8 +36,8 @@ _TURN_S = 0.6
 """Seconds between two plans besides reading and sending: measured once on four emulated devices (.9 s in all, .3 s of them predicted)."""
 
 
-class RingPricer:
-    """The average seconds of a mini-batch over a training.
+class RingEstimate:
+    """A quick estimate of the simulated seconds of a mini-batch, averaged over a training: within 2 %, by tests.
 
     depths: number of unfrozen layers -> mini-batches of the run with that number; cached: those that read the frozen layers' output from a
     cache.  rest_bytes: of a device besides its layers.  has_side: see methods.ringada.schedule.ring_round.
@@ -44,21 +45,17 @@ class RingPricer:
 
     def __init__(
         self,
-        profile: Profile,
-        cluster: Cluster,
+        problem: Problem[Profile],
         *,
-        batch_size: int,
-        micro_batches: int,
-        sequence_length: int,
         depths: Mapping[int, int],
         cached: Mapping[int, int] | None = None,
         rest_bytes: int = 0,
-        memory_length: int = 0,
         has_side: bool = False,
     ) -> None:
-        self.profile, self.cluster, self.micro_batches, self._rest_bytes = profile, cluster, micro_batches, rest_bytes
-        self.micro_batch_size = batch_size // micro_batches
-        size, layers = -(-batch_size // micro_batches), profile.num_layers
+        profile, cluster, sequence_length = problem.profile, problem.cluster, problem.sequence_length
+        self.profile, self.cluster, self.micro_batches, self._rest_bytes = profile, cluster, problem.micro_batches, rest_bytes
+        self.micro_batch_size = problem.batch_size // problem.micro_batches
+        size, layers = -(-problem.batch_size // problem.micro_batches), profile.num_layers
         moments = [*depths.items(), *(cached or {}).items()]
         firsts = np.array([layers - depth for depth, _ in moments])  # the lowest unfrozen layer of each depth
         self._weights = np.array([count for _, count in moments]) / sum(count for _, count in moments)
@@ -89,7 +86,7 @@ class RingPricer:
         nbytes = profile.layers[0][0].output_bytes(size, sequence_length)
         world = range(cluster.world_size)
         self._crossing = np.array([[0.0 if a == b else cluster.link(a, b).transfer_s(nbytes) for b in world] for a in world])
-        self._bytes = self._layer_bytes(size, memory_length or sequence_length)
+        self._bytes = self._layer_bytes(size, problem.longest)
         self._budgets = np.array([device.memory_bytes - rest_bytes for device in cluster.devices])
 
     def needs(self, rank: int, start: int, stop: int) -> int:
@@ -136,7 +133,7 @@ class RingPricer:
         return np.array(found)
 
 
-def plan_ring(pricer: RingPricer) -> Plan:
+def plan_ring(pricer: RingEstimate) -> Plan:
     """Return the blocks and the ring order of as many devices as have room for a block.
 
     A note says why devices are left out.  Raises PlanError if the devices' memory is too small.
@@ -174,7 +171,7 @@ class Segment(NamedTuple):
 
     first: int
     num_steps: int
-    pricer: RingPricer
+    pricer: RingEstimate
 
 
 def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> Plan:
@@ -257,12 +254,12 @@ def ring_stages(order: Sequence[int], cuts: Sequence[int], size: int) -> Stages:
 
 
 Stages = tuple[Stage, ...]
-Seconds = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (orders, cuts) -> seconds of each ring (see RingPricer)
+Seconds = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (orders, cuts) -> seconds of each ring (see RingEstimate)
 Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in order, and the cuts
 
 
 def _search(
-    pricer: RingPricer, count: int, seconds: Seconds | None = None, *, members: Collection[int] | None = None
+    pricer: RingEstimate, count: int, seconds: Seconds | None = None, *, members: Collection[int] | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
     """Return the best ring of so many devices that was found, and its seconds, which are infinite if none fits.
 

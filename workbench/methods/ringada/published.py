@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import Any
 
 from workbench.core.catalogue import data_folder
 from workbench.core.cluster import Cluster
@@ -16,8 +15,9 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.published import constants_of
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.planner import RingPricer, plan_ring
+from workbench.methods.ringada.planner import RingEstimate, plan_ring
 from workbench.methods.ringada.schedule import Iteration, RingLayout, ring_costs, ring_round
+from workbench.planners import Problem
 from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import ModelDescription
 from workbench.schedules.costs import Crossing
@@ -96,8 +96,8 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     block = layer_costs(constants.model, "parallel_adapters", batch=1, sequence_length=128)[1]
     side = block.side_forward_flops / block.forward_flops if scheme == PARALLEL else 0.0
     profile, cluster = equal_blocks(layers, constants.devices, constants.backward, side=side)
-    sizes: Any = {"batch_size": SAMPLES, "micro_batches": micro_batches, "sequence_length": 1}
-    plan = plan_ring(RingPricer(profile, cluster, **sizes, depths=depths, has_side=side > 0))
+    problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
+    plan = plan_ring(RingEstimate(problem, depths=depths, has_side=side > 0))
     rounds = {depth: [Iteration(0, layers - depth, micro_batches)] * TOGETHER for depth in depths}
     found = {
         depth: simulated_round(profile, cluster, plan, each, has_side=side > 0).makespan_s / TOGETHER for depth, each in rounds.items()

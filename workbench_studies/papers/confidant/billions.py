@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from workbench.core.catalogue import load_cluster
-from workbench.planners.asynchronous import StageCosts, plan_asynchronous
+from workbench.planners import Problem
+from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.profiler.analytic import TechniqueSizes, analytic_profile
 from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
 from workbench_studies.papers.items import Item
@@ -41,7 +42,7 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
     cluster = replace(cluster, devices=tuple(replace(one, flops_per_s=constants.pace * one.flops_per_s) for one in cluster.devices))
     tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
     profile = analytic_profile(description(model), cluster, technique="lora", batch_sizes=(batch,), sequence_lengths=(tokens,), sizes=sizes)
-    costs = StageCosts(profile, cluster, batch_size=batch, sequence_length=tokens, memory_length=tokens)
+    costs = Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
     plan = plan_asynchronous(costs, searches=False, method="confidant")
     last = len(plan.stages) - 1
     used = tuple(

@@ -13,7 +13,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.serial import read_toml
 from workbench.methods.confidant.equations import printed_need
-from workbench.planners.asynchronous import StageCosts, plan_asynchronous
+from workbench.planners import Problem
+from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.planners.memory import Need, rank_need
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
@@ -105,7 +106,7 @@ def table4(item: Item, settings: Settings) -> Result:
     return item.result(item.compare(ours))
 
 
-def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> StageCosts:
+def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> Equation3:
     """Return the costs of full fine-tuning by SGD with a frozen embedding, which is what Table 6 has room for."""
     profile = analytic_profile(description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
     words = FP32_BYTES * description(model).embedding_params
@@ -114,7 +115,7 @@ def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> S
         for row in profile.layers
     )
     profile = replace(profile, layers=rows, optimizer_bytes_per_trainable_byte=0.0)
-    return StageCosts(profile, cluster, batch_size=batch, sequence_length=tokens, memory_length=tokens)
+    return Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
 
 
 def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]:

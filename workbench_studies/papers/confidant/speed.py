@@ -8,7 +8,8 @@ from functools import cache
 from workbench.core.catalogue import load_cluster
 from workbench.core.plan import Plan
 from workbench.core.summary import BATTERY_V, device_j
-from workbench.planners.asynchronous import StageCosts, asynchronous_plan, partition_in_order, plan_asynchronous
+from workbench.planners import Problem
+from workbench.planners.asynchronous import Equation3, asynchronous_plan, partition_in_order, plan_asynchronous
 from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import mini_batches
 from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
@@ -43,7 +44,7 @@ def trained(model: str, devices: int) -> Trained:
     """Simulate both partitions on Table 4's devices, in full fine-tuning with Table 1's sequence length."""
     cluster, tokens, batch = load_cluster(f"confidant-{devices}"), load_constants().tokens, BATCH_SIZES[model]
     profile = analytic_profile(description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
-    costs = StageCosts(profile, cluster, batch_size=batch, sequence_length=tokens, memory_length=tokens)
+    costs = Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
     alone_s = [MINI_BATCHES * float(costs.seconds(rank)[0, -1]) for rank in range(devices)]
     by_speed = partition_in_order(costs, range(devices), in_memory=False)
     plans: dict[str, Plan] = {"FTPipeHD": asynchronous_plan(costs, by_speed, method=PAPER, check_memory=False)}

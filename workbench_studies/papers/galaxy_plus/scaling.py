@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.methods.galaxy_plus.costs import stack_sizes
-from workbench.methods.galaxy_plus.prices import InferencePrices
+from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.systems import BASELINES, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
 from workbench_studies.papers.galaxy_plus.testbed import (
@@ -76,7 +76,7 @@ def layer_s(constants: Constants, model: str, system: str, count: int, length: i
     on = cluster(constants, "Env. A", constants.scaling_bandwidth_mbit_per_s, count=count, collectives=collectives)
     costs = profile(constants, model, "Env. A", count, LAYERS)
     if system == SCHEDULED:
-        return InferencePrices(Problem(costs, on, sequence_length=length), NO_MESSAGE_S)(plan) / LAYERS
+        return SequencePrice(Problem(costs, on, sequence_length=length), NO_MESSAGE_S)(plan) / LAYERS
     return printed_s(plan, costs, on, (length,), handling(constants, on)) / LAYERS
 
 
@@ -190,7 +190,7 @@ def scheduled(constants: Constants) -> Rows:
             made, columns = run_system(constants, model, environment, system), 1 + (system == OURS)
             on = cluster(constants, environment, collectives=system == MEGATRON)
             asked = Problem(costs, on, sequence_length=constants.length(model), decoder_length=constants.decoder_tokens)
-            priced = InferencePrices(asked, NO_MESSAGE_S)
+            priced = SequencePrice(asked, NO_MESSAGE_S)
             ways = [] if made.plan is None else [made.plan, replace(made.plan, both_ways=True)]
             row.append(OOM if made.seconds is None else made.seconds)
             row += [priced(way) for way in ways[:columns]] or [OOM] * columns

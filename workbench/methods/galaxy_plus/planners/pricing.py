@@ -166,7 +166,7 @@ def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
 Ranks = tuple[int, ...]
 
 
-class InferencePrice(NamedTuple):
+class SequenceTimes(NamedTuple):
     """Seconds of one sequence without overlap.  layers_s: of all layers, the objective of Eq. 9 for a hybrid plan.
 
     ends_s: embedding, head, and the transfer of tokens to their devices and back, which Eq. 6-7 leave out.
@@ -183,12 +183,12 @@ class InferencePrice(NamedTuple):
 
 def price_plan(
     plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, *, length: int | None = None, decoder_length: int | None = None
-) -> InferencePrice:
+) -> SequenceTimes:
     """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), for any paradigm."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
     of_paradigm = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}
     layers, ways = of_paradigm[plan.paradigm](plan, profile, cluster, lengths)
-    return InferencePrice(layers, ways + ends_s(profile, plan.ranks[0], lengths))
+    return SequenceTimes(layers, ways + ends_s(profile, plan.ranks[0], lengths))
 
 
 class Cut(NamedTuple):
@@ -208,7 +208,7 @@ def cut_of(plan: InferencePlan, profile: InferenceProfile) -> Cut:
     return Cut(plan.ranks, plan.units, plan.columns, plan.shares, second)
 
 
-class HybridPricer:
+class Equation9:
     """Predicts the time of hybrid plans of one profile and cluster by Eq. 6 + Eq. 7; caches each partition, as a move changes only one."""
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> None:
@@ -285,7 +285,7 @@ def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: 
 
 def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
     """Return Galaxy+'s seconds, of the layers (Eq. 6 + Eq. 7) and of the ways."""
-    pricer, cut = HybridPricer(profile, cluster, lengths), cut_of(plan, profile)
+    pricer, cut = Equation9(profile, cluster, lengths), cut_of(plan, profile)
     return pricer(cut), pricer.ways_s(cut)
 
 

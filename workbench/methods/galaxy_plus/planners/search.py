@@ -10,7 +10,7 @@ from functools import cache, partial
 
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, HybridPricer, Line, capacity, cut_of, ends_s, lengths_of
+from workbench.methods.galaxy_plus.planners.pricing import Cut, Equation9, Line, capacity, cut_of, ends_s, lengths_of
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
 from workbench.planners.problem import Problem
 
@@ -40,7 +40,7 @@ class Search:
         for rank in ranks:
             self.kind[rank] = next((first for first in set(self.kind.values()) if self._are_alike(first, rank)), rank)
         self._passed: set[Cut] = set()
-        self._pricer = HybridPricer(profile, problem.cluster, lengths)
+        self._pricer = Equation9(profile, problem.cluster, lengths)
         self.room = cache(partial(room_bytes, problem))
         self.part_bytes = cache(lambda second: part_bytes(profile, second))
         self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)

@@ -18,7 +18,7 @@ from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.planners import plan, plans
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
-from workbench.methods.galaxy_plus.prices import InferencePrices, Programs, replan, tune
+from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, replan, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
@@ -61,7 +61,7 @@ def planner_of(
     decoder_length = lengths[1] if len(lengths) > 1 else None
 
     problem = Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length)
-    price = InferencePrices(problem) if is_priced else None
+    price = SequencePrice(problem) if is_priced else None
     chosen = first
     if chosen is None:
         chosen = plan(problem) if price is None else tune(problem, plans(problem), price, tries=40, both_ways=False, tile_tokens=0)
