@@ -27,7 +27,7 @@ from workbench.methods.galaxy_plus.planning import as_plan, inference_of
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
-from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
+from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
@@ -36,6 +36,7 @@ from workbench.runtime.virtual_devices import VirtualWorld
 from workbench.widgets.controls import BIG_FIRST, Explorer, lab_controls
 from workbench_labs.planning import Comparison, as_described, compared, with_bandwidth
 from workbench_labs.plots.overlapping import OverlapCell
+from workbench_labs.plots.request_latencies import request_latencies
 
 SequenceProblem = Problem[InferenceProfile]
 """The problem of splitting one sequence among devices."""

@@ -11,6 +11,7 @@ from workbench.methods.base import Event
 from workbench.methods.common.session import DeviceReporter, StepTrace
 from workbench.methods.pac_plus.method import PacPlus
 from workbench.methods.training.policy import OncePolicy
+from workbench.methods.training.timetable import Timetable
 from workbench.models.loading import load_stack
 from workbench.runs.progress import RunState
 from workbench.runtime.context import RankContext
@@ -27,7 +28,7 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
         events.append(event)
         state.update(event)
 
-    policy = OncePolicy(job, take)
+    policy = OncePolicy(job, job.plan, Timetable(job), take)
     with engines.service(PacPlus.serve_rank) as devices:
         policy.run(devices, job.cluster, job.job, adapts=False)
     results = policy.results

@@ -10,10 +10,11 @@ from made_up_serving import report
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread
-from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
+from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.plots import style
 from workbench_labs.plots.layer_cut import Arrow, Matrix, held_bytes, layer_cut, layer_parts, sent_bytes
 from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
+from workbench_labs.plots.request_latencies import request_latencies
 
 NAMES = ("alpha", "beta", "gamma")
 SHAPE = StackShape(num_layers=2, num_units=6, hidden_size=24, columns=96, unit_bytes=100, column_bytes=10, layer_bytes=7, hidden_bytes=8)

@@ -21,12 +21,13 @@ from workbench import plots
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
-from workbench.methods.galaxy_plus.serving.figures import request_latencies, serving
+from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.plots import export
 from workbench.plots.style import empty, not_kept
 from workbench_labs.plots import zeroth_order
 from workbench_labs.plots.layer_cut import layer_cut
 from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
+from workbench_labs.plots.request_latencies import request_latencies
 from workbench_studies.papers import Check, Comparison, Result, Table
 from workbench_studies.papers.command import write
 
@@ -75,7 +76,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
 def test_every_figure_is_in_the_table() -> None:
     packages = ((plots, "workbench.plots."), (workbench_labs.plots, "workbench_labs.plots."))
     names = [module.name for package, prefix in packages for module in pkgutil.iter_modules(package.__path__, prefix)]
-    modules = [importlib.import_module(name) for name in (*names, request_latencies.__module__)]
+    modules = [importlib.import_module(name) for name in (*names, serving.__module__)]
     public = [function for module in modules for function in vars(module).values() if inspect.isfunction(function)]
     drawing = {one.__name__ for one in public if one.__annotations__.get("return") == "go.Figure" and not one.__name__.startswith("_")}
     assert drawing == FIGURES.keys() | {"finish", "bowl"}  # all end with the former; the latter shows no name

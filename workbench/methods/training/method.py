@@ -29,6 +29,7 @@ from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import Plans, Predictor, RankJob
 from workbench.methods.training.policy import OncePolicy, TrainingPolicy
 from workbench.methods.training.prepare import PreparedTraining
+from workbench.methods.training.timetable import Timetable
 from workbench.methods.training.worker import PhasesOn, TrainingWorker
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
@@ -340,7 +341,8 @@ class TrainingMethod(LayerMethod[P], Plans):
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
             self.begin(prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), message, True, ignore)
-            policy = OncePolicy(replace(message, sweep=steps), ignore)
+            message = replace(message, sweep=steps)
+            policy = OncePolicy(message, message.plan, Timetable(message), ignore)
             with engines.service(self.serve_rank) as devices:
                 policy.run(devices, message.cluster, replace(prepared.job, faults=""), adapts=False)
             results = policy.results

@@ -318,13 +318,16 @@ def shares_of(plan: Plan) -> tuple[Any, ...]:
 
 
 class OncePolicy(ToldPolicy):
-    """A ToldPolicy of a job that all devices do once, and that ends if one of them is lost.  results: by rank, once it is done."""
+    """A ToldPolicy of a job that all devices do once, and that ends if one of them is lost.
+
+    timetable: the job's steps with their predicted seconds.  results: by rank, once the job is done.
+    """
 
     has_converged = False
 
-    def __init__(self, job: RankJob, notify: Notify) -> None:
+    def __init__(self, job: Any, plan: Plan, timetable: Any, notify: Notify) -> None:
         super().__init__(notify)
-        self.job, self._timetable = job, Timetable(job)
+        self.job, self.plan, self._timetable = job, plan, timetable
         self.results: list[RankResult] = []
 
     @property
@@ -342,7 +345,7 @@ class OncePolicy(ToldPolicy):
         if len(ready) < self.job.cluster.world_size:
             raise PlanError("All devices were to take part.", f"{len(ready)} of {self.job.cluster.world_size} are there.", "Run again.")
         timeout_s = max(self.job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * self._timetable.longest_s())
-        return Generation(number, ready, self.job.plan, replace(self.job, timeout_s=timeout_s), self._timetable, timeout_s)
+        return Generation(number, ready, self.plan, replace(self.job, timeout_s=timeout_s), self._timetable, timeout_s)
 
     def part(self, generation: Generation, place: int) -> Any:
         """Return the part of the job that a device gets (see Policy)."""

@@ -9,15 +9,13 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.report import busy_note
-from workbench.methods.galaxy_plus.serving.records import ServedRequest, ServingEvent, ServingReport
+from workbench.methods.galaxy_plus.serving.records import ServingEvent, ServingReport
 from workbench.plots import style
-from workbench.plots.predicted import lines
 
 PALE_RED = "#F6DFD6"
 MAX_STEPS = 80  # of a curve over time
 MIN_REQUESTS = 3  # minimum in a step of the throughput curve
 MAX_NAMED_EVENTS = 14
-MAX_POINTS = 4000
 CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # approximate widths of a fault's name and of the time axis
 SHOWN_EVENTS = style.OPERATIONS["events"]
 """The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of later events."""
@@ -64,35 +62,6 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
         height=round(sum(heights)) + 34 * len(heights) + 200,
         margin={"t": 78 + 16 * (len(shown) + bool(note))},
     )
-
-
-def request_latencies(report: ServingReport) -> go.Figure:
-    """Return a point for each request, coloured by the plan that answered it, with the percentiles as lines."""
-    title, note = "Latency of every request", busy_note(report)
-    if not report.requests:
-        return style.empty(title=title, label=report.label, why="No request was answered.", note=note)
-    chosen = report.requests[:: max(1, len(report.requests) // MAX_POINTS)]
-    unit, shares = style.time_unit(report.percentile_s(0.95)), ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
-    by_plan: dict[str, list[ServedRequest]] = {}
-    for request in sorted(chosen, key=lambda request: request.plan):
-        devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[request.plan].ranks)
-        by_plan.setdefault(f"plan {request.plan}: {devices}", []).append(request)
-    words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}{report.mark}" for share, name in shares)
-    repeated = f"; {report.num_repeated} repeated (crosses)" if report.num_repeated else ""
-    said = {"title": title, "label": report.label, "subtitle": f"{words} (dotted){repeated}", "note": note}
-    series = {name: [(request.arrival_s, request.latency_s * unit.factor) for request in mine] for name, mine in by_plan.items()}
-    figure = lines(series, x_title="arrival (s)", y_title=f"from arrival to answer ({unit.name}){report.mark}", **said)
-    for trace, mine in zip(figure.data, by_plan.values(), strict=True):
-        trace.update(mode="markers", marker_size=6, marker_symbol=["x" if request.attempts > 1 else "circle" for request in mine])
-        trace.hovertemplate = [
-            f"request {request.number}: {unit.text(request.latency_s)}, of it {unit.text(request.queueing_s)} waiting"
-            f"{f', {request.attempts} attempts' if request.attempts > 1 else ''}<extra></extra>"
-            for request in mine
-        ]
-    for share, _ in shares:
-        dotted = {"color": style.DARK_GREY, "width": 1.2, "dash": "dot"}
-        figure.add_hline(y=report.percentile_s(share) * unit.factor, line=dotted)
-    return figure
 
 
 def step_of(reports: Iterable[ServingReport]) -> float:

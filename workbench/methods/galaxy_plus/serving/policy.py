@@ -21,14 +21,13 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
 from workbench.methods.base import Event, Notify
 from workbench.methods.common.records import device_event
-from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import SERVING, Begun, BlockReport, Failed, Loaded, Served, ServiceJob, UnderWay
-from workbench.methods.training.policy import ToldPolicy
+from workbench.methods.training.policy import OncePolicy
 from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
 from workbench.runtime.devices import Fleet
@@ -40,13 +39,18 @@ TOLD_EVERY_S = 0.2
 """Seconds between two events of a device's requests that a run shows."""
 
 
-class RequestSeconds(NamedTuple):
+class RequestTimes(NamedTuple):
     """A runtime.commands.Predictor: every request takes a plan's predicted seconds."""
 
     request_s: float
+    num_steps: int
 
     def seconds(self, step: int) -> float:
         """Return the seconds of a request."""
+        return self.request_s
+
+    def longest_s(self) -> float:
+        """Return the seconds of any request."""
         return self.request_s
 
     def busy_s(self, step: int, place: int) -> float:
@@ -127,7 +131,7 @@ class ServingPolicy:
             timeout_s=self.settings.request_timeout_s,
         )
         stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.stacks)
-        predictor = RequestSeconds(plan.predicted_s)
+        predictor = RequestTimes(plan.predicted_s, self.num_steps)
         return Generation(number, members, stages, job, predictor, job.timeout_s, prepares=() if self._is_tight(plan) else members)
 
     def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
@@ -274,43 +278,25 @@ class ServingPolicy:
             self.log.add(now_s, "killed" if fault.kind == "kill" else "frozen", rank)
 
 
-class RunPolicy(ToldPolicy):
-    """A ToldPolicy that answers a list of requests under one plan; the loss of a device ends the run.
+class RunPolicy(OncePolicy):
+    """A OncePolicy that answers a list of requests under one plan.  served: each device's work on the requests, by rank."""
 
-    served: each device's work on the requests, by rank.  results: of all devices, once all requests are answered.
-    """
-
-    has_converged = False
+    job: ServiceJob
 
     def __init__(self, job: ServiceJob, plan: Plan, notify: Notify) -> None:
-        super().__init__(notify)
-        self.job, self.plan = job, plan
+        super().__init__(job, plan, RequestTimes(job.plan.predicted_s, job.last_step), notify)
         self.served: dict[int, list[Served]] = {}
-        self.results: list[RankResult] = []
         self._told_s: dict[int, float] = {}
         self._num_shown = 0
 
-    @property
-    def num_steps(self) -> int:
-        """Return the number of requests."""
-        return self.job.last_step
-
-    @property
-    def step(self) -> int:
-        """Return the number of requests that count as answered: all or none."""
-        return self.num_steps if self.results else 0
-
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
-        """Return all requests as a job of all devices (see Policy)."""
-        if len(ready) < self.job.cluster.world_size:
-            raise PlanError("All devices were to take part.", f"{len(ready)} of {self.job.cluster.world_size} are there.", "Run again.")
-        return Generation(number, ready, self.plan, self.job, RequestSeconds(self.job.plan.predicted_s), self.job.timeout_s)
+    def part(self, generation: Generation, place: int) -> ServiceJob:
+        """Return the whole job (see Policy)."""
+        return self.job
 
     def begun(self, generation: Generation) -> Generation:
         """Show its progress."""
         self.served = {rank: [] for rank in generation.members}
-        self.watch(generation)
-        return generation
+        return super().begun(generation)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Record a device's work on a request.  If requests are many and short, only some of them are shown."""
@@ -326,15 +312,6 @@ class RunPolicy(ToldPolicy):
         if rank == self.job.plan.ranks[0]:
             shown, self._num_shown = done.step + 1 - self._num_shown, done.step + 1
             self.notify(Event("step", rank, 0, done.step, count, seconds=step_s, samples=shown))
-
-    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        """Take the results, unless the requests are to be answered again."""
-        if not lost and all(ended.end == "finished" for ended in parts.values()):
-            self.results = [ended.part for _, ended in sorted(parts.items())]
-
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return False: there is one plan."""
-        return False
 
 
 def _computing(plan: InferencePlan) -> set[int]:
