@@ -165,9 +165,9 @@ serve --fidelity exact
 serve --report {folder}
 serve --out {file} -> file.csv
 serve --out /proc/x
-serve --soak -1
-serve --soak x
-serve --soak 1000000000000
+bench serving --soak -1
+bench serving --soak x
+bench serving --soak 1000000000000
 serve --cluster nowhere
 serve --cluster {binary}
 serve --model tiny-bort

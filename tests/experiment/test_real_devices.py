@@ -34,7 +34,6 @@ from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
 from workbench.methods.galaxy_plus.serving.records import ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
-from workbench.methods.galaxy_plus.serving.soak import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
 from workbench.methods.p_rge import measure as p_rge_measure
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.ringada import measure as ringada_measure
@@ -48,6 +47,7 @@ from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.tasks import load_task
+from workbench_studies.bench.serving import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
 
 NAMES = ("alpha", "beta")
 JOBS: dict[str, dict[str, Any]] = {

@@ -1,8 +1,7 @@
-"""`workbench serve`: a stream of requests on a cluster while devices slow down, die and come back; and the soak."""
+"""`workbench serve`: a stream of requests on a cluster while devices slow down, die and come back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,6 @@ from workbench.methods.base import read_options
 from workbench.methods.galaxy_plus.serving.records import (
     Reaction,
     ReschedulingSettings,
-    ServedRequest,
     ServiceInterrupted,
     ServingEvent,
     ServingReport,
@@ -30,7 +28,6 @@ from workbench.methods.galaxy_plus.serving.records import (
 )
 
 _SETTINGS = ", ".join(f"{key}={value:g}" for key, value in to_builtins(ReschedulingSettings()).items() if key != "reaction")
-SHOWN_EVERY = 500  # answers of a soak
 
 
 def serve(
@@ -54,15 +51,11 @@ def serve(
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
-    soak: Annotated[int, typer.Option(help="Instead: so many requests to a tiny model with random faults.", min=0, max=10_000_000)] = 0,
     as_json: Json = False,
 ) -> None:
     """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices."""
     require_writable(report, out and out / "serving.html")
     try:
-        if soak:
-            _soak(soak, seed, fidelity, report, out, as_json=as_json)
-            return
         described = load_cluster(cluster)
         served = _serve(
             model,
@@ -153,9 +146,9 @@ def event_line(event: ServingEvent, cluster: Cluster) -> str:
     return f"{event.time_s:9.2f} s  {event.kind}{device}{value}"
 
 
-def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_json: bool, more: Mapping[str, Any] | None = None) -> None:
-    """Write the files and print the summary, with `more` lines of it."""
-    summary = _summary(report) | dict(more or {})
+def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_json: bool) -> None:
+    """Write the files and print the summary."""
+    summary = _summary(report)
     files = []
     if path is not None:
         files.append(report.write(path))
@@ -194,21 +187,3 @@ def _summary(report: ServingReport) -> dict[str, Any]:
         "late share": report.overrun_share,
         "valid": report.valid,
     }
-
-
-def _soak(num_requests: int, seed: int, fidelity: Any, path: Path | None, out: Path | None, *, as_json: bool) -> None:
-    from workbench.methods.galaxy_plus.serving.soak import soak
-
-    answered = 0
-
-    def count(request: ServedRequest) -> None:
-        nonlocal answered
-        answered += 1
-        if answered % SHOWN_EVERY == 0:
-            say(f"{answered} of {num_requests} answered after {request.end_s:.0f} s")
-
-    result = soak(num_requests, seed=seed, fidelity=fidelity, on_request=count)
-    found = {"memory, last fifth over first": 1.0 + result.growth, "left behind": ", ".join(result.left_behind) or "nothing"}
-    _finish(result.report, path, out, as_json=as_json, more=found)
-    if not result.is_clean:
-        raise typer.Exit(1)

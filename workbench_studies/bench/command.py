@@ -12,10 +12,8 @@ from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import kit_file
 from workbench.core.errors import ConfigError
 
-BENCHES = {
-    name: f"workbench_studies.bench.{name}"
-    for name in ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "kit"]
-}
+NAMES = ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "serving", "kit"]
+BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}
 """Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
 CHOOSING = {
     "galaxy_plus": "minilm, bert-base, homogeneous, heterogeneous, 125, 250, 500, 1000, latency, overlap, scaling, planner",
@@ -26,6 +24,8 @@ CHOOSING = {
     "kit": "reach, files, start, epochs, faults",
 }
 """Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
+SOAKS = ("recovery", "serving")
+"""Benchmarks with random faults."""
 
 
 def bench(
@@ -36,7 +36,12 @@ def bench(
             help="A part, by words such as minilm,500. " + " ".join(f"Of {chosen}: {words}." for chosen, words in CHOOSING.items())
         ),
     ] = "",
-    soak: Annotated[int, typer.Option(help="Of recovery: instead, so many short runs with random faults.", min=0, max=100_000)] = 0,
+    soak: Annotated[
+        int,
+        typer.Option(
+            help="Of recovery: instead, so many short runs with random faults.  Of serving: so many requests.", min=0, max=10_000_000
+        ),
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
@@ -50,9 +55,10 @@ def bench(
             "Leave out --only.",
         )
     options: dict[str, dict[str, Any]] = {chosen: {"only": words} for chosen in CHOOSING}
-    if soak and name != "recovery":
-        raise ConfigError(f"A soak of {name} was asked for.", "Only recovery has one.", "Name it, or leave out --soak.")
-    options["recovery"]["soak"] = soak
+    if soak and name not in SOAKS:
+        raise ConfigError(f"A soak of {name} was asked for.", f"Only {' and '.join(SOAKS)} have one.", "Name one, or leave out --soak.")
+    for chosen in SOAKS:
+        options.setdefault(chosen, {})["soak"] = soak
     names = tuple(one for one in BENCHES if one != "kit" or kit_file()) if name == "all" else (name,)
     results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
     if as_json:

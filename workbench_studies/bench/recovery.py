@@ -23,10 +23,9 @@ from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import read_toml
 from workbench.experiment import run
 from workbench.methods.base import Event
-from workbench.methods.galaxy_plus.serving.soak import REQUESTS_PER_S, soak_cluster
-from workbench.methods.galaxy_plus.serving.soak import soak as serve_randomly
 from workbench.runtime.engines import default_pool
 from workbench_studies.bench.frame import JOBS, Progress, jobs_of, require_words
+from workbench_studies.bench.serving import REQUESTS_PER_S, serve_randomly, soak_cluster
 
 CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
 SAME_LOSS = 1e-3

@@ -18,12 +18,12 @@ from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
-from workbench.methods.galaxy_plus.serving.soak import SOAK_MODEL, soak_cluster
 from workbench.methods.galaxy_plus.serving.worker import Begun, Loaded, ReportingPacer, Served, ServiceJob, ServingWorker, UnderWay
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, shard_spec
 from workbench.runtime.commands import StepDone
 from workbench.runtime.context import RankContext
+from workbench_studies.bench.serving import SOAK_MODEL, soak_cluster
 
 EXPECTED = {0: {0: 0.4, 1: 0.2}, 1: {0: 0.1, 1: 0.3}, 2: {0: 0.2, 1: 0.2}}
 

@@ -14,15 +14,15 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.records import ServedRequest, ServiceInterrupted, ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
-from workbench.methods.galaxy_plus.serving.soak import (
+from workbench.runtime.engines import EngineCluster
+from workbench_studies.bench.serving import (
     SETTINGS,
     SOAK_FLOPS_PER_S,
     SOAK_LENGTH,
     SOAK_MODEL,
-    soak,
+    serve_randomly,
     soak_cluster,
 )
-from workbench.runtime.engines import EngineCluster
 
 MOST_REQUESTS, MOST_S = 20_000, 240.0
 
@@ -74,7 +74,7 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
         ({("switched", -1)}, nothing),
     )
     story.faults.add(Fault(kind="slow", rank=1, start=0.5, factor=6.0))
-    result = soak(
+    result = serve_randomly(
         MOST_REQUESTS,
         rate_per_s=12.0,
         faults=story.faults,

@@ -15,10 +15,11 @@ from tiny_job import profile_briefly
 
 from workbench.assets.fetch import ASSETS, cache_folder
 from workbench.core.job import Job
+from workbench.methods.galaxy_plus.serving.records import ServedRequest, ServingReport, StreamSettings
 from workbench.runtime.engines import default_pool
 from workbench.runtime.network import probe
 from workbench.tasks import load_task
-from workbench_studies.bench import confidant, executor, galaxy_plus, inference_parts, p_rge, pac_plus, recovery, ringada, runtime
+from workbench_studies.bench import confidant, executor, galaxy_plus, inference_parts, p_rge, pac_plus, recovery, ringada, runtime, serving
 from workbench_studies.bench.command import BENCHES, CHOOSING
 from workbench_studies.bench.inference_parts import BertSize, save_model
 
@@ -127,6 +128,28 @@ def test_confidant(name: str, monkeypatch: Patch) -> None:
 
 
 @needs_kernel_links
+@pytest.mark.parametrize("left", [(), ("process 7",)])
+def test_serving(left: tuple[str, ...], monkeypatch: Patch) -> None:
+    """Its figures are of the stream; what is left behind fails."""
+    shown = ServingReport(
+        source="emulated",
+        fidelity="paced",
+        model="tiny",
+        cluster=serving.soak_cluster(),
+        stream=StreamSettings(num_requests=2),
+        rescheduling=serving.SETTINGS,
+        plans=(),
+        requests=tuple(ServedRequest(number=i, arrival_s=i, start_s=i, end_s=i + 0.5, tokens=1, plan=0, attempts=1 + i) for i in range(2)),
+    )
+    monkeypatch.setattr(serving, "serve_randomly", lambda count, on_request: serving.SoakResult(report=shown, left_behind=left))
+    if left:
+        with pytest.raises(AssertionError, match="process 7"):
+            serving.bench(lambda line: None, soak=2)
+    else:
+        made = serving.bench(lambda line: None, soak=2)
+        assert (made["requests"], made["repeated"], made["latency_p95_s"]) == (2, 1, 0.5)
+
+
 @pytest.mark.parametrize("method", recovery.jobs_of("recovery"))
 def test_recovery(method: str, monkeypatch: Patch) -> None:
     """A device is killed; what follows from other faults is the same code."""

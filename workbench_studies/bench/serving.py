@@ -1,4 +1,4 @@
-"""Serve a tiny model while many random faults strike, and look at what is left behind."""
+"""`workbench bench serving`: serve a tiny model while many random faults strike, and look at what is left behind."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import psutil
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.methods.galaxy_plus.profiles import made_up_host
-from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import end_template
 from workbench.runtime.engines import EngineCluster
+from workbench_studies.bench.frame import Progress
 
 SOAK_MODEL = "tiny-bert-2"
 SOAK_LENGTH = 16
@@ -27,6 +28,38 @@ FAULT_EVERY_S = 15.0
 REQUESTS_PER_S = 30.0
 """A guess at the resulting request rate, by which faults are spread over the stream."""
 SETTINGS = ReschedulingSettings(report_every_s=0.2, silence_s=5.0, request_timeout_s=10.0, calm_s=5.0)
+
+
+NUM_REQUESTS = 2000
+SHOWN_EVERY = 500
+
+
+def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
+    """Return the figures of a stream under random faults.  soak: so many requests, by default NUM_REQUESTS.
+
+    Raises AssertionError for a lost or wrong answer, or leftovers.
+    """
+    count = soak or NUM_REQUESTS
+
+    def show(request: ServedRequest) -> None:
+        if (request.number + 1) % SHOWN_EVERY == 0:
+            progress(f"{request.number + 1} of {count} answered after {request.end_s:.0f} s")
+
+    result = serve_randomly(count, on_request=show)
+    report = result.report
+    if not result.is_clean:
+        raise AssertionError(f"{report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}")
+    return {
+        "numbers_are": report.label,
+        "requests": len(report.requests),
+        "repeated": report.num_repeated,
+        "faults": len(report.faults),
+        "plans_switched_to": len(report.events_of("switched")),
+        "answers_per_s": report.throughput_per_s(0.0, report.end_s),
+        "latency_p95_s": report.percentile_s(0.95),
+        "memory_last_fifth_over_first": 1.0 + result.growth,
+        "valid": report.valid,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +99,7 @@ def soak_cluster() -> Cluster:
     return Cluster(name="soak", devices=devices, description="Four unequal imagined devices for a tiny model")
 
 
-def soak(
+def serve_randomly(
     num_requests: int,
     *,
     seed: int = 0,
