@@ -119,10 +119,20 @@ def serve_device(context: RankContext, worker: Worker) -> None:
     with worker:
         server = _Server(context, worker)
         for command in server.commands():
-            if isinstance(command, c.Train):
-                context.publish(c.Ended(command.generation, *server.train(command)))
-            else:
+            if not isinstance(command, c.Train):
                 server.do(command)
+                continue
+            members, job, controls, why = command.members, command.job, server.controls, ""
+            member = replace(context, rank=members.index(context.rank), world_size=len(members), cluster=job.cluster)
+            ended: tuple[c.End, Any] = "lost", None
+            try:
+                with group(member, job.timeout_s, name=f"generation-{command.generation}", is_wanted=controls.is_wanted) as opened:
+                    ended = worker.train(member, opened, job, controls)
+            except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
+                if not isinstance(error, RuntimeSetupError) and not tells_of_peer(error):
+                    raise
+                why = error.found if isinstance(error, RuntimeSetupError) else ""  # what kept it from joining
+            context.publish(c.Ended(command.generation, *ended, why))
 
 
 class _Server:
@@ -133,7 +143,7 @@ class _Server:
 
     def __init__(self, context: RankContext, worker: Worker) -> None:
         self._context, self._worker = context, worker
-        self._controls = Controls()
+        self.controls = Controls()
         self._generation = -1
         self._is_at_work = False
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -161,40 +171,27 @@ class _Server:
                 self._worker.prepare(command.job, command.place)
                 self._context.publish(c.Prepared())
             case c.Probe():
-                found = self._worker.slowness(self._controls.factor, command.detail)
+                found = self._worker.slowness(self.controls.factor, command.detail)
                 if found is not None:
                     self._context.publish(c.Probed(found))
 
     def _take(self, command: Any) -> None:
         match command:
             case c.Pause() if command.generation == self._generation:
-                self._controls.pause(command.before)
+                self.controls.pause(command.before)
             case c.Abort() if command.generation == self._generation:
-                self._controls.give_up()
+                self.controls.give_up()
             case c.Pause() | c.Abort():
                 pass  # it belongs to a job that has ended
             case c.Slow():
-                self._controls.slow_down(command.factor, command.to)
+                self.controls.slow_down(command.factor, command.to)
             case c.Prepare() if self._is_at_work:  # for the job after the current one
                 threading.Thread(target=self.do, args=(command,), name="prepare", daemon=True).start()
             case c.Leave():
                 self._context.publish(c.Leaving())
             case c.Train():
                 self._generation = command.generation
-                self._controls.renew()
+                self.controls.renew()
                 self._jobs.put(command)
             case _:
                 self._jobs.put(command)
-
-    def train(self, command: c.Train) -> tuple[c.End, Any, str]:
-        """Run a job as one of its members.  Returns how it ended, the worker's part of the result, and why it did not join."""
-        members, job, controls = command.members, command.job, self._controls
-        context = replace(self._context, rank=members.index(self._context.rank), world_size=len(members), cluster=job.cluster)
-        name = f"generation-{command.generation}"
-        try:
-            with group(context, job.timeout_s, name=name, is_wanted=controls.is_wanted) as process_group:
-                return *self._worker.train(context, process_group, job, controls), ""
-        except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
-            if not isinstance(error, RuntimeSetupError) and not tells_of_peer(error):
-                raise
-            return "lost", None, error.found if isinstance(error, RuntimeSetupError) else ""

@@ -97,10 +97,10 @@ class EngineRequest:
         return to_json(self, indent=-1).encode()
 
 
-def serve_template(owner: int) -> None:
+def serve_template(owner: int) -> tuple[EngineRequest, int] | None:
     """Fork an engine for each request on stdin, a socket, and answer with its process number, until it ends or our parent dies.
 
-    A request comes with the descriptor of the engine's end of a socket pair.
+    A request comes with the descriptor of the engine's end of a socket pair.  Return both in the engine, None at the end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle("workbench engine template")
@@ -113,7 +113,7 @@ def serve_template(owner: int) -> None:
             continue
         received, ends, *_ = socket.recv_fds(requests, _MOST_REQUEST_BYTES, 1)
         if not received:
-            return
+            break
         wanted = from_json(received.decode(), EngineRequest, source="a request for an engine")
         with _watching(owner):
             _import(wanted.modules)
@@ -121,10 +121,11 @@ def serve_template(owner: int) -> None:
         if wanted.rank != IMPORT_ONLY:
             child = os.fork()
             if child == 0:
-                _run_engine(wanted, ends[0])
+                return wanted, ends[0]
         for end in ends:
             os.close(end)
         requests.send(b"%d" % child)
+    return None
 
 
 @contextlib.contextmanager
@@ -186,6 +187,7 @@ def _run_engine(wanted: EngineRequest, end: int) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        serve_template(int(sys.argv[1]))
+        if (started := serve_template(int(sys.argv[1]))) is not None:
+            _run_engine(*started)
     else:
         become_engine(Path(sys.argv[2]), int(sys.argv[4]))

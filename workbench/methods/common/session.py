@@ -223,7 +223,7 @@ class DeviceSession:
     def run(self, program: Program, handlers: dict[str, Handler], inputs: Mapping[Value, Any] | None = None) -> Execution:
         """Run this rank's part of a program; return its spans in the device's seconds.  Missing inputs are tokens."""
         contents = {value: None for value in program.schedule.inputs[self.rank]} | dict(inputs or {})
-        return self.executor.run(program, handlers, contents).in_device_time(self.context.dilation)
+        return self.executor.begin(program, handlers, contents).finish().in_device_time(self.context.dilation)
 
     def barrier(self, program: Program | None = None) -> None:
         """Wait for all ranks (see Meeting).  program: of the next step; raises ScheduleError if the ranks' programs differ."""

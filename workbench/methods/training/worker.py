@@ -113,11 +113,8 @@ class TrainingWorker(DeviceWorker[AJob]):
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
         """Do a job (see Worker)."""
-        end, result = self._train(context, process_group, job, controls)
-        return end, on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
-
-    def _train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult]:
         result = RankResult(rank=context.rank)
+        end: End = "finished"
         served = Served(begins=controls.begins, told=context.publish, kept=self._kept, loaded=self._loaded)
         try:
             with self.session(context, process_group, job, controls) as session:
@@ -132,16 +129,16 @@ class TrainingWorker(DeviceWorker[AJob]):
                 finally:
                     note_pace_and_memory(session, result)
         except _Paused:
-            return "paused", result
+            end = "paused"
         except (DeviceLostError, RuntimeError) as error:
             if not tells_of_peer(error):
                 raise
             error.__traceback__ = None  # it would keep the layers in memory
-            return "lost", result
+            end = "lost"
         finally:
             result.backups = self._kept.names()
             release_free_memory()
-        return "finished", result
+        return end, on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
 
     def prepare(self, job: AJob, place: int) -> None:
         """Import the libraries of a job, and load its layers."""
