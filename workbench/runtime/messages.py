@@ -181,11 +181,11 @@ _ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMessage:
-    """A request to a rank; the default asks it to end.  function: a name in the table.  payload: encoded."""
+    """A request to a rank.  function: a name in the table.  context: without its channel.  payload: encoded."""
 
-    function: str = ""
-    context: RankContext | None = None
-    payload: bytes = b""
+    function: str
+    context: RankContext
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -294,7 +294,6 @@ class Engine:
             call = self._table.named(asked.function)
             moved = None if self._laptop_folder is None else (self._laptop_folder, Path.cwd() / WORK)
             payload = decode(asked.payload, call.payload, f"What {call.name} is given", moved)
-            assert asked.context is not None
             channel = self._channel = PipeChannel(self, message.number, call, asked.context, moved)
             context = replace(asked.context, channel=channel)
             if moved is not None:

@@ -213,6 +213,9 @@ def test_one_that_leaves_costs_no_query(coordinate: Coordinate) -> None:
     assert story.queries == [Q] * 16
     assert [0 in job.members for job in story.jobs] == [True, False]
     assert "device-0 leaves, in step 6." in story.policy.notes
+    state = story.policy.state
+    assert (state.step, state.num_steps, state.generations, state.after_loss) == (16, 16, 2, False)
+    assert state.devices == ("device-1", "device-2") and repr(story.policy) == f"QueryPolicy({state})"
 
 
 def test_a_silent_device_is_ended(coordinate: Coordinate) -> None:
