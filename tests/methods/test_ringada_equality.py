@@ -175,7 +175,7 @@ def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_lin
     plan = ring_plan((0, 2), (2, 1), (1, 2), (3, 1))
     job = replace(ring_job("tiny-bert", plan, unequal_links(four_devices()), tmp_path), trace_steps=100)
     expected, weights = train_plainly(job)
-    results = engines.run(train_rank, job.on_ranks())
+    results = engines.run(train_rank, [job.on_rank(rank) for rank in range(job.cluster.world_size)])
     losses, size = losses_of(results), job.steps_per_round
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(
         [sum(expected[first : first + size]) / size for first in range(0, len(expected), size)], rel=1e-5

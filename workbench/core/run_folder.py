@@ -48,14 +48,6 @@ class ProcessId(NamedTuple):
         return self.started >= 0 and _started(self.pid) == self.started
 
     @property
-    def frozen(self) -> bool:
-        """Return whether a signal stopped the process and it waits to be continued."""
-        try:
-            return self.alive and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
-        except psutil.Error:
-            return False
-
-    @property
     def cpu_s(self) -> float:
         """Return the processor seconds that the process has used.  0 if it does not run."""
         try:

@@ -143,10 +143,6 @@ class PhasedJob(SessionJob, ABC):
         """Return the job for one device: by default the same for all."""
         return self
 
-    def on_ranks(self) -> list[Self]:
-        """Return the job for each device."""
-        return [self.on_rank(rank) for rank in range(self.cluster.world_size)]
-
     @property
     def backup_every(self) -> int:
         """Return the steps between the backups that devices keep for each other; 0: none."""
