@@ -70,10 +70,10 @@ class Pair:
     def end(self, rank: int) -> SimpleNamespace:
         def send(tensors: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
             self.queues[rank].put(tensors[0].clone())
-            return SimpleNamespace(wait=lambda: None)
+            return SimpleNamespace(wait=lambda timeout=None: None)
 
         def recv(tensors: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
-            def wait() -> None:
+            def wait(timeout: object = None) -> None:
                 try:
                     tensors[0].copy_(self.queues[1 - rank].get(timeout=self.wait_s))
                 except queue.Empty:

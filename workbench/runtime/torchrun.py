@@ -73,22 +73,24 @@ class Line:
                 waiting = select.select([self._end], [], [], BEAT_S)[0]
                 data = self._end.recv(FILE_CHUNK) if waiting else b""
                 size = _END if waiting and not data else len(data)
-                self._group.send([torch.tensor([size])], self._peer, 0).wait()
+                self._group.send([torch.tensor([size])], self._peer, 0).wait(timedelta(seconds=SILENT_S))
                 if data:
-                    self._group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], self._peer, 0).wait()
+                    self._group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], self._peer, 0).wait(
+                        timedelta(seconds=SILENT_S)
+                    )
 
     def _receive(self) -> None:
         try:
             size = torch.zeros(1, dtype=torch.int64)
             while True:
-                self._group.recv([size], self._peer, 0).wait()
+                self._group.recv([size], self._peer, 0).wait(timedelta(seconds=SILENT_S))
                 if int(size) == _END:
                     break
                 if not 0 <= int(size) <= FILE_CHUNK:
                     raise foreign("a part of a frame", f"it has {int(size):,} bytes, at most {FILE_CHUNK:,} are allowed")
                 if int(size):  # otherwise a sign of life
                     data = torch.empty(int(size), dtype=torch.uint8)
-                    self._group.recv([data], self._peer, 0).wait()
+                    self._group.recv([data], self._peer, 0).wait(timedelta(seconds=SILENT_S))
                     self._end.sendall(data.numpy())
         except MessageError as error:
             self._lost(error.found)
@@ -185,7 +187,6 @@ class TorchrunEngines(Engines):
             store = dist.TCPStore(address, port, world_size, timeout=timeout, wait_for_workers=False, **listening)
             prefix = f"workbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             group = dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), rank, world_size, timeout)
-            group._set_default_timeout(timedelta(seconds=SILENT_S))
         except (RuntimeError, ValueError, OSError) as error:
             raise RuntimeSetupError(
                 f"Rank {rank} of {world_size} tried to reach the others through rank 0 at {address}:{port}.",
