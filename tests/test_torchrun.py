@@ -202,6 +202,18 @@ def test_without_the_secret_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -
         both(Pair())
 
 
+def test_moments_of_another_clock_are_moved_to_rank_zeros() -> None:
+    pair = Pair()
+    other = pair.end(1)
+    behind = SimpleNamespace(
+        recv=other.recv,
+        send=lambda tensors, peer, tag: other.send([tensors[0] - 1000 if tensors[0].is_floating_point() else tensors[0]], peer, tag),
+    )
+    with ThreadPoolExecutor(2) as pool:
+        leader, _ = pool.map(lambda rank, end: TorchrunEngines(rank, 2, end, CALLS), (0, 1), (pair.end(0), behind))
+    assert leader._offsets_s == {1: pytest.approx(1000, abs=100)}
+
+
 def test_a_rank_that_shows_no_sign_of_life_is_named() -> None:
     """Rank 1 has met rank 0 and is frozen then."""
     leader, _ = both(pair := Pair())
