@@ -6,15 +6,15 @@ They come from a folder or from the hub's tables.  Wang et al., NeurIPS 2019; Sa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError
-from workbench.core.serial import read_text, user_path
+from workbench.core.serial import user_path
 from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, json_lines, published_parts
+from workbench.tasks.question_answering import official_questions
 from workbench.tasks.task import SPLIT_NAMES, PromptSample, Split, Task, fixed_order, prompt_split
 from workbench.tasks.wording import PROMPTS, Prompt
 
@@ -72,13 +72,11 @@ def _placed(split: str, table: Any) -> Iterator[Placed]:
 
 def _from_file(path: Path, source: Source) -> Iterator[Placed]:
     if path.suffix == ".json":
-        try:
-            rows: Iterable[Placed] = ((f"'{path}'", article) for article in json.loads(read_text(path, "the data"))["data"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"'{path}' was to be read.", f"It is not the official JSON: {error!r}.", "Use the official file.") from None
-    else:
-        rows = json_lines(path)
-    for place, row in rows:
+        for question in official_questions(path):
+            fields = {"title": question.topic, "context": question.context, "question": question.text}
+            yield f"'{path}'", {**fields, "answers": {"text": [answer.text for answer in question.answers]}}
+        return
+    for place, row in json_lines(path):
         if source.flatten is None:
             yield place, row
             continue
@@ -183,15 +181,6 @@ def _squad(row: Row) -> Made | None:
     return fields, 0, answers
 
 
-def _flat_squad(article: Row) -> Iterator[Row]:
-    for paragraph in article["paragraphs"]:
-        for question in paragraph["qas"]:
-            yield {
-                "title": article["title"], "context": paragraph["context"], "question": question["question"],
-                "answers": {"text": [answer["text"] for answer in question["answers"]]},
-            }  # fmt: skip
-
-
 _JSONL = {"train": ("train.jsonl",), "validation": ("val.jsonl",), "test": ("test.jsonl",)}
 _SUPERGLUE: dict[str, Any] = {"repository": "aps/super_glue", "files": _JSONL}
 _RTE = _copied({"premise": "premise", "hypothesis": "hypothesis"}, ("entailment", "not_entailment"))
@@ -214,7 +203,7 @@ SOURCES: Mapping[str, Source] = {
         },
     ),
     "squad": Source(
-        folders=("SQuAD",), repository="rajpurkar/squad", configuration=None, sample=_squad, flatten=_flat_squad, group="context",
+        folders=("SQuAD",), repository="rajpurkar/squad", configuration=None, sample=_squad, group="context",
         files={"train": ("train-v1.1.json", "train-v2.0.json"), "validation": ("dev-v1.1.json", "dev-v2.0.json")},
     ),
 }  # fmt: skip

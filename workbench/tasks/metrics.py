@@ -1,6 +1,7 @@
 """Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; others from the `evaluate` library.
 
 Answers and tags, which are made of logits here, have the formulas of `evaluate`'s squad, squad_v2 and seqeval.
+The formulas are ours because `evaluate` fetches a metric's code from the hub, and because devices have neither it nor scikit-learn.
 """
 
 from __future__ import annotations

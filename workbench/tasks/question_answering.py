@@ -99,7 +99,7 @@ def load_question_answering(data: Path | str | None, *, whole: bool = False) -> 
     rows: dict[str, Iterable[Question]]
     notes: list[str] = []
     if files:
-        rows = {name: itertools.chain.from_iterable(map(_from_official, paths)) for name, paths in files.items()}
+        rows = {name: itertools.chain.from_iterable(map(official_questions, paths)) for name, paths in files.items()}
     else:
         tables = read_tables("question_answering", data)
         rows = {name: _from_table(table, str(data), name) for name, table in tables.items()}
@@ -113,7 +113,7 @@ def load_question_answering(data: Path | str | None, *, whole: bool = False) -> 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:
     """Return (question, context) for each question of an official JSON file, in file order (raises as load_question_answering)."""
-    return [(question.text, question.context) for question in _from_official(path)]
+    return [(question.text, question.context) for question in official_questions(path)]
 
 
 def _official(path: Path | None) -> dict[str, list[Path]]:
@@ -127,7 +127,8 @@ def _official(path: Path | None) -> dict[str, list[Path]]:
     return found
 
 
-def _from_official(path: Path) -> Iterator[Question]:
+def official_questions(path: Path) -> Iterator[Question]:
+    """Yield the questions of an official JSON file, in its order.  Raises as load_question_answering."""
     try:
         for article in json_value(read_text(path, "the questions"))["data"]:
             for paragraph in article["paragraphs"]:

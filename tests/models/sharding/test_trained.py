@@ -11,6 +11,7 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.models.families import call_layer
 from workbench.models.loading import load_stack
+from workbench.models.sharding.block import rotary_of, turned
 from workbench.models.sharding.trained import TrainedLayer, column_groups, require_divisible
 from workbench.models.stack import layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -72,6 +73,19 @@ def test_a_layer_in_parts(name: str, technique: str, heads: tuple[int, ...], col
         assert found and all(name.startswith("head.") or one.grad is not None for name, one in found.items())
         for name_of, one in whole.trained().items():
             torch.testing.assert_close(found[name_of].grad, one.grad, rtol=1e-5, atol=2e-5)
+
+
+def test_only_the_channels_that_have_angles_turn() -> None:
+    """Half of the head turns, as in transformers' own function; the rest of it stays."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    queries, keys = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    angles = torch.randn(1, 5, 2).repeat(1, 1, 2)
+    expected = apply_rotary_pos_emb(queries[..., :4], keys[..., :4], angles.cos(), angles.sin())
+    for heads, own in zip((queries, keys), expected, strict=True):
+        found = turned(heads, rotary_of(angles.cos(), angles.sin()))
+        torch.testing.assert_close(found, torch.cat([own, heads[..., 4:]], dim=-1))
+        assert turned(heads, None) is heads
 
 
 def test_columns_move_in_equal_groups() -> None:
