@@ -50,13 +50,22 @@ def test_devices_are_compared_in_the_same_block_by_what_is_expected_of_each() ->
     assert compare({**times(), 2: {0: 0.2, 1: 0.2, 7: 99.0}}, EXPECTED)[2] == pytest.approx(1.0)
 
 
-def test_the_rescheduler_prints_as_its_state(make_world: type) -> None:
-    world = make_world()
-    rescheduler = Rescheduler(ReschedulingSettings(), 4, world.plan, world.times, ServingLog())
+def test_the_state_of_a_service_prints_as_data(make_world: type) -> None:
+    world, settings, log = make_world(), ReschedulingSettings(), ServingLog()
+    rescheduler = Rescheduler(settings, 4, world.plan, world.times, log)
+    parts: Any = dict.fromkeys(one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING)
+    policy = ServingPolicy(**parts | {"cluster": world.cluster, "settings": settings, "log": log, "rescheduler": rescheduler})
     rescheduler.switched(0.0, 0)
+    every = tuple(f"d{rank}" for rank in range(4))
+    assert (policy.state.serving, policy.state.wanted, policy.state.slower) == (every, every, {})
+    for _ in range(3):
+        measured = world.times(log.plans[0], {1: 4.0}).blocks
+        rescheduler.report(1.0, 0, measured)
+    assert (policy.state.serving, policy.state.wanted, policy.state.left_out) == (every, ("d0", "d2", "d3"), ("d1",))
+    assert policy.state.slower == {"d1": pytest.approx(4.0)}
     rescheduler.lost(1.0, 2)
-    assert "wanted=1" in str(rescheduler) and "current=-1" in str(rescheduler) and str(rescheduler).count("is_alive=False") == 1
-    assert not any(word in str(rescheduler) for word in ("planner", "times", "log"))
+    assert (policy.state.serving, policy.state.lost) == ((), ("d2",))
+    assert str(policy) == f"ServingPolicy({policy.state})"
 
 
 def test_reports_of_parts_of_requests_are_put_together() -> None:

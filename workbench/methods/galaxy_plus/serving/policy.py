@@ -58,11 +58,31 @@ class RequestTimes(NamedTuple):
         return 0.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingState:
+    """Where a service is.  step, num_steps: answered requests, and all.  now_s: seconds of the service.  attempts: at the next request.
+
+    serving, wanted: the devices of the plan that serves, and of the one that should; empty: none can, none fits.
+    left_out, lost: devices that the next plans do not use, and that do not answer.  slower: how many times slower than the others a device
+    is by its last reports, if it is.
+    """
+
+    step: int
+    num_steps: int
+    now_s: float
+    attempts: int
+    serving: tuple[str, ...]
+    wanted: tuple[str, ...]
+    left_out: tuple[str, ...]
+    lost: tuple[str, ...]
+    slower: dict[str, float]
+
+
+@dataclass(kw_only=True, repr=False)
 class ServingPolicy:
     """A runtime.coordinator.Policy whose steps are requests.  Times are seconds since the first request was admitted.
 
-    It prints as its state.  num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's
+    num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's
     answers, none if they are not compared.  stacks: of the model.  holds_both: whether a device has memory for the weights of a second
     plan in addition to those of the first, by rank.  answered: called with every answer.
     memory: of the devices, and last of this process.  read_memory: reads it, None for lost devices.
@@ -71,28 +91,28 @@ class ServingPolicy:
 
     has_converged = False
 
-    fleet: Fleet = field(repr=False)
-    cluster: Cluster = field(repr=False)
-    stacks: Sequence[StackShape] = field(repr=False)
+    fleet: Fleet
+    cluster: Cluster
+    stacks: Sequence[StackShape]
     rescheduler: Rescheduler
-    settings: ReschedulingSettings = field(repr=False)
-    log: ServingLog = field(repr=False)
-    samples: Samples = field(repr=False)
+    settings: ReschedulingSettings
+    log: ServingLog
+    samples: Samples
     num_steps: int
-    requests: tuple[Request, ...] = field(repr=False)
-    answers: Sequence[Tensor] = field(default=(), repr=False)
-    holds_both: Callable[[int, ShardSpec, ShardSpec], bool] = field(default=lambda rank, first, second: True, repr=False)
-    answered: Callable[[ServedRequest], None] = field(default=lambda request: None, repr=False)
-    read_memory: Callable[[], Sequence[MemoryReading | None]] | None = field(default=None, repr=False)
-    is_over: Callable[[float], bool] = field(default=lambda now_s: False, repr=False)
-    memory: list[tuple[float, tuple[int, ...]]] = field(default_factory=list, repr=False)
+    requests: tuple[Request, ...]
+    answers: Sequence[Tensor] = ()
+    holds_both: Callable[[int, ShardSpec, ShardSpec], bool] = lambda rank, first, second: True
+    answered: Callable[[ServedRequest], None] = lambda request: None
+    read_memory: Callable[[], Sequence[MemoryReading | None]] | None = None
+    is_over: Callable[[float], bool] = lambda now_s: False
+    memory: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     late_s: float = 0.0
     paced_s: float = 0.0
 
     _begin_s: float | None = None
-    _held: dict[int, ShardSpec] = field(default_factory=dict, repr=False)
+    _held: dict[int, ShardSpec] = field(default_factory=dict)
     _loaded: dict[int, dict[int, Loaded]] = field(default_factory=lambda: defaultdict(dict))  # by plan and rank
-    _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list), repr=False)
+    _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
     _reported_s: float = 0.0
     _since_s: float | None = None  # start of the next request's current attempt, if it has begun
 
@@ -105,6 +125,31 @@ class ServingPolicy:
     def now_s(self) -> float:
         """Return the seconds of the service, 0 before it begins."""
         return 0.0 if self._begin_s is None else self.fleet.now_s() - self._begin_s
+
+    @property
+    def state(self) -> ServingState:
+        """Return where the service is, as data."""
+        rescheduler, names = self.rescheduler, [device.name for device in self.cluster.devices]
+        serving, wanted = (
+            tuple(names[rank] for rank in self.log.plans[index].ranks) if index >= 0 else ()
+            for index in (rescheduler.current, rescheduler.wanted)
+        )
+        candidates = tuple(zip(names, rescheduler.candidates, strict=True))
+        slowness = {name: rescheduler.pace.slowness(rank) for rank, name in enumerate(names)}
+        return ServingState(
+            step=self.step,
+            num_steps=self.num_steps,
+            now_s=self.now_s,
+            attempts=self.log.num_attempts,
+            serving=serving,
+            wanted=wanted,
+            left_out=tuple(name for name, candidate in candidates if candidate.is_alive and not candidate.is_in),
+            lost=tuple(name for name, candidate in candidates if not candidate.is_alive),
+            slower={name: factor for name, factor in slowness.items() if factor > self.settings.slow_factor},
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.state})"
 
     def faults_s(self) -> float:
         """Return the seconds on the faults' clock: no fault is due before the service begins."""

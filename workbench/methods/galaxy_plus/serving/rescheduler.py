@@ -86,17 +86,17 @@ class Candidate:
 
 @dataclass(slots=True)
 class Rescheduler:
-    """Decides which plan serves.  It prints as its state.  Raises PlanError if no plan fits all devices.
+    """Decides which plan serves.  Raises PlanError if no plan fits all devices.
 
     pace: of the devices, relative to each other.  current: index of the serving plan, -1 if none can serve (since one of its devices was
     lost).  wanted: index of the plan that should serve, -1 while none fits.
     """
 
-    settings: ReschedulingSettings = field(repr=False)
+    settings: ReschedulingSettings
     world_size: InitVar[int]
-    planner: Planner = field(repr=False)
-    times: Times = field(repr=False)
-    log: ServingLog = field(repr=False)
+    planner: Planner
+    times: Times
+    log: ServingLog
     candidates: list[Candidate] = field(init=False)
     pace: Pace = field(init=False)
     wanted: int = field(init=False)
