@@ -101,9 +101,9 @@ def run(
 ) -> Report:
     """Plan, simulate and (mode 'execute') run a job on a cluster.
 
-    workdir: where the run keeps checkpoints, cache and the trained adapter; only one run may use it at a time.  By default it is a
+    workdir: where the run keeps snapshots, cache and the trained adapter; only one run may use it at a time.  By default it is a
     separate folder under the cache folder.
-    resume: continue an interrupted run of the same job from its last finished epoch.
+    resume: continue an interrupted run of the same job from its newest snapshot.
     chosen_plan: run this plan instead of the planner's.  costs: plan and pace by these instead of measuring.
     engines: execute on these instead of on devices started here (see runtime.torchrun); fidelity is then ignored.
     Raises WorkbenchError for every error that a user can cause.  An interrupted run leaves its workdir for `resume`.

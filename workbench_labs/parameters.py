@@ -290,7 +290,7 @@ class Confidant(Trained, frozen=True, kw_only=True):
     test_samples: Samples
     epochs: int
     window: int
-    backup_every: int
+    snapshot_every: int
     fault_step: Steps
     faults: str
 
@@ -302,8 +302,9 @@ class Confidant(Trained, frozen=True, kw_only=True):
     @property
     def job(self) -> Job:
         """Return the job; the descents' learning rate is not its own (see Parameters)."""
-        names = ("model", "task", "epochs", "seed", "batch_size", "train_samples", "validation_samples", "test_samples", "backup_every")
-        return Job(method=self.method, options=self.options, faults=self.faults, **{name: getattr(self, name) for name in names})
+        names = ("model", "task", "epochs", "seed", "batch_size", "train_samples", "validation_samples", "test_samples", "snapshot_every")
+        given = {name: getattr(self, name) for name in names}
+        return Job(method=self.method, options=self.options, faults=self.faults, snapshot_to="neighbour", **given)
 
     def cluster(self) -> Cluster:
         """Return the cluster's first devices.  Raises ConfigError if it has fewer."""

@@ -174,7 +174,7 @@ def test_there_are_many() -> None:
     assert len(set(CASES)) == len(CASES) >= 300
 
 
-@pytest.mark.parametrize("holding", ["./", "checkpoints/", "fingerprint.txt/", "adapter/x", "steps", "notes.txt"])
+@pytest.mark.parametrize("holding", ["./", "snapshots/", "fingerprint.txt/", "adapter/x", "steps", "notes.txt"])
 def test_folders_without_a_run_are_not_resumed(holding: str, tmp_path: Path) -> None:
     path = tmp_path / "run" / holding
     (path if holding.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,8 @@ def test_resuming_another_job_names_what_differs(kept: Job, found: str, tmp_path
     with pytest.raises(CacheError, match=re.escape(found)):
         holds_run(tmp_path, "mine", Job())
     assert holds_run(tmp_path, "another", kept)
-    for damage in ("another\n{", "another\n", "", "\xff"):
-        (tmp_path / "fingerprint.txt").write_text(damage)
-        with pytest.raises(CacheError, match="another job, plan, model or dataset"):
+    of_a_former_version = to_json(Job()).replace('"snapshot_every"', '"backup_every"')
+    for other in ("another\n{", "another\n", "", "\xff", f"another\n{of_a_former_version}"):
+        (tmp_path / "fingerprint.txt").write_text(other)
+        with pytest.raises(CacheError, match=r"Another version of the workbench made it, or its fingerprint\.txt was changed"):
             holds_run(tmp_path, "mine", Job())

@@ -151,7 +151,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     *(
         (method, {}, name, "it needs a method that backpropagates", {name: value})
         for method in ("galaxy_plus", "p_rge")
-        for name, value in {"weight_decay": 0.5, "warmup_fraction": 0.5, "backup_every": 3}.items()
+        for name, value in {"weight_decay": 0.5, "warmup_fraction": 0.5, "snapshot_every": 3, "snapshot_to": "neighbour"}.items()
     ),
     ("p_rge", {"steps": 3}, "epochs", "steps left out", {"epochs": 2}),
     ("p_rge", {}, "epochs", "", {"epochs": 2}),

@@ -1,9 +1,9 @@
-"""Homes of tensors under a plan, their backups, and what is said of tensors that nobody holds."""
+"""Homes of tensors under a plan, their copies at neighbours, and what is said of tensors that nobody holds."""
 
 from __future__ import annotations
 
 from workbench.core import Plan, Share, Stage
-from workbench.core.plan import held_by, homes_of, whole_steps, with_backups
+from workbench.core.plan import held_by, homes_of, whole_states, with_neighbours
 
 LAYERS = {"embedding": (0,), "layer.1": (1,), "layer.2": (2,), "words": (0, 2), "step": ()}
 
@@ -30,8 +30,8 @@ def test_a_tensor_lives_where_its_layers_are() -> None:
 
 def test_only_single_copies_get_a_backup() -> None:
     """On the next device, round the ring; a lone device has no neighbour."""
-    assert with_backups({"a": (0,), "b": (3,), "c": (1, 2)}, (0, 1, 3)) == {"a": (0, 1), "b": (3, 0), "c": (1, 2)}
-    assert with_backups({"a": (0,)}, (0,)) == {"a": (0,)}
+    assert with_neighbours({"a": (0,), "b": (3,), "c": (1, 2)}, (0, 1, 3)) == {"a": (0, 1), "b": (3, 0), "c": (1, 2)}
+    assert with_neighbours({"a": (0,)}, (0,)) == {"a": (0,)}
 
 
 def test_homes_are_put_together_from_what_ranks_hold() -> None:
@@ -42,6 +42,6 @@ def test_homes_are_put_together_from_what_ranks_hold() -> None:
 def test_the_steps_that_are_held_whole() -> None:
     """A backup that a lost device took half of with it does not count."""
     held = {10: {"a": (0,), "b": (1,)}, 20: {"a": (0,)}}
-    assert whole_steps(held, ("a", "b")) == {10: held[10]}
-    assert whole_steps(held, "a") == held
-    assert whole_steps({}, "a") == {}
+    assert whole_states(held, ("a", "b")) == {10: held[10]}
+    assert whole_states(held, "a") == held
+    assert whole_states({}, "a") == {}

@@ -19,7 +19,7 @@ from workbench.tasks import load_task
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches, tokenize
 
-KEPT_AFTER_A_RUN = {"adapter", "checkpoints", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
+KEPT_AFTER_A_RUN = {"adapter", "snapshots", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
 
 
 def run(
@@ -56,10 +56,10 @@ def stop_in(job: Job, folder: Path, epoch: int) -> bool:
     with pytest.raises(KeyboardInterrupt):
         run(job, folder, progress=at(epoch, interrupt))
     # So short an epoch may have ended before the devices heard of it.
-    checkpoints = list((folder / "checkpoints").glob(f"*-{epoch}-layers-*"))
-    for path in checkpoints:
+    ended = list((folder / "snapshots").glob(f"*-epoch-{epoch + 1}-step-0-*"))
+    for path in ended:
         path.unlink()
-    return not checkpoints
+    return not ended
 
 
 def predicted(context: RankContext, payload: tuple[Path, str, str, int]) -> dict[str, float]:

@@ -62,7 +62,7 @@ def test_a_disk_too_small_for_the_cache_is_refused(job: Job, small_disk: Path) -
 def test_a_disk_that_fills_up_in_the_middle(
     leave_bytes: int, job: Job, whole: tuple[Report, Path], small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the cache is made, or once it is there and checkpoints are written; with room again the run goes on."""
+    """Before the cache is made, or once it is there and snapshots are written; with room again the run goes on."""
     with monkeypatch.context() as patch:
         patch.setattr(pac_plus, "require_disk", lambda *_: None)
         with pytest.raises(CacheError, match=r"(disk is full|No space left).*MB are free.*Free some space") as caught:

@@ -121,7 +121,7 @@ def test_real_devices_over_ssh_go_on_likewise(
         hosts.trust(real_cluster(names))
     for name in names:  # how fast they are was measured before: they are this machine
         shutil.copytree(cache_folder() / "profiles", home(homes, name) / ".workbench-kit/cache/profiles")
-    job = replace(unbroken.job, faults="kill:beta@step3", backup_every=2)
+    job = replace(unbroken.job, faults="kill:beta@step3", snapshot_every=2, snapshot_to="neighbour")
     report = experiment.run(job, real_cluster(names), workdir=tmp_path / "run", chosen_plan=HALVES)
     assert report.source == "real" and report.cluster.devices[0].address
     assert "beta is lost, in step" in told(report)
@@ -181,26 +181,34 @@ LORA = {"technique": "lora"}
 
 @pytest.mark.parametrize(("method", "options", "step"), [("fine_tuning", LORA, 3), ("fine_tuning", LORA, 4), ("pac_plus", {}, 3)])
 def test_devices_keep_each_others_state(method: str, options: dict, step: int, job: Job, tmp_path: Path) -> None:
-    """Nothing of a step is kept in the folder; the steps since the last backup are done again, and the report tells what backups cost.
+    """Nothing within an epoch is in the folder; the steps since the last snapshot are done again, and the report says what they cost.
 
-    After step 4 an epoch ends: until all of it is on the disk, the backup after step 2 counts.
+    After step 4 an epoch ends: until all of it is on the disk, the snapshot after step 2 counts.
     """
-    job = replace(job, method=method, epochs=2, options=job.options | options, faults=f"kill:beta@step{step}", backup_every=2)
-    journals: list[Path] = []
+    job = replace(
+        job,
+        method=method,
+        epochs=2,
+        options=job.options | options,
+        faults=f"kill:beta@step{step}",
+        snapshot_every=2,
+        snapshot_to="neighbour",
+    )
+    within: list[Path] = []
     folder, plan = tmp_path / "faulty", HALVES if method == "fine_tuning" else None
-    report = run(job, folder, progress=lambda event: journals.extend((folder / "journals").glob("*.bin")), chosen_plan=plan)
-    assert not journals
+    report = run(job, folder, progress=lambda event: within.extend((folder / "snapshots").glob("*-step-[1-9]*")), chosen_plan=plan)
+    assert not within
     assert "beta is lost, in step" in told(report)
     [recovery] = report.recoveries
-    assert recovery.repeated <= 2 and report.phases_s["backups"] > 0 and report.phases_s["backups, predicted"] > 0
-    expected = run(replace(job, faults="", backup_every=0), tmp_path / "unbroken")
+    assert recovery.repeated <= 2 and report.phases_s["snapshots"] > 0 and report.phases_s["snapshots, predicted"] > 0
+    expected = run(replace(job, faults="", snapshot_every=0, snapshot_to="disk"), tmp_path / "unbroken")
     first = [(step.loss, other.loss) for step, other in zip(report.steps, expected.steps, strict=False) if not step.cached]
     assert len(first) == (8 if method == "fine_tuning" else 4)
     assert [loss for loss, _ in first] == pytest.approx([loss for _, loss in first], rel=1e-4)
 
 
-def test_a_loss_before_the_first_backup_begins_the_epoch_again(alone: Report, tmp_path: Path) -> None:
-    report = run(replace(alone.job, faults="kill:beta@step2", backup_every=100), tmp_path)
+def test_a_loss_before_the_first_snapshot_begins_the_epoch_again(alone: Report, tmp_path: Path) -> None:
+    report = run(replace(alone.job, faults="kill:beta@step2", snapshot_every=100, snapshot_to="neighbour"), tmp_path)
     [recovery] = report.recoveries
     assert recovery.repeated >= 2
     same_losses(report, alone)
@@ -209,7 +217,7 @@ def test_a_loss_before_the_first_backup_begins_the_epoch_again(alone: Report, tm
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_state_that_is_too_large_for_every_step_is_simulated(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is saved at a pause: a device that leaves costs no step, and one that dies costs those of its epoch."""
-    monkeypatch.setattr(FineTuningRankJob, "journal_bytes", 0)
+    monkeypatch.setattr(FineTuningRankJob, "small_bytes", 0)
     reports = [
         experiment.run(replace(fine_tuning(job, "full"), faults=f"{kind}:beta@step3"), two_devices(share=None), "simulate")
         for kind in ("kill", "leave")

@@ -7,7 +7,7 @@ import random
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tiny_job import two_devices
@@ -52,6 +52,36 @@ def write_csv(path: Path, count: int, seed: int) -> Path:
     return path
 
 
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+class Kept(NamedTuple):
+    """A row of the table of docs/runs.md.  methods: that always leave the file.  perhaps: that may."""
+
+    file: re.Pattern[str]
+    methods: set[str]
+    perhaps: set[str]
+    stays: bool
+
+    @classmethod
+    def of(cls, line: str) -> Kept:
+        name, source, _, _, removed = (cell.strip() for cell in line.strip("| ").split("|"))
+        pattern = re.sub(r"(?<=-)[A-Z](?=[-.])", r"\\d+", re.escape(name.strip("`")).replace(r"\-", "-").replace(r"\.", "."))
+        methods = {TITLES[one] for one in source.split("; ") if one in TITLES}
+        if source.startswith("all"):
+            methods = {*TITLES.values()} - {method for title, method in TITLES.items() if source == f"all but {title}"}
+        perhaps = methods | {method for title, method in TITLES.items() if f"{title} with" in source}
+        return cls(
+            re.compile(pattern.replace("NAME", "[^/]+") + (".*" if pattern.endswith("/") else "")), methods, perhaps, removed[:5] == "stays"
+        )
+
+
+TITLES = {"PAC+": "pac_plus", "P-RGE": "p_rge", "RingAda": "ringada", "fine-tuning": "fine_tuning"}
+TABLE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+ROWS = [Kept.of(line) for line in TABLE.splitlines() if line.startswith("| `")]
+
+
 class Trained:
     """Every method's run of one job, each once."""
 
@@ -60,6 +90,8 @@ class Trained:
         load_model("tiny-gpt2-2").save_pretrained(base)
         save_tokenizer("tiny-gpt2-2", base)
         self.base, self._loaded = base, dict[str, LoadedResult]()
+        self.seen: dict[str, set[str]] = {}
+        """By form, the files that were in the run's folder at any of its events."""
 
     def job(self, form: str) -> Job:
         settings: dict[str, Any] = {
@@ -67,13 +99,15 @@ class Trained:
             "task": "classification",
             "data": str(self.data),
         }
-        options = {"technique": form} if form in ("lora", "full", "adapters") else {}
+        options: dict[str, Any] = {"technique": form} if form in ("lora", "full", "adapters") else {}
         method = "fine_tuning" if options else form
+        options |= {"local_iterations": 1} if form == "ringada" else {}  # several rounds in an epoch
         return Job(method=method, columns="text=review,label=verdict", options=options, **settings, **SETTINGS)
 
     def __getitem__(self, form: str) -> LoadedResult:
         if form not in self._loaded:
-            report = run(self.job(form), self.folder / form)
+            seen = self.seen[form] = set[str]()
+            report = run(self.job(form), self.folder / form, progress=lambda event: seen.update(files_in(self.folder / form)))
             assert sum(report.spent_s.values()) > 0 and {"load", "profile", "plan", "train", "evaluate"} <= report.spent_s.keys()
             self._loaded[form] = load_result(self.folder / form)
             assert self._loaded[form].about.metrics == report.metrics
@@ -94,6 +128,18 @@ def call(*words: str) -> Any:
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_leaves_what_the_docs_say(form: str, trained: Trained) -> None:
+    """Every file in its folder, while it runs and afterwards, has a row, and every row a file."""
+    assert trained[form] and len(ROWS) == 11
+    method, left = trained.job(form).method, files_in(trained.folder / form)
+    seen = {name for name in trained.seen[form] | left if not name.endswith(".part")}
+    row_of = {name: next(row for row in ROWS if row.file.fullmatch(name)) for name in seen}
+    assert all(method in row.perhaps for row in row_of.values())
+    assert all(row in row_of.values() for row in ROWS if method in row.methods)
+    assert {name for name, row in row_of.items() if row.stays} == left
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -99,14 +99,12 @@ def test_a_cache_that_cannot_be_used_is_told_and_filled_again(
     assert [loss for _, _, loss in losses(resumed)] == pytest.approx([loss for _, _, loss in losses(whole[0])], rel=1e-6)
 
 
-def test_a_damaged_checkpoint_costs_its_epoch_only(
-    job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
-) -> None:
+def test_a_damaged_snapshot_costs_its_epoch_only(job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path) -> None:
     copied(stopped, tmp_path)
-    [checkpoint] = (tmp_path / "checkpoints").glob("epoch-1-*")
-    content = bytearray(checkpoint.read_bytes())
+    [snapshot] = (tmp_path / "snapshots").glob("weights-epoch-2-step-0-*")
+    content = bytearray(snapshot.read_bytes())
     content[-1] ^= 1
-    checkpoint.write_bytes(content)
+    snapshot.write_bytes(content)
     resumed = run(job, tmp_path, resume=True)
     assert resumed.notes[0].startswith("Resumed after epoch 1 of 3")
     assert any("were changed after they were written" in note for note in resumed.notes)
@@ -141,6 +139,6 @@ def test_an_initial_state_that_was_changed_lets_the_run_start_over(
 def test_another_job_is_not_resumed(job: Job, whole: tuple[Report, Path]) -> None:
     with pytest.raises(CacheError, match=r"made with learning_rate = 0.002 instead of 0.001\."):
         run(replace(job, learning_rate=1e-3), whole[1], resume=True)
-    [checkpoint] = (whole[1] / "checkpoints").glob("epoch-2-*")
-    with safe_open(checkpoint, framework="pt") as kept:
+    [snapshot] = (whole[1] / "snapshots").glob("weights-epoch-3-step-0-*")
+    with safe_open(snapshot, framework="pt") as kept:
         assert kept.keys()

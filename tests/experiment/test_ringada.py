@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_job import two_devices
@@ -122,8 +123,8 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
     with pytest.raises(KeyboardInterrupt):
         run(cached, tmp_path / "resumed", progress=at(2, interrupt))
     assert [loss for *_, loss in losses(run(cached, tmp_path / "resumed", resume=True))] == pytest.approx(loss_of, rel=1e-5)
-    without = run(replace(job, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost without")
-    lost = run(replace(cached, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost")
+    without = run(replace(job, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost without")
+    lost = run(replace(cached, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost")
     assert "alpha is lost" in " ".join(lost.notes)
     assert [loss for *_, loss in losses(lost)] == pytest.approx([loss for *_, loss in losses(without)], rel=1e-5)
 
@@ -131,7 +132,7 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
 def test_parallel_adapters_survive_a_lost_device_and_are_saved(job: Job, tmp_path: Path) -> None:
     """The lost one has the first block, begins each round and keeps the head."""
     options = job.options | {"technique": "parallel", "reduction": 4, "cache": True}
-    report = run(replace(job, options=options, faults="kill:alpha@step3", backup_every=1), tmp_path)
+    report = run(replace(job, options=options, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path)
     assert "alpha is lost" in " ".join(report.notes) and len(losses(report)) == 6
     assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
     adapter, about = load_adapter(report.artifacts["adapter"])
@@ -152,7 +153,7 @@ def moving(first: tuple[int, ...], *others: tuple[int, tuple[int, ...]]) -> Plan
 def test_layers_are_moved_between_rounds_with_their_state_and_their_caches(job: Job, whole: Report, tmp_path: Path) -> None:
     """Before round 4 layers 3 and 4, which is still frozen, go to alpha; before round 5, an epoch's first, layer 2 goes to beta."""
     plan = moving((2, 4), (3, (4, 2)), (4, (2, 4)))
-    cached = replace(job, options=job.options | {"cache": True}, backup_every=2)
+    cached = replace(job, options=job.options | {"cache": True}, snapshot_every=2, snapshot_to="neighbour")
     report = run(cached, tmp_path, chosen_plan=plan)
     assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]
     assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(whole)], rel=1e-5)
@@ -180,7 +181,7 @@ def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: J
     with pytest.raises(KeyboardInterrupt):
         run(federated, tmp_path / "resumed", progress=at(1, interrupt))
     assert losses(run(federated, tmp_path / "resumed", resume=True)) == losses(whole)
-    report = run(replace(federated, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost")
+    report = run(replace(federated, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost")
     assert "alpha is lost" in " ".join(report.notes) and losses(report)[:2] == losses(whole)[:2] and len(losses(report)) == 6
 
 
@@ -195,14 +196,14 @@ def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(unf
     with pytest.raises(KeyboardInterrupt):
         run(adaptive, tmp_path / "resumed", progress=at(1, interrupt))
     assert losses(run(adaptive, tmp_path / "resumed", resume=True)) == losses(whole)
-    report = run(replace(adaptive, faults="kill:alpha@step3", backup_every=1), tmp_path / "lost")
+    report = run(replace(adaptive, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost")
     assert "alpha is lost" in " ".join(report.notes) and losses(report)[:2] == losses(whole)[:2] and len(losses(report)) == 6
 
 
-@pytest.mark.parametrize(("lost", "backup_every"), [("alpha", 0), ("alpha", 1), ("beta", 1)])
-def test_the_other_goes_on_without_the_lost_device_s_data(lost: str, backup_every: int, job: Job, whole: Report, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lost", "to"), [("alpha", "disk"), ("alpha", "neighbour"), ("beta", "neighbour")])
+def test_the_other_goes_on_without_the_lost_device_s_data(lost: str, to: Any, job: Job, whole: Report, tmp_path: Path) -> None:
     """One of the two begins each round, holds the head when it is lost, and keeps it between rounds."""
-    report = run(replace(job, faults=f"kill:{lost}@step3", backup_every=backup_every), tmp_path)
+    report = run(replace(job, faults=f"kill:{lost}@step3", snapshot_to=to), tmp_path)
     said = " ".join(report.notes)
     assert f"{lost} is lost" in said and f"28 training samples of {lost}" in said
     assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]

@@ -95,11 +95,11 @@ def test_a_sweep_may_have_more_steps_than_the_job(job: Job) -> None:
 
 
 def test_files_of_other_people_stay(job: Job, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "precious").write_text("mine")
-    with pytest.raises(ConfigError, match="holds checkpoints, which no run of the workbench wrote"):
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / "precious").write_text("mine")
+    with pytest.raises(ConfigError, match="holds snapshots, which no run of the workbench wrote"):
         run(job, tmp_path)
-    (tmp_path / "checkpoints").rename(tmp_path / "thesis")
+    (tmp_path / "snapshots").rename(tmp_path / "thesis")
     run(replace(job, epochs=1), tmp_path)
     run(replace(job, epochs=1), tmp_path)
     assert (tmp_path / "thesis" / "precious").read_text() == "mine"

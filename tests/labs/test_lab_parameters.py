@@ -141,7 +141,7 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "training_devices": [99, 0, 1, -1, 4],
         "technique": ["lra", None, 3],
         "window": [-1, 1.5, None],
-        "backup_every": [-1, 1.5, None],
+        "snapshot_every": [-1, 1.5, None],
         "fault_step": [0, -1, 1.5, None],
         "faults": ["leave", "leave:9@step1", "melt:1@step1", "leave:1@step0", None, 1],
     },

@@ -11,7 +11,7 @@ from workbench.methods.pac_plus.method import PacPlus
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.methods.ringada.method import RingAda
 from workbench.methods.ringada.rank_job import RingRankJob
-from workbench.methods.training.interrupted import EpochLog
+from workbench.methods.training import worker
 from workbench.methods.training.worker import TrainingWorker
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls
@@ -40,17 +40,18 @@ def stop_in_the_second_epoch(context: RankContext, job: Any) -> None:
 
 
 def _stop(context: RankContext, job: Any, at: tuple[int, int]) -> None:
-    note = EpochLog.__call__
+    note = worker._note
 
-    def note_and_stop(log: EpochLog, trace: StepTrace) -> None:
-        note(log, trace)
+    def note_and_stop(*about: Any) -> None:
+        note(*about)
+        trace: StepTrace = about[-1]
         if (trace.epoch, trace.step) == at:
             raise InterruptedError
 
-    EpochLog.__call__ = note_and_stop
+    worker._note = note_and_stop
     try:
         train_rank(context, job)
     except InterruptedError:
         return
     finally:
-        EpochLog.__call__ = note
+        worker._note = note

@@ -29,6 +29,7 @@ from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.measure import measure_layers, measure_parts
 from workbench.methods.training import worker
 from workbench.runtime.engines import default_pool
+from workbench.runtime.snapshot import Snapshot
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,7 @@ def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, w
         if event.faults is not None:
             event.faults.add(Fault(kind="leave", rank=1, start=0.0))
 
-    job = replace(job, options=job.options | {"devices": 2}, backup_every=3)
+    job = replace(job, options=job.options | {"devices": 2}, snapshot_every=3, snapshot_to="neighbour")
     report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path, fidelity="paced", progress=leave)
     assert "gamma takes the place of beta (predicted: it loads" in " ".join(report.notes)
     assert [recovery.repeated for recovery in report.recoveries if recovery.what == "leave beta"] in ([0], [])
@@ -185,8 +186,8 @@ def test_adapters_of_ringada_and_pac_plus_survive_a_loss(technique: str, job: Jo
         if event.faults is not None:
             event.faults.add(Fault(kind="kill", rank=1, start=2, unit="step"))
 
-    job = replace(job, options=job.options | {"technique": technique, "devices": 2}, backup_every=1)
-    whole = run(replace(job, backup_every=0), tmp_path / "whole")
+    job = replace(job, options=job.options | {"technique": technique, "devices": 2}, snapshot_every=1, snapshot_to="neighbour")
+    whole = run(replace(job, snapshot_every=0, snapshot_to="disk"), tmp_path / "whole")
     report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path / "lost", fidelity="paced", progress=kill)
     assert "beta is lost" in " ".join(report.notes)
     assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
@@ -221,7 +222,7 @@ def test_slow_leaves_dies_and_comes_back_in_one_run(technique: dict[str, str], j
     """
     faults = "slow:alpha:2@step2-40; leave:beta@step10; kill:gamma@step20; return:gamma@step25"
     options = {"drain_every": 1, "devices": 3}
-    job = replace(job, options=options | technique, epochs=20, faults=faults, backup_every=1)
+    job = replace(job, options=options | technique, epochs=20, faults=faults, snapshot_every=1, snapshot_to="neighbour")
     report = experiment.run(job, devices(4, host_share=0.01), "simulate")  # steps take so long that gamma is back before the end
     said = " ".join(report.notes)
     assert "delta takes the place of beta" in said and "gamma is lost" in said and "gamma has come back" in said
@@ -298,7 +299,9 @@ def test_a_link_that_becomes_slow_is_left_out(job: Job) -> None:
 def test_two_neighbours_that_are_lost_cost_the_epoch(killed: str, repeated: int, job: Job) -> None:
     """A device's state is kept by the next one of the ring; if both are gone, the epoch begins again (simulated)."""
     faults = "; ".join(f"kill:{name}@step3" for name in killed.split())
-    report = experiment.run(replace(job, options={"drain_every": 1}, faults=faults, backup_every=2), devices(4), "simulate")
+    report = experiment.run(
+        replace(job, options={"drain_every": 1}, faults=faults, snapshot_every=2, snapshot_to="neighbour"), devices(4), "simulate"
+    )
     assert {recovery.repeated for recovery in report.recoveries} == {repeated}
 
 
@@ -346,10 +349,10 @@ def test_a_device_without_a_share_pauses_with_the_others_in_mid_epoch() -> None:
     phase = MagicMock(optimizer=None)
     phase.phase.epochs, phase.phase.steps.return_value = range(3), (MagicMock(),) * 4
     phase.rank_job = MagicMock(start_epoch=0, start_step=0, held={}, state=None)
-    phase.rank_job.job.backup_every = 0
+    phase.rank_job.snapshot = Snapshot(every=0)
     phase.session.some.return_value = True  # the others pause
     with pytest.raises(worker._Paused):
-        worker._train_phase(phase, 0, None)
+        worker._train_phase(phase, 0, MagicMock(loaded=[]))
     phase.session.some.assert_called_once_with(False)
 
 
@@ -360,9 +363,9 @@ def test_devices_wait_for_each_other_only_between_epochs_that_drain(continues: s
     step.shape.continues = continues
     phase.phase.epochs, phase.phase.steps.return_value = range(3), (step,)
     phase.rank_job = MagicMock(start_epoch=0, start_step=0, held={}, state=None)
-    phase.rank_job.job.backup_every = 0
+    phase.rank_job.snapshot = Snapshot(every=0)
     phase.session.some.return_value = False
-    worker._train_phase(phase, 0, None)
+    worker._train_phase(phase, 0, MagicMock(loaded=[]))
     assert phase.session.some.call_count == meetings
 
 

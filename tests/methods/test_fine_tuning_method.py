@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
     just_enough = two_devices(full.total_bytes)
     assert experiment.plan(jobs["full"], just_enough).stages
     with pytest.raises(PlanError, match="gradients and optimizer"):  # backups are kept in memory too
-        experiment.plan(replace(jobs["full"], backup_every=5), just_enough)
+        experiment.plan(replace(jobs["full"], snapshot_every=5, snapshot_to="neighbour"), just_enough)
 
 
 @pytest.mark.parametrize("technique", ["full", "lora", "adapters"])
@@ -237,8 +237,8 @@ def test_what_a_run_trained_predicts_the_same(data: Path, tmp_path: Path) -> Non
     predictions = predict_split(model, evaluation_batches(prepared.test))
     right = sum(a == b for a, b in zip(predictions.answers("classification"), predictions.references(), strict=True))
     assert right / len(prepared.test) == pytest.approx(whole.metrics["accuracy"])
-    assert sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()) == [
-        f"epoch-{epoch}-layers-{layers}.safetensors" for epoch in (0, 1) for layers in ("0-3", "3-6")
+    assert sorted(path.name for path in (tmp_path / "whole" / "snapshots").iterdir()) == [
+        f"weights-epoch-{epoch}-step-0-layers-{layers}.safetensors" for epoch in (1, 2) for layers in ("0-3", "3-6")
     ]
 
 

@@ -25,7 +25,7 @@ from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.state import State
+from workbench.runtime.state import load_state
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
@@ -127,8 +127,8 @@ def test_gradients_on_devices_equal_one_process(engines: EngineCluster, tmp_path
     stack = load_stack(model)
     job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=8, epochs=1)
     engines.run(train_rank, [job] * 4)
-    moments = State.load((tmp_path / "checkpoints").glob("moments-0-*"), "test")
-    gradients_equal(moments.tensors, stack, job.split)
+    moments = load_state((tmp_path / "snapshots").glob("moments-epoch-1-step-0-*"), "test")
+    gradients_equal(moments, stack, job.split)
 
 
 def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def whole(engines: EngineCluster, tmp_path_factory: pytest.TempPathFactory) -> t
 def without_its_end(whole: Path, folder: Path) -> Path:
     """Return a copy of a run that ended after two of its three epochs."""
     shutil.copytree(whole, folder)
-    for path in (folder / "checkpoints").glob("*-2-*"):
+    for path in (*(folder / "snapshots").glob("*-epoch-2-step-[12]-*"), *(folder / "snapshots").glob("*-epoch-3-step-0-*")):
         path.unlink()
     return folder
 
@@ -180,7 +180,7 @@ def resume(folder: Path, engines: EngineCluster) -> tuple[list[RankResult], dict
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(engines: EngineCluster, tmp_path: Path, whole) -> None:
-    """Two of three epochs, then the third from checkpoint and kept cache: the losses go on as if nothing had happened."""
+    """Two of three epochs, then the third from snapshot and kept cache: the losses go on as if nothing had happened."""
     results, losses = resume(without_its_end(whole[0], tmp_path / "run"), engines)
     assert losses == pytest.approx(whole[1], rel=1e-6)
     assert not [note for result in results for note in result.notes]
@@ -217,33 +217,37 @@ def exchange(one: Path, other: Path) -> None:
     other.write_bytes(content)
 
 
-CHECKPOINTS, LOGS = "checkpoints/{}-{}-layers-0-6.safetensors", "steps/epoch-{}-from-0-rank-{}.jsonl"
+WEIGHTS, LOGS = "snapshots/weights-epoch-{}-step-0-layers-0-6.safetensors", "steps/epoch-{}-from-0-rank-{}.jsonl"
 
 
 @pytest.mark.parametrize(
-    ("damage", "epochs", "said"),
+    ("damage", "at", "said"),
     [
-        (lambda folder: flip(folder / CHECKPOINTS.format("epoch", 1)), 1, "were changed after they were written"),
-        (lambda folder: os.truncate(folder / CHECKPOINTS.format("epoch", 2), 900), 2, "cut or changed"),
-        (lambda folder: (folder / CHECKPOINTS.format("epoch", 1)).unlink(), 1, "Epochs 2 to 3 are done again"),
+        (lambda folder: flip(folder / WEIGHTS.format(2)), (1, 0), "were changed after they were written"),
+        (lambda folder: os.truncate(folder / WEIGHTS.format(3), 900), (2, 0), "cut or changed"),
+        (lambda folder: (folder / WEIGHTS.format(2)).unlink(), (1, 0), "Epochs 2 to 3 are done again"),
         (
-            lambda folder: exchange(*(folder / CHECKPOINTS.format("epoch", epoch) for epoch in (1, 2))),
-            1,
-            "belongs to epoch-2-layers-0-6.safetensors",
+            lambda folder: exchange(*(folder / WEIGHTS.format(epoch) for epoch in (2, 3))),
+            (1, 0),
+            "belongs to weights-epoch-3-step-0-layers-0-6.safetensors",
         ),
-        (lambda folder: edit(folder / LOGS.format(1, 0), lambda lines: [line.replace(b"[1,1,", b"[1,7,") for line in lines]), 1, "line 3"),
-        (lambda folder: edit(folder / LOGS.format(1, 1), lambda lines: lines[1:]), 1, "Line 1 was changed"),
-        (lambda folder: edit(folder / LOGS.format(2, 1), lambda lines: [*lines[:2], *lines[3:]]), 2, "line 3 was changed"),
-        (lambda folder: edit(folder / LOGS.format(2, 0), lambda lines: lines[:-1]), 2, ""),  # as a crash may leave it
-        (lambda folder: (folder / LOGS.format(2, 1)).unlink(), 2, ""),
-        (lambda folder: exchange(*(folder / LOGS.format(1, rank) for rank in (0, 1))), 1, "belongs to epoch-1-from-0-rank-1.jsonl"),
-        (lambda folder: flip(folder / "plan.json"), 3, "'plan.json' was to be read"),
+        (
+            lambda folder: edit(folder / LOGS.format(1, 0), lambda lines: [line.replace(b"[1,1,", b"[1,7,") for line in lines]),
+            (1, 0),
+            "line 3",
+        ),
+        (lambda folder: edit(folder / LOGS.format(1, 1), lambda lines: lines[1:]), (1, 0), "Line 1 was changed"),
+        (lambda folder: edit(folder / LOGS.format(2, 1), lambda lines: [*lines[:2], *lines[3:]]), (2, 0), "line 3 was changed"),
+        (lambda folder: edit(folder / LOGS.format(2, 0), lambda lines: lines[:-1]), (2, 0), ""),  # as a crash may leave it
+        (lambda folder: (folder / LOGS.format(2, 1)).unlink(), (2, 0), ""),
+        (lambda folder: exchange(*(folder / LOGS.format(1, rank) for rank in (0, 1))), (1, 0), "belongs to epoch-1-from-0-rank-1.jsonl"),
+        (lambda folder: flip(folder / "plan.json"), (3, 0), "'plan.json' was to be read"),
     ],
     ids=[
-        "changed checkpoint",
-        "cut checkpoint",
-        "missing checkpoint",
-        "exchanged checkpoints",
+        "changed weights",
+        "cut weights",
+        "missing weights",
+        "exchanged weights",
         "edited log",
         "log without a beginning",
         "log without a line",
@@ -254,9 +258,9 @@ CHECKPOINTS, LOGS = "checkpoints/{}-{}-layers-0-6.safetensors", "steps/epoch-{}-
     ],
 )
 def test_what_was_damaged_is_told_and_never_used(
-    damage: Callable[[Path], object], epochs: int, said: str, tmp_path: Path, whole: tuple[Path, dict[tuple[int, int], float]]
+    damage: Callable[[Path], object], at: tuple[int, int], said: str, tmp_path: Path, whole: tuple[Path, dict[tuple[int, int], float]]
 ) -> None:
-    """The run goes on after the last epoch of which all is intact, with that epoch's losses."""
+    """The run goes on from the newest intact snapshot up to which all is intact, with the losses until then."""
     folder = tmp_path / "run"
     shutil.copytree(whole[0], folder)
     job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
@@ -264,11 +268,11 @@ def test_what_was_damaged_is_told_and_never_used(
     assert (take_up(job).epochs, take_up(job).damage) == (3, ())
     damage(folder)
     former = take_up(job)
-    assert (former.epochs, former.step) == (epochs, 0)
+    assert (former.epochs, former.step) == at
     assert said in " ".join(former.damage) and bool(former.damage) == bool(said)
-    assert losses_of(former.results) == {at: loss for at, loss in whole[1].items() if at[0] < epochs}
+    assert losses_of(former.results) == {step: loss for step, loss in whole[1].items() if step < at}
     again = take_up(job)  # what was damaged is gone, and nothing is told twice
-    assert (again.epochs, again.damage, again.results) == (epochs, (), former.results)
+    assert ((again.epochs, again.step), again.damage, again.results) == (at, (), former.results)
 
 
 def test_an_initial_state_that_was_changed_is_not_used(tmp_path: Path, whole: tuple[Path, object]) -> None:

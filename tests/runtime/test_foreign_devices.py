@@ -148,8 +148,8 @@ ENGINE_MESSAGES: dict[str, list[tuple[str, int, Any]]] = {
     ],
     "files": [
         ("file", 0, FilePart("steps/epoch-0-from-0-rank-0.jsonl", 0, b'{"step": 1}\n', True)),
-        ("file", 0, FilePart("checkpoints/epoch-0-layers-0-3.safetensors", 0, bytes(500), False)),
-        ("file", 0, FilePart("checkpoints/epoch-0-layers-0-3.safetensors", 500, bytes(500), True)),
+        ("file", 0, FilePart("snapshots/weights-epoch-1-step-0-layers-0-3.safetensors", 0, bytes(500), False)),
+        ("file", 0, FilePart("snapshots/weights-epoch-1-step-0-layers-0-3.safetensors", 500, bytes(500), True)),
     ],
     "end": [
         ("event", 1, c.Ended(1, "finished", None)),
@@ -230,7 +230,7 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     beta.close()
     assert lost > 300  # some changes leave a message that is right
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert all(path.parent.name in ("steps", "checkpoints", "journals") for path in kept)
+    assert all(path.parent.name in ("steps", "snapshots") for path in kept)
     assert sum(path.stat().st_size for path in kept) < 1000 * engines.inbox.most_bytes
     assert not [path for path in kept if path.suffix == ".part"]
 

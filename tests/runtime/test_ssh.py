@@ -304,7 +304,7 @@ def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
     assert not ChannelStore(partial(ask, 0)).check(["nothing"])
 
 
-LOG, CHECKPOINT = "steps/epoch-0-from-0-rank-1.jsonl", "checkpoints/epoch-0-layers-0-3.safetensors"
+LOG, SNAPSHOT = "steps/epoch-0-from-0-rank-1.jsonl", "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors"
 
 
 @pytest.fixture
@@ -327,11 +327,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path) -> None:
-    keep(seat, FilePart(CHECKPOINT, 0, b"ab", False), FilePart(CHECKPOINT, 2, b"c", True))
+    keep(seat, FilePart(SNAPSHOT, 0, b"ab", False), FilePart(SNAPSHOT, 2, b"c", True))
     keep(seat, FilePart(LOG, 0, b"old and longer\n", True), FilePart(LOG, 0, b"new\n", True), FilePart(LOG, 4, b"newer\n", True))
-    keep(seat, FilePart("journals/x.json", 0, b"begun", False))
+    keep(seat, FilePart("snapshots/x.json", 0, b"begun", False))
     seat.close()
-    assert files_of(tmp_path / "run") == {CHECKPOINT: b"abc", LOG: b"new\nnewer\n"}
+    assert files_of(tmp_path / "run") == {SNAPSHOT: b"abc", LOG: b"new\nnewer\n"}
 
 
 @pytest.mark.parametrize(
@@ -344,10 +344,10 @@ def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path
         [FilePart(LOG, -1, b"x", True)],
         [FilePart(LOG, 2**64 - 1, b"x", True)],
         [FilePart(LOG, 0, bytes(1001), True)],
-        [FilePart(CHECKPOINT, 1, b"x", False)],
-        [FilePart(CHECKPOINT, 0, b"x", False), FilePart(CHECKPOINT, 2, b"x", True)],
-        [FilePart(CHECKPOINT, 0, bytes(600), False), FilePart(CHECKPOINT, 600, bytes(600), False)],
-        [FilePart(f"checkpoints/{number}", 0, b"", False) for number in range(5)],
+        [FilePart(SNAPSHOT, 1, b"x", False)],
+        [FilePart(SNAPSHOT, 0, b"x", False), FilePart(SNAPSHOT, 2, b"x", True)],
+        [FilePart(SNAPSHOT, 0, bytes(600), False), FilePart(SNAPSHOT, 600, bytes(600), False)],
+        [FilePart(f"snapshots/{number}", 0, b"", False) for number in range(5)],
     ],
 )
 def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], seat: SshSeat, tmp_path: Path) -> None:
@@ -360,17 +360,17 @@ def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], se
 
 def test_a_device_keeps_so_many_files_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kept_files, "MOST_FILES", 3)
-    keep(seat, *(FilePart(f"checkpoints/{number}", 0, b"x", True) for number in range(3)))
-    (tmp_path / "run/checkpoints/0").unlink()  # no longer needed: it counts no more
-    keep(seat, FilePart("checkpoints/3", 0, b"x", True))
+    keep(seat, *(FilePart(f"snapshots/{number}", 0, b"x", True) for number in range(3)))
+    (tmp_path / "run/snapshots/0").unlink()  # no longer needed: it counts no more
+    keep(seat, FilePart("snapshots/3", 0, b"x", True))
     with pytest.raises(MessageError, match="one more than 3 files"):
-        keep(seat, FilePart("checkpoints/4", 0, b"x", True))
+        keep(seat, FilePart("snapshots/4", 0, b"x", True))
 
 
 def test_a_devices_files_take_so_many_bytes_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_files, "MOST_TIMES", 2)
     with pytest.raises(MessageError, match="above 2,000 bytes"):
-        keep(seat, *(FilePart(f"checkpoints/{number}", 0, bytes(900), True) for number in range(1, 4)))
+        keep(seat, *(FilePart(f"snapshots/{number}", 0, bytes(900), True) for number in range(1, 4)))
 
 
 def test_a_full_disk_of_the_laptop_ends_the_run(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:

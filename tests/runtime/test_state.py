@@ -1,4 +1,4 @@
-"""After a move every rank holds exactly what the new plan says, bit for bit, whoever was lost; states as files and backups."""
+"""After a move every rank holds exactly what the new plan says, bit for bit, whoever was lost; states as files and in memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from torch import Tensor
 from tests.waiting import LIMIT_S
 from workbench.core import Cluster, Device, Link, Plan, Share, Stage
 from workbench.core.errors import StateError
-from workbench.core.plan import held_by, homes_of, whole_steps, with_backups
+from workbench.core.plan import held_by, homes_of, whole_states, with_neighbours
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, Value
+from workbench.core.sealed import owner_of
+from workbench.methods.training.rank_snapshots import KeptInMemory
+from workbench.models.sealed_tensors import save_sealed
 from workbench.runtime.executor import Execution, Executor
-from workbench.runtime.state import Backups, State, spec_of
+from workbench.runtime.snapshot import Position
+from workbench.runtime.state import carry_out, load_state, spec_of
+from workbench.runtime.transport import empty
 from workbench.schedules.moves import moves
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -72,7 +77,7 @@ class Case:
             self.layers |= {f"layer.{layer}.{kind}": (layer,) for kind in ("down", "down.exp_avg", "up", "bias")[: rng.randint(1, 4)]}
         self.whole = {name: self._tensor(rng, generator) for name in self.layers}
         before = random_plan(rng, list(range(self.size)), num_layers)
-        self.homes = with_backups(homes_of(before, self.layers), [rank for stage in before.stages for rank in stage.ranks])
+        self.homes = with_neighbours(homes_of(before, self.layers), [rank for stage in before.stages for rank in stage.ranks])
         self.left = sorted(rng.sample(range(self.size), rng.randint(1, self.size)))
         self.after = random_plan(rng, self.left, num_layers)
         self.held = held_by({rank: self.names(rank) for rank in self.left})
@@ -95,21 +100,20 @@ class Case:
             round_bytes=20_000,
         )
 
-    def move(self, rank: int, run: Any) -> State | None:
-        """What a rank holds after the move; None for one that is lost."""
+    def move(self, rank: int, run: Any) -> dict[str, Tensor]:
+        """What a rank holds after the move; nothing for one that is lost."""
         if rank not in self.left:
-            return None
-        state = State(step=7, tensors={name: self.whole[name].clone() for name in self.names(rank)})
-        specs = {name: spec_of(self.whole[name]) for name, ranks in self.wanted().items() if rank in ranks}
-        return state.moved(self.rounds(), rank, run, specs)
+            return {}
+        held = {name: self.whole[name].clone() for name in self.names(rank)}
+        into = {name: empty(spec_of(self.whole[name])) for name, ranks in self.wanted().items() if rank in ranks}
+        carry_out(self.rounds(), rank, run, held, into)
+        return into
 
-    def check(self, results: list[State | None]) -> None:
+    def check(self, results: list[dict[str, Tensor]]) -> None:
         for rank, result in enumerate(results):
-            expected = {name for name, ranks in self.wanted().items() if rank in ranks}
-            assert set(result.tensors if result else ()) == expected
-            for name in expected:
-                assert result is not None
-                same_bits(result.tensors[name], self.whole[name])
+            assert set(result) == {name for name, ranks in self.wanted().items() if rank in ranks}
+            for name, tensor in result.items():
+                same_bits(tensor, self.whole[name])
 
     @staticmethod
     def _tensor(rng: random.Random, generator: torch.Generator) -> Tensor:
@@ -165,63 +169,53 @@ def test_random_moves_over_gloo(seed: int) -> None:
     case.check(on_executors(case.size, lambda executor: case.move(executor.rank, executor.run)))
 
 
-def test_backups_survive_a_device_that_is_lost_while_they_travel() -> None:
-    """Owner and neighbour go back to the last step of which both, or one of them, has everything."""
+def test_snapshots_survive_a_device_that_is_lost_while_they_travel() -> None:
+    """Owner and neighbour go back to the last snapshot of which both, or one of them, has everything."""
     layers = {"a": (0,), "b": (1,), "c": (2,)}
     stages = tuple(Stage(start=rank, stop=rank + 1, shares=(Share(rank=rank, samples=1),)) for rank in range(3))
     plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
     device = partial(Device, flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8))
     cluster = Cluster(name="three", devices=tuple(device(name=name) for name in "xyz"))
     homes = homes_of(plan, layers)
-    backed = with_backups(homes, (0, 1, 2))
+    doubled = with_neighbours(homes, (0, 1, 2))
 
-    def work(executor: Executor) -> Backups:
-        rank, backups = executor.rank, Backups()
+    def work(executor: Executor) -> KeptInMemory:
+        rank, kept = executor.rank, KeptInMemory()
         weight = torch.full((5,), float(rank))
-        state_of = {name: weight for name, ranks in homes.items() if rank in ranks}
-        for step in (10, 20, 30):
+        own = {name: weight for name, ranks in homes.items() if rank in ranks}
+        for step in (1, 2, 3):
             weight += 100
-            state = State(step=step, tensors=state_of)
-            specs = {name: spec_of(weight) for name, ranks in backed.items() if rank in ranks}
-            backups.keep(state.moved(moves(backed, homes, dict.fromkeys(layers, spec_of(weight)), cluster), rank, executor.run, specs))
-        return backups
+            into = {name: empty(spec_of(weight)) for name, ranks in doubled.items() if rank in ranks}
+            carry_out(moves(doubled, homes, dict.fromkeys(layers, spec_of(weight)), cluster), rank, executor.run, own, into)
+            kept.keep(Position(0, step), into)
+        return kept
 
     kept = on_executors(3, work)
-    assert {step: set(names) for step, names in kept[1].names().items()} == {20: {"a", "b"}, 30: {"a", "b"}}
-    del kept[1]._states[30]  # it never arrived there, and rank 0 is gone
+    second, third = Position(0, 2), Position(0, 3)
+    assert {at: set(names) for at, names in kept[1].names().items()} == {second: {"a", "b"}, third: {"a", "b"}}
+    kept[1].forget_after(second)  # the third never arrived there, and rank 0 is gone
     left = {rank: kept[rank].names() for rank in (1, 2)}
-    held = {step: held_by({rank: names.get(step, ()) for rank, names in left.items()}) for step in (20, 30)}
-    assert list(whole_steps(held, layers)) == [20]
-    assert kept[1].at(20).tensors["a"].tolist() == [200.0] * 5
-    assert kept[2].at(20).tensors["c"].tolist() == [202.0] * 5
-
-
-def test_a_snapshot_stays_as_it_was() -> None:
-    """Whatever the optimizer does to its own memory."""
-    weight = torch.zeros(3)
-    kept = State(step=1, tensors={"w": weight}).snapshot()
-    weight += 1
-    assert kept.tensors["w"].tolist() == [0.0] * 3
+    held = {at: held_by({rank: names.get(at, ()) for rank, names in left.items()}) for at in (second, third)}
+    assert list(whole_states(held, layers)) == [second]
+    assert kept[1].at(second)["a"].tolist() == [200.0] * 5
+    assert kept[2].at(second)["c"].tolist() == [202.0] * 5
+    assert kept[1].at(third) == {}
 
 
 def test_files_are_read_by_name(tmp_path: Path) -> None:
     """From any division among files, only what is asked for; what is missing is named."""
     whole = {f"layer.{number}": torch.randn(4, 3).to(dtype) for number, dtype in enumerate(DTYPES[:4])}
     paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
-    State(step=5, tensors={"layer.0": whole["layer.0"], "layer.3": whole["layer.3"]}).save(paths[0], "run")
-    State(step=5, tensors={"layer.1": whole["layer.1"], "layer.2": whole["layer.2"]}).save(paths[1], "run")
+    for path, names in zip(paths, (["layer.0", "layer.3"], ["layer.1", "layer.2"]), strict=True):
+        save_sealed(path, owner_of("run", path), {name: whole[name] for name in names})
     for names in (["layer.1", "layer.3"], None):
         into = None if names is None else {name: torch.zeros_like(whole[name]) for name in names}
-        found = State.load(paths, "run", into)
-        assert found.step == 5
-        assert set(found.tensors) == set(names or whole)
-        assert all(found.tensors[name] is tensor for name, tensor in (into or {}).items())
-        for name, tensor in found.tensors.items():
+        found = load_state(paths, "run", into)
+        assert set(found) == set(names or whole)
+        assert all(found[name] is tensor for name, tensor in (into or {}).items())
+        for name, tensor in found.items():
             same_bits(tensor, whole[name])
     with pytest.raises(StateError, match=r"layer\.9 missing.*without --resume"):
-        State.load(paths, "run", {"layer.0": torch.zeros_like(whole["layer.0"]), "layer.9": torch.zeros(4, 3)})
+        load_state(paths, "run", {"layer.0": torch.zeros_like(whole["layer.0"]), "layer.9": torch.zeros(4, 3)})
     with pytest.raises(StateError, match=r"layer\.1 missing"):  # of another shape
-        State.load(paths, "run", {"layer.1": torch.zeros(3, 4)})
-    State(step=6, tensors={"layer.4": torch.zeros(1)}).save(paths[1], "run")
-    with pytest.raises(StateError, match=r"steps are \[5, 6\]"):
-        State.load(paths, "run")
+        load_state(paths, "run", {"layer.1": torch.zeros(3, 4)})

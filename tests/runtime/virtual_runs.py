@@ -56,7 +56,7 @@ class Predicted:
 
 @dataclass
 class Trainer:
-    """A policy of training with state that goes back to the last backup at a loss.  at_least: devices that the work needs.
+    """A policy of training with state that goes back to the last snapshot at a loss.  at_least: devices that the work needs.
 
     only: those that it wants by itself, whatever their pace.  idle: those that stand by for one that leaves on notice.
     converges_at: the step before which it finds that the work is done.
@@ -64,7 +64,7 @@ class Trainer:
 
     total: int
     at_least: int = 1
-    backup_every: int = 5
+    snapshot_every: int = 5
     converges_at: int | None = None
     only: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
@@ -124,9 +124,9 @@ class Trainer:
         if self.has_converged:
             self.step = self.total
         elif lost or any(ended.end == "lost" for ended in parts.values()):
-            backup = max(generation.job.first_step, self.step - self.step % self.backup_every)
-            self.losses.append((self.step, min(backup, self.step)))
-            self.step = min(backup, self.step)
+            last = max(generation.job.first_step, self.step - self.step % self.snapshot_every)
+            self.losses.append((self.step, min(last, self.step)))
+            self.step = min(last, self.step)
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         return generation.members != self.only

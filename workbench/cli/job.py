@@ -43,7 +43,7 @@ Data = Annotated[
 ]
 Columns = Annotated[str, typer.Option(metavar="ROLE=NAME", help="Of your own data, where not found: text=review,pair=reply,label=stars.")]
 WorkFolder = Annotated[
-    Path | None, typer.Option("--workdir", help="Keep cache, checkpoints and the adapter here.", show_default="one under the cache folder")
+    Path | None, typer.Option("--workdir", help="Keep cache, snapshots and the adapter here.", show_default="one under the cache folder")
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
@@ -53,7 +53,8 @@ _OPTION = typer.Option("--option", metavar="KEY=VALUE", help="A setting of the m
 _FAULTS = "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated."
 _CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs."
 _PUBLISHED = "The paper's settings where you give none, instead of ours; reports name the differences."
-_BACKUP = "Steps between two backups that devices keep for each other; 0 keeps steps in the folder."
+_EVERY = "Steps between two snapshots, from which a run goes on after a loss; 0: after every step, if the state is small."
+_TO = "Where snapshots are kept: disk, the run's folder; neighbour, in memory, each device's also on the next one."
 OPTIONS: dict[str, Any] = {
     "method": Annotated[str, typer.Option(help="How to train, or to answer: the methods are named below.")],
     "model": Model,
@@ -72,11 +73,12 @@ OPTIONS: dict[str, Any] = {
     "options": Annotated[list[str] | None, _OPTION],
     "faults": Annotated[list[str] | None, typer.Option("--fault", metavar="FAULT", help=_FAULTS)],
     "converged_after": Annotated[int, typer.Option(help=_CONVERGED)],
-    "backup_every": Annotated[int, typer.Option(help=_BACKUP)],
+    "snapshot_every": Annotated[int, typer.Option(help=_EVERY)],
+    "snapshot_to": Annotated[str, typer.Option(help=_TO)],
     "as_published": Annotated[bool, typer.Option("--as-published", help=_PUBLISHED)],
 }
 PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options", "as_published")
-SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "converged_after", "backup_every")
+SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "converged_after", "snapshot_every", "snapshot_to")
 ALL_FIELDS = tuple(OPTIONS)
 
 
@@ -165,7 +167,7 @@ HELP_GROUPS = {
     "What": ("method", "model", "task", "data", "columns", "train_samples", "validation_samples", "test_samples", "eval_samples"),
     "Where": ("cluster", "mode", "fidelity"),
     "Output": ("report", "out", "as_json", "help"),
-    "Faults and recovery": ("faults", "backup_every", "resume", "workdir"),
+    "Faults and recovery": ("faults", "snapshot_every", "snapshot_to", "resume", "workdir"),
 }
 ORDER = ("Options", "What", "Where", "How", "Faults and recovery", "Output")
 """The groups of a job's options in the help; all others say how the work is done."""

@@ -33,7 +33,7 @@ app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=F
 JobFile = Annotated[Path | None, typer.Option("--job", help="The whole job as JSON; the flags of the job are then not read.")]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="Run this plan (JSON of `workbench plan --json`), not the planner's.")]
 SharedFolder = Annotated[
-    Path | None, typer.Option("--workdir", help="Folder that every machine sees: checkpoints, the adapter.", show_default="chosen")
+    Path | None, typer.Option("--workdir", help="Folder that every machine sees: snapshots, the adapter.", show_default="chosen")
 ]
 LocalFolder = Annotated[
     Path | None, typer.Option("--local-folder", help="Folder on each machine's own disk, for its part of the activation cache.")
@@ -41,7 +41,7 @@ LocalFolder = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-@takes_job(*(name for name in ALL_FIELDS if name not in ("faults", "backup_every")))
+@takes_job(*(name for name in ALL_FIELDS if name not in ("faults", "snapshot_to")))
 def command(
     job: Job,
     context: typer.Context,

@@ -65,7 +65,7 @@ class DeviceLostError(WorkbenchError):
 
 
 class StateError(WorkbenchError):
-    """Tensors of a run that are on no device and in no checkpoint; the message names them."""
+    """Tensors of a run that are on no device and in no snapshot; the message names them."""
 
 
 class DivergedError(WorkbenchError):

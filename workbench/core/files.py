@@ -63,6 +63,28 @@ def whole_file(path: Path | str) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def quick_file(path: Path, former: Path | None = None) -> Iterator[Path]:
+    """Yield the path of a temporary file; when the block ends, it replaces `path`, without waiting for the disk.
+
+    It outlives this process, however that ends, but perhaps not a power failure.  If the block fails, the old file is unchanged.
+    former: a file whose place on the disk it takes.  The temporary file then has that file's content, which is to be overwritten: this
+    needs no space on a full disk, and is quicker (14 MB: 9 ms instead of 29).
+    """
+    part = path.with_name(f"{path.name}.part")
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if former is None or not former.exists():
+                part.touch()
+            else:
+                os.replace(former, part)
+            yield part
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
 def require_writable(*paths: Path | str | None) -> None:
     """Raise WriteError if whole_file would refuse one of the paths.  Call it before the work whose result goes there."""
     for path in (path for path in paths if path is not None):

@@ -16,6 +16,7 @@ from workbench.core.serial import shown
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
 """How links are emulated: by the kernel, by our own pacing, or the best that works here."""
+SnapshotPlace = Literal["disk", "neighbour"]
 ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5
 """Default peak learning rates.  For adapters: within what Houlsby et al. (2019, 3.2) tried, 3e-5 to 3e-3.  For full
 fine-tuning: the highest that BERT's authors tried (Devlin et al., 2019, A.3)."""
@@ -42,7 +43,8 @@ class Job:
     converged_after: a run ends before its last epoch if the mean training loss has not fallen for so many epochs; 0: never (see
     methods.training.policy.plateaus).
     as_published: take the paper's settings (see methods.base.Published) instead of our defaults; settings given otherwise stay.
-    backup_every: steps between the backups that devices keep for each other; 0 saves every step in the run's folder instead.
+    snapshot_every: steps between two snapshots of what is trained, from which a run goes on after a loss; 0: as often as pays (see
+    runtime.snapshot).  snapshot_to: 'disk', the run's folder; 'neighbour', the devices' memory, each device's also in the next one's.
     """
 
     method: Name = "pac_plus"
@@ -64,13 +66,21 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     faults: Text = ""
     converged_after: Annotated[int, Meta(ge=0, le=1000)] = 0
-    backup_every: Annotated[int, Meta(ge=0, le=10**6), _BACKPROPAGATES] = 0
+    snapshot_every: Annotated[int, Meta(ge=0, le=10**6), _BACKPROPAGATES] = 0
+    snapshot_to: Annotated[SnapshotPlace, _BACKPROPAGATES] = "disk"
     as_published: bool = False
 
     @property
     def identity(self) -> Job:
-        """Return the parts of the job that must match to resume a run: all but faults, backups against them, and when to end."""
-        return replace(self, learning_rate=self.peak_learning_rate, faults="", backup_every=0, converged_after=0)
+        """Return the parts of the job that must match to resume a run: all but faults, snapshots against them, and when to end."""
+        return replace(
+            self,
+            learning_rate=self.peak_learning_rate,
+            faults="",
+            snapshot_every=0,
+            snapshot_to="disk",
+            converged_after=0,
+        )
 
     @property
     def peak_learning_rate(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
@@ -16,6 +16,7 @@ from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.core.ranges import Count, require_ranges
 
+T = TypeVar("T")
 Part = Annotated[int, Meta(ge=0, le=10**9)]
 """How much of something divided a rank has."""
 
@@ -228,7 +229,7 @@ def homes_of(plan: Plan, layers: Mapping[str, Sequence[int]]) -> dict[str, tuple
     return {name: tuple(sorted({rank for layer in own for rank in ranks_of[layer]})) if own else everyone for name, own in layers.items()}
 
 
-def with_backups(homes: Homes, ranks: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def with_neighbours(homes: Homes, ranks: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Return the homes, with a second home on the next of `ranks` for each tensor that has only one."""
     following = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
     return {name: tuple(dict.fromkeys((own[0], following[own[0]]))) if len(own) == 1 else tuple(own) for name, own in homes.items()}
@@ -243,10 +244,10 @@ def held_by(names_of: Mapping[int, Iterable[str]]) -> dict[str, tuple[int, ...]]
     return {name: tuple(ranks) for name, ranks in found.items()}
 
 
-def whole_steps(held: Mapping[int, Homes], names: Iterable[str]) -> dict[int, Homes]:
-    """Return the steps for which every tensor is on some rank.  held: for each step, the ranks that have the state after it."""
+def whole_states(held: Mapping[T, Homes], names: Iterable[str]) -> dict[T, Homes]:
+    """Return the states of which every tensor is on some rank.  held: of each state, the ranks that have each tensor."""
     needed = tuple(names)
-    return {step: homes for step, homes in held.items() if all(homes.get(name) for name in needed)}
+    return {state: homes for state, homes in held.items() if all(homes.get(name) for name in needed)}
 
 
 def require_holders(held: Homes, names: Iterable[str]) -> None:
@@ -257,5 +258,5 @@ def require_holders(held: Homes, names: Iterable[str]) -> None:
         raise StateError(
             "A state was to be moved to other devices.",
             f"No device holds {', '.join(lost[:_SHOWN_NAMES])}{more}.",
-            "Resume from the last checkpoint.",
+            "Resume from the last snapshot.",
         )

@@ -117,7 +117,7 @@ class Recovery:
 class Report(Kept):
     """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0 for no epoch).
 
-    phases_s: seconds outside of the epochs (redistribution, backups).  spent_s: of this host's clock, by stage of the run.
+    phases_s: seconds outside of the epochs (redistribution, snapshots).  spent_s: of this host's clock, by stage of the run.
     plan: the first plan of the run; recoveries list devices lost or regained, and notes describe the later plans.
     """
 

@@ -218,7 +218,7 @@ def distilled(folder: Path, fingerprint: str, make: Callable[[], dict[str, Tenso
     path = folder / f"distilled-{fingerprint[:32]}.safetensors"
     owner = owner_of(fingerprint, path)
     try:
-        return load_sealed(path, owner)[0]
+        return load_sealed(path, owner)
     except DamagedError:
         state = make()
     save_sealed(path, owner, state)

@@ -1,7 +1,7 @@
 """Compute encoder blocks of BERT and DistilBERT with JAX: jit forward, vjp backward (Confidant, section 3.5).
 
-Parameters and gradients stay in the torch layers, and JAX accesses them through DLPack.  Optimizer, checkpoints, backups and stashed
-versions therefore remain the runtime's.  Import this module after `require_jax`.
+Parameters and gradients stay in the torch layers, and JAX accesses them through DLPack.  Optimizer, snapshots and stashed versions
+therefore remain the runtime's.  Import this module after `require_jax`.
 """
 
 from __future__ import annotations

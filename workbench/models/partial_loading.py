@@ -35,7 +35,7 @@ from workbench.models.stack import BackboneStage, LayerStack
 
 T = TypeVar("T")
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
 
 
 HEADER, TENSORS = ".header", ".tensors"
@@ -177,9 +177,9 @@ def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     metadata = _decoded(path, header.pop("__metadata__", msgspec.Raw(b"{}")), dict[str, str])
     found: dict[str, StoredTensor] = {}
     for key, raw in header.items():
-        if (entry := _decoded(path, raw, _Entry)).dtype not in _DTYPES:
+        if (entry := _decoded(path, raw, _Entry)).dtype not in DTYPES:
             continue
-        dtype, (begin, end) = _DTYPES[entry.dtype], entry.data_offsets
+        dtype, (begin, end) = DTYPES[entry.dtype], entry.data_offsets
         if is_whole and 8 + length + end > size:
             raise OSError(f"'{path}' is truncated")
         if begin < 0 or end - begin != math.prod(entry.shape) * dtype.itemsize:

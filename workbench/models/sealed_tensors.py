@@ -5,45 +5,81 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
 from workbench.core.errors import DamagedError
+from workbench.core.files import whole_file
 from workbench.core.sealed import checksum, damaged, digest, require_owner
-from workbench.models.partial_loading import StoredTensor, save_tensors, tensors_in
+from workbench.models.partial_loading import DTYPES, StoredTensor, tensors_in
 
 _OWNER, _CHECKSUMS, _DIGEST = "owner", "checksums", "digest"
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def save_sealed(path: Path, owner: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors and metadata under their owner's name, atomically.  Raises WriteError if the system refuses."""
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    checksums = {name: _checksum(owner, name, tensor) for name, tensor in kept.items()}
-    described = dict(metadata or {}) | {_OWNER: owner, _CHECKSUMS: json.dumps(checksums, sort_keys=True)}
-    save_tensors(path, kept, described | {_DIGEST: _digest(described)})
+class Content(NamedTuple):
+    """A tensor's values.  data: its bytes, in the order of its elements."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: memoryview
 
 
-def load_sealed(path: Path, owner: str, into: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return tensors by name, and the file's metadata.  into: memory for those to load; None loads all.
+def content_of(tensor: Tensor) -> Content:
+    """Return a tensor's values; if it is contiguous and in the processor's memory they are not copied."""
+    return Content(tensor.dtype, tuple(tensor.shape), _bytes(tensor.detach().cpu().contiguous()))
+
+
+def save_sealed(path: Path, owner: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors under their owner's name, atomically.  Raises WriteError if the system refuses."""
+    with whole_file(path) as part:
+        write_sealed_tensors(part, owner, {name: content_of(tensor) for name, tensor in tensors.items()})
+
+
+def write_sealed_tensors(path: Path, owner: str, contents: Mapping[str, Content]) -> None:
+    """Write tensors into an existing file, over its content.  The tensors need no further memory.
+
+    safetensors' own writer makes a new file, whose space the system has to find again (see core.files.quick_file).
+    """
+    checksums = {name: _checksum(owner, name, *content) for name, content in contents.items()}
+    described = {_OWNER: owner, _CHECKSUMS: json.dumps(checksums, sort_keys=True)}
+    header: dict[str, object] = {"__metadata__": described | {_DIGEST: _digest(described)}}
+    aligned, end = sorted(contents.items(), key=lambda item: -item[1].dtype.itemsize), 0
+    for name, (dtype, shape, data) in aligned:
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (end, end + len(data))}
+        end += len(data)
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    with open(path, "r+b") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, content in aligned:
+            file.write(content.data)
+        file.truncate()
+
+
+def load_sealed(path: Path, owner: str, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return tensors by name.  into: memory for those to load; None loads all.
 
     Tensors whose name or shape is not in `into` are left out, and nothing else is read: a device may have less memory than the file is
     long.  Raises DamagedError if what is read was changed, cut or is another owner's.
     """
-    stored, metadata, checksums = _opened(path, owner)
+    stored, checksums = _opened(path, owner)
     found = {}
     for name, one in stored.items():
         if into is None:
             found[name] = _read(path, owner, name, one, checksums)
         elif name in into and one.shape == into[name].shape:
             found[name] = _read(path, owner, name, one, checksums, into[name])
-    return found, metadata
+    return found
 
 
 def damage_of(path: Path, owner: str) -> str:
     """Return in a sentence why a file cannot be used; '' if it is intact.  One tensor at a time is in memory."""
     try:
-        stored, _, checksums = _opened(path, owner)
+        stored, checksums = _opened(path, owner)
         for name, one in stored.items():
             _read(path, owner, name, one, checksums)
     except DamagedError as error:
@@ -51,7 +87,7 @@ def damage_of(path: Path, owner: str) -> str:
     return ""
 
 
-def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, str], dict[str, int]]:
+def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, int]]:
     try:
         stored, metadata = tensors_in(path)
     except (OSError, ValueError) as error:
@@ -63,7 +99,7 @@ def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, 
     checksums: dict[str, int] = json.loads(metadata[_CHECKSUMS])
     if stored.keys() != checksums.keys():
         raise damaged(path, "its header was changed after it was written")
-    return stored, metadata, checksums
+    return stored, checksums
 
 
 def _read(path: Path, owner: str, name: str, stored: StoredTensor, checksums: Mapping[str, int], out: Tensor | None = None) -> Tensor:
@@ -73,14 +109,17 @@ def _read(path: Path, owner: str, name: str, stored: StoredTensor, checksums: Ma
         stored.read_into(read)
     except OSError as error:
         raise damaged(path, "it was cut") from error
-    if _checksum(owner, name, read) != checksums[name]:
+    if _checksum(owner, name, *content_of(read)) != checksums[name]:
         raise damaged(path, f"the values of {name} were changed after they were written")
     return read if out is None or is_direct else out.copy_(read)
 
 
-def _checksum(owner: str, name: str, tensor: Tensor) -> int:
-    start = checksum(f"{owner} {name} {tensor.dtype} {tuple(tensor.shape)}")
-    return checksum(start, memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy()))
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _checksum(owner: str, name: str, dtype: torch.dtype, shape: tuple[int, ...], data: memoryview) -> int:
+    return checksum(checksum(f"{owner} {name} {dtype} {shape}"), data)
 
 
 def _digest(metadata: Mapping[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,7 +36,7 @@ class LinearSchedule:
 
 
 class Optimizer(Protocol):
-    """The optimizer interface that checkpoints, journals and backups use."""
+    """The optimizer interface that snapshots use."""
 
     @property
     def num_steps(self) -> int:
@@ -55,9 +54,6 @@ class Optimizer(Protocol):
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return views of parameters and moments by name, in the order of state_vectors."""
-
-    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Load parameters and moments by name, and set the step count."""
 
 
 class FlatAdamW:
@@ -139,9 +135,3 @@ class FlatAdamW:
             for kind, vector in zip(STATE_KINDS, self.state_vectors(), strict=True)
             for name, (at, shape) in self._slots.items()
         }
-
-    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Load parameters and moments by name, and set the step count.  Raises KeyError for a missing name."""
-        for name, mine in self.named_tensors().items():
-            mine.copy_(tensors[name])
-        self.set_num_steps(num_steps)

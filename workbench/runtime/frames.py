@@ -22,7 +22,7 @@ MOST_FRAME_BYTES = CHUNK
 LENGTH = struct.Struct(">I")
 WORK = "work"
 """A device's copy of the run's folder, in its own run folder."""
-KEPT = ("checkpoints", "steps", "journals")
+KEPT = ("snapshots", "steps")
 """The subfolders of it that are brought to this machine."""
 KEPT_NAME = rf"\A(?:{'|'.join(KEPT)})/[\w-][\w.-]{{0,199}}\Z"
 FILE_CHUNK = 1 << 18

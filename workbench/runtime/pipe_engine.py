@@ -96,7 +96,7 @@ class _Upward:
         return found.st_size, found.st_mtime_ns
 
     def logs(self) -> None:
-        """Send the steps that are noted, and checkpoints if there are new ones."""
+        """Send the steps that are logged, and the snapshots at the end of epochs."""
         for name in self._found(("steps",)):
             begin, size = self._sent.get(name, (0, 0))[0], self._state(name)[0]
             if size < begin:
@@ -111,15 +111,16 @@ class _Upward:
                         if begin >= size or not data:
                             break
                 self._sent[name] = (begin, 0)
-        self._whole("checkpoints")
+        self._snapshots("-step-0-")
 
     def everything(self) -> None:
         """Send all that is new."""
         self.logs()
-        self._whole("journals")
+        self._snapshots("")
 
-    def _whole(self, place: str) -> None:
-        for name in self._found((place,)):
+    def _snapshots(self, part: str) -> None:
+        """Send the files whose names have a part."""
+        for name in (name for name in self._found(("snapshots",)) if part in name):
             with suppress(FileNotFoundError):  # one that is no longer needed
                 state = self._state(name)
                 if state == self._sent.get(name):

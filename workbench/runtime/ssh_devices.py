@@ -355,7 +355,7 @@ class SshEngines(Engines):
     def notes(self) -> tuple[str, ...]:
         """Return what a report says of these devices."""
         return (
-            "Real devices over SSH: commands, weights and checkpoints travel through SSH, tensors between devices"
+            "Real devices over SSH: commands, weights and snapshots travel through SSH, tensors between devices"
             f" {_DATA_WORDS[self.cluster.data]}.",
             f"The devices' clocks are laid beside this machine's to within {1000 * self.clock_bound_s:.2g} ms.",
         )

@@ -120,7 +120,14 @@ def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
 def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
     """Return the seconds from a kill to the end of the next step, of real and of emulated devices."""
     progress("Running, and killing a device")
-    job = replace(JOB, epochs=1, train_samples=160, faults=f"{_paced(cluster)}; kill:{cluster.devices[-1].name}@step4", backup_every=2)
+    job = replace(
+        JOB,
+        epochs=1,
+        train_samples=160,
+        faults=f"{_paced(cluster)}; kill:{cluster.devices[-1].name}@step4",
+        snapshot_every=2,
+        snapshot_to="neighbour",
+    )
     with connected(JOB, cluster, folder / "faults") as engines:
         costs = _measured(engines)
         real = run(job, cluster, costs=costs, engines=engines, workdir=folder / "faults")

@@ -12,7 +12,7 @@ import torch
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.serial import from_json, to_json
-from workbench.methods.training.backups import Substitution
+from workbench.methods.training.state_costs import Substitution
 from workbench.models.optimization import learning_rate_at, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
 from workbench.tasks.batching import epoch_batches

@@ -28,6 +28,7 @@ from workbench.runtime.executor import Execution, Executor, Handler
 from workbench.runtime.memory import MemoryBudget
 from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import Meeting, require_one_program
+from workbench.runtime.snapshot import Position
 from workbench.runtime.transport import Transport
 
 LEAST_TRANSFER_S = 0.008
@@ -107,7 +108,7 @@ class RankResult:
     """The result of an engine.  seconds: of its phases.  nbytes: memory readings and traffic by name.
 
     resumed_at: (epoch, step) at which a resumed run began.  spent_s: seconds of this rank's other work, by kind.
-    trained: the names of all tensors that training changes.  backups: by step, the names of the tensors that this rank keeps in memory.
+    trained: the names of all tensors that training changes.  snapshots: in memory, the names of the tensors in each.
     """
 
     rank: int
@@ -121,7 +122,7 @@ class RankResult:
     notes: list[str] = field(default_factory=list)
     spent_s: dict[str, float] = field(default_factory=dict)
     trained: tuple[str, ...] = ()
-    backups: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    snapshots: dict[Position, tuple[str, ...]] = field(default_factory=dict)
 
 
 AResult = TypeVar("AResult", bound=RankResult)

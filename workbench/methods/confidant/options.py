@@ -76,7 +76,12 @@ DECLARATION = Declaration(
         ),
         "devices": FormField(label="Devices", tooltip="How many train, in the cluster's order; the others stand by. 0: all"),
         "window": FormField(label="Window", tooltip="Mini-batches of a window, which is a step of the report"),
-        "backup_every": FormField(label="Backup every", tooltip="Steps between two backups that devices keep for each other; 0: none"),
+        "snapshot_every": FormField(label="Snapshot every", tooltip="Steps between two snapshots; 0: as often as pays"),
+        "snapshot_to": FormField(
+            label="Snapshot to",
+            tooltip="Where snapshots are kept",
+            values={"the run's folder": "disk", "the next device's memory": "neighbour"},
+        ),
         "faults": FormField(
             label="Faults",
             tooltip="What is done to devices: KIND:DEVICE@stepN, as often as you like",

@@ -3,13 +3,13 @@
 Asynchronous 1F1B with weight stashing (Confidant, section 2.2; PipeDream, Narayanan et al., 2019): every mini-batch updates a stage's
 weights as soon as its backward pass there is finished, and uses the same weight version in its backward pass as in its forward pass.
 A step of the trainer is a window: consecutive mini-batches.  It ends on every stage with the update by the same mini-batch: this is the
-state of checkpoints, backups and the next generation.  The pipeline does not drain there, because the forward passes of the next
-mini-batches have begun, and the next window continues them.  After a pause they are computed again, with the newest weights.
+state of snapshots and of the next generation.  The pipeline does not drain there, because the forward passes of the next mini-batches
+have begun, and the next window continues them.  After a pause they are computed again, with the newest weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -43,6 +43,7 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
+from workbench.runtime.snapshot import SMALL_BYTES
 from workbench.schedules.tensor import BEGIN, END, stream_of
 from workbench.tasks.batching import epoch_batches
 
@@ -53,10 +54,9 @@ class FineTuningRankJob(RankJob):
 
     config: of the technique.  facts: the model's shape.  window to rate_by_delay: of an asynchronous pipeline, see FineTuningOptions.
     divisions: see Programs.
-    journal_bytes: copying a larger state after every step would cost more time than a crash of the program loses.
     """
 
-    journal_bytes: ClassVar[float] = 32_000_000
+    small_bytes: ClassVar[float] = SMALL_BYTES
 
     config: TechniqueConfig
     facts: ModelFacts
@@ -288,11 +288,6 @@ class WindowOptimizer:
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name (see Optimizer)."""
         return self.inner.named_tensors()
-
-    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Load parameters and moments by name, and the number of windows done (see Optimizer)."""
-        self.inner.load_named_tensors(tensors, 0)
-        self.set_num_steps(num_steps)
 
 
 @dataclass(slots=True, eq=False)

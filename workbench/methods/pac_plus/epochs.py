@@ -17,6 +17,7 @@ from torch import Tensor
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import CacheError
+from workbench.core.sealed import owner_of
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.folder import INITIAL, weights_digest
 from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING, RankResult, RankSession
@@ -32,13 +33,14 @@ from workbench.models.initialization import initialize
 from workbench.models.loading import load_language_model_head, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 from workbench.models.quantization import held_bytes, quantize
+from workbench.models.sealed_tensors import save_sealed
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
-from workbench.runtime.state import State, carry_out
+from workbench.runtime.state import carry_out, load_state
 from workbench.schedules.moves import Move
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.tokenize import collate, text_batches
@@ -269,7 +271,7 @@ def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, i
 def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAdapterStage:
     """Return the initial adapters of layers [start, stop), ready to train."""
     adapter = ParallelAdapterStage(rank_job.adapter, start, stop)
-    State.load([rank_job.folder / INITIAL], rank_job.fingerprint, adapter.state_dict())
+    load_state([rank_job.folder / INITIAL], rank_job.fingerprint, adapter.state_dict())
     if rank_job.adapter.kind in WORD_KINDS and stop == rank_job.adapter.num_layers:
         adapter.attach(load_language_model_head(rank_job.job.model))
     return adapter.train()
@@ -277,7 +279,7 @@ def make_adapter(rank_job: PacPlusRankJob, start: int, stop: int) -> ParallelAda
 
 def save_initial(adapter: ParallelAdapter, folder: Path, run: str) -> None:
     """Write the initial adapter of every rank.  run: its fingerprint."""
-    State(step=0, tensors=adapter.state_dict()).save(folder / INITIAL, run)
+    save_sealed(folder / INITIAL, owner_of(run, folder / INITIAL), adapter.state_dict())
 
 
 CALIBRATION_SAMPLES = 256

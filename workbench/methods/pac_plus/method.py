@@ -18,9 +18,9 @@ from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
-from workbench.methods.training.backups import planning_problem, with_room
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor
+from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
@@ -33,7 +33,7 @@ from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.context import DEVICES
-from workbench.runtime.state import State
+from workbench.runtime.state import load_state
 from workbench.runtime.work_folder import require_disk
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
@@ -95,7 +95,7 @@ class Trained:
 
     def _adapter(self, epoch: int) -> ParallelAdapter:
         adapter = ParallelAdapter(self._prepared.adapter)
-        initial = State.load([self._job.folder / INITIAL], self._job.fingerprint).tensors
+        initial = load_state([self._job.folder / INITIAL], self._job.fingerprint)
         adapter.load_state_dict({**initial, **self._job.trained(epoch)})
         return adapter.eval()
 

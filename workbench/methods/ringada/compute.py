@@ -186,12 +186,6 @@ class RingOptimizer:
         own = {name: tensor for part in self._kept for name, tensor in part.named_tensors().items()}
         return own if self.history is None else own | {"history": self.history}
 
-    def load_named_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Load parameters and moments by name, and the number of rounds done (see Optimizer)."""
-        for name, mine in self.named_tensors().items():
-            mine.copy_(tensors[name])
-        self.set_num_steps(num_steps)
-
     def set_num_steps(self, num_steps: int) -> None:
         """Continue as after so many rounds (see Optimizer)."""
         self.num_steps = num_steps

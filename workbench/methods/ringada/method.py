@@ -20,9 +20,9 @@ from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
-from workbench.methods.training.backups import planning_problem
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor
+from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
 from workbench.models.loading import load_stack
 from workbench.planners.memory import readable

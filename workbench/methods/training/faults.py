@@ -8,16 +8,16 @@ from functools import lru_cache
 from typing import Any
 
 from workbench.core.errors import DeviceLostError
-from workbench.core.plan import Homes, with_backups
+from workbench.core.plan import Homes, with_neighbours
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Planned, Prediction, ignore
 from workbench.methods.common.records import traced_step
 from workbench.methods.common.session import transfers_of
-from workbench.methods.training.backups import backup_s
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
 from workbench.methods.training.policy import StepPolicy
+from workbench.methods.training.state_costs import snapshot_s
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
@@ -81,7 +81,7 @@ class _Policy(StepPolicy):
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
         super().__init__(method, planned, first, ignore)
-        self._kept: tuple[int, Homes] = 0, {}  # the last step whose state is backed up, and the devices that keep it
+        self._kept: tuple[int, Homes] = 0, {}  # the step of the last snapshot in memory, and the devices that keep it
 
     def part(self, generation: Generation, place: int) -> VirtualJob:
         return generation.job if isinstance(generation.job, VirtualJob) else super().part(generation, place)
@@ -107,25 +107,24 @@ class _Policy(StepPolicy):
         return generation._replace(job=VirtualJob(job, self._step, last_step, generation.timeout_s, begins_s))
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        every = self.first.job.backup_every
+        rule, job = generation.job.job.snapshot, generation.job
         if lost:
             self.now = None
         is_broken = lost or any(ended.end == "lost" for ended in parts.values())
-        if not every:
-            if is_broken and not generation.job.job.saves_steps:
-                self._step = self._timetable.number(self._timetable.epoch_of(self._step)[0], 0)
+        begins = self._timetable.number(self._timetable.epoch_of(self._step)[0], 0)
+        last = rule.last(self._step) if is_broken else self._step
+        if rule.to == "disk":
+            self._step = max(last, begins)
             return
-        kept = self._step - self._step % every if is_broken else self._step
-        if kept > generation.job.first_step:
-            plan = generation.job.job.plan.at(kept - 1).renumbered(dict(enumerate(generation.members)))
+        if last > job.first_step:
+            plan = job.job.plan.at(last - 1).renumbered(dict(enumerate(generation.members)))
             stages = {str(number): stage.ranks for number, stage in enumerate(plan.stages)}
-            self._kept = kept, with_backups(stages, sorted(plan.busy_ranks))
+            self._kept = last, with_neighbours(stages, sorted(plan.busy_ranks))
         step, homes = self._kept
         homes = {name: tuple(rank for rank in ranks if rank not in lost) for name, ranks in homes.items()}
         self._kept = step, homes
         if is_broken:
-            epoch, _ = self._timetable.epoch_of(self._step)
-            self._step = max(step if all(homes.values()) else 0, self._timetable.number(epoch, 0))
+            self._step = max(step if all(homes.values()) else 0, begins)
 
 
 def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], first: RankJob) -> Prediction:
@@ -169,8 +168,9 @@ def predict(rank_job: PhasedJob) -> Prediction:
             epochs.append(EpochRecord(epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in own)))
         for name, programs in phase.moves().items():
             phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
-    if rank_job.backup_every:
-        phases_s["backups"] = backup_s(rank_job) * (len(steps) // rank_job.backup_every)
+    if rank_job.snapshot.to == "neighbour":
+        within = [number for number, step in enumerate(steps[1:], start=1) if step.step]  # the ends of epochs are on the disk
+        phases_s["snapshots"] = snapshot_s(rank_job) * sum(map(rank_job.snapshot.is_due, within))
     if rank_job.changes_s:
         phases_s["changes of the plan"] = rank_job.changes_s
     return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)

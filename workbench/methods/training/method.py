@@ -21,7 +21,7 @@ from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
-from workbench.methods.common.folder import ADAPTER, JOURNALS, begin_folder, holds_run, unneeded_at_the_end, weights_digest
+from workbench.methods.common.folder import ADAPTER, begin_folder, holds_run, weights_digest
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
@@ -39,6 +39,7 @@ from workbench.profiler.analytic import LayerCost, NumberFormat, Technique, Tech
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.device_server import serve_device
 from workbench.runtime.engine_service import Engines
+from workbench.runtime.snapshot import passing
 from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import TokenizedSplit
 
@@ -309,9 +310,8 @@ class TrainingMethod(LayerMethod[P], Plans):
         metrics = _score(prepared, "test", trained.predict([best], prepared.test, notify)[0])
         saved = trained.save(folder / ADAPTER, best)
 
-        for left in (DEVICES, JOURNALS):  # the ranks have emptied the journals
-            shutil.rmtree(folder / left, ignore_errors=True)
-        for path in unneeded_at_the_end(folder) if policy.epochs == job.epochs else ():
+        shutil.rmtree(folder / DEVICES, ignore_errors=True)
+        for path in list(passing(folder, with_moments=policy.epochs == job.epochs)):  # an end before the last epoch may be gone on from
             path.unlink()
         return Outcome(
             fidelity=engines.fidelity,

@@ -25,7 +25,6 @@ from workbench.core.program import Program, chained
 from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
-from workbench.methods.common.folder import weights_after
 from workbench.methods.common.session import RankResult, RankSession, SessionJob
 from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
 from workbench.models.loading import load_stage
@@ -34,6 +33,7 @@ from workbench.models.stack import BackboneStage
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW, LinearSchedule, Optimizer
 from workbench.runtime.memory import release_free_memory
+from workbench.runtime.snapshot import Snapshot, weights_after
 from workbench.schedules.pipeline import OrderName
 from workbench.simulator import simulate
 from workbench.tasks.tokenize import TokenizedSplit
@@ -144,9 +144,9 @@ class PhasedJob(SessionJob, ABC):
         return self
 
     @property
-    def backup_every(self) -> int:
-        """Return the steps between the backups that devices keep for each other; 0: none."""
-        return 0
+    def snapshot(self) -> Snapshot:
+        """Return when the state is kept, and where: by default all that a step trains is in the run's log."""
+        return Snapshot(every=1)
 
     @property
     def present(self) -> Plan:
@@ -182,10 +182,10 @@ class RankJob(PhasedJob):
     held: the ranks that keep each tensor of that state in memory, if state has no files.
     is_same: whether the same devices did the steps before, under the same plan.
     sweep: some steps of the first phase to time; then nothing else runs.
-    journal_bytes: a stage's state that is larger is saved only after every epoch and at a pause.
+    small_bytes: if a stage's state is larger, by default no snapshot is taken between the ends of epochs but at a pause.
     """
 
-    journal_bytes: ClassVar[float] = math.inf
+    small_bytes: ClassVar[float] = math.inf
 
     split: TokenizedSplit
     schedule: OrderName = "1f1b"
@@ -203,15 +203,12 @@ class RankJob(PhasedJob):
         return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
 
     @property
-    def backup_every(self) -> int:
-        """Return the steps between two backups (see PhasedJob)."""
-        return self.job.backup_every
-
-    @property
-    def saves_steps(self) -> bool:
-        """Return whether the state of every stage is small enough to be saved after every step."""
-        trained = [sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in self.plan.stages]
-        return len(STATE_KINDS) * max(trained) <= self.journal_bytes
+    def snapshot(self) -> Snapshot:
+        """Return when the state is kept, and where (see PhasedJob)."""
+        job, stages = self.job, self.plan.stages
+        trained = max(sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in stages)
+        is_small = len(STATE_KINDS) * trained <= self.small_bytes
+        return Snapshot(every=job.snapshot_every or int(is_small), to=job.snapshot_to, keeps_moments=is_small)
 
     def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
         """Return an epoch's mini-batches, split as the plan says."""
@@ -275,11 +272,10 @@ class RankPhase(ABC, Generic[AJob]):
 
     optimizer: set by `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
     is_writer: whether this rank saves the state that is the same on all ranks with these layers.  label: the epochs' name in progress
-    messages; '' names each by its number.  is_backed_up: devices back it up for each other.
+    messages; '' names each by its number.
     """
 
     label = ""
-    is_backed_up = False
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
         self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
@@ -287,12 +283,6 @@ class RankPhase(ABC, Generic[AJob]):
         self.is_writer = False
         self.compute: Any = None
         self.optimizer: Optimizer | None = None
-
-    @property
-    def keeps_steps(self) -> bool:
-        """Return whether this rank saves its layers' state after every step."""
-        is_kept_here = self.is_writer and not self.is_backed_up
-        return is_kept_here and self.optimizer is not None and self.optimizer.state_bytes <= self.rank_job.journal_bytes
 
     @abstractmethod
     def load(self, epoch: int) -> None:

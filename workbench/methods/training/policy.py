@@ -13,19 +13,20 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.errors import CacheError, PlanError
 from workbench.core.job import Job
-from workbench.core.plan import Homes, Plan, held_by, whole_steps
+from workbench.core.plan import Homes, Plan, held_by, whole_states
 from workbench.core.report import Recovery, StepRecord
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify, Planned
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
-from workbench.methods.training.backups import repartition_s, substitution
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import PhasedJob, Plans, RankJob
+from workbench.methods.training.state_costs import repartition_s, substitution
 from workbench.methods.training.timetable import Timetable
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, fleet_of
+from workbench.runtime.snapshot import Position
 
 LEAST_FALL = 0.01
 """The fraction by which a loss must fall to count as lower."""
@@ -388,7 +389,7 @@ class TrainingPolicy(StepPolicy):
         self.spent_s: dict[str, float] = {}
         self._trained: set[str] = set()
         self._some_lost = False
-        self._backups: dict[int, dict[int, tuple[str, ...]]] = {}
+        self._in_memory: dict[int, dict[Position, tuple[str, ...]]] = {}
         self._converged: int | None = None
         self._losses: dict[int, dict[int, float]] = {}
         for trace, rank in ((trace, result.rank) for result in former.results for trace in result.steps):
@@ -440,7 +441,8 @@ class TrainingPolicy(StepPolicy):
             job = job.going_on(self.last.job)
         self._begin(generation._replace(job=job), former)
         self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
-        self._backups = {rank: {step: names for step, names in kept.items() if step <= self._step} for rank, kept in self._backups.items()}
+        at = Position(former.epochs, former.step)
+        self._in_memory = {rank: {one: names for one, names in kept.items() if one <= at} for rank, kept in self._in_memory.items()}
         self.watch(generation)
         for sentence in former.damage if generation.number > 1 else ():
             self.say(sentence.rstrip("."))
@@ -448,17 +450,15 @@ class TrainingPolicy(StepPolicy):
             self.say(job.missing)
         return generation._replace(job=job)
 
-    def _held(self, members: Sequence[int]) -> dict[int, Homes] | None:
-        """Return, by step, the members that keep each tensor, for steps whose state is complete; None if they keep nothing.
+    def _held(self, members: Sequence[int]) -> dict[Position, Homes]:
+        """Return the snapshots that the members have in memory, of those that are whole: the members that keep each tensor.
 
-        It is empty if two devices were lost at once: then the last checkpoint on the disk is used.
+        If two devices were lost at once there may be none: then the last one on the disk is used.
         """
-        if not self.first.job.backup_every:
-            return None
-        kept = [self._backups.get(rank, {}) for rank in members]
-        steps = {step for own in kept for step in own}
-        held = {step: held_by({place: own.get(step, ()) for place, own in enumerate(kept)}) for step in steps}
-        return whole_steps(held, self._trained)
+        kept = [self._in_memory.get(rank, {}) for rank in members]
+        positions = {position for own in kept for position in own}
+        held = {one: held_by({place: own.get(one, ()) for place, own in enumerate(kept)}) for one in positions}
+        return whole_states(held, self._trained)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step, and test convergence when all devices have done an epoch."""
@@ -477,8 +477,8 @@ class TrainingPolicy(StepPolicy):
         self._some_lost = bool(lost) or any(ended.end == "lost" for ended in parts.values())
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
         self._trained = {name for result in self.results for name in result.trained} or self._trained
-        self._backups = {rank: kept for rank, kept in self._backups.items() if rank not in lost}
-        self._backups |= {rank: ended.part.backups for rank, ended in parts.items() if ended.part is not None}
+        self._in_memory = {rank: kept for rank, kept in self._in_memory.items() if rank not in lost}
+        self._in_memory |= {rank: ended.part.snapshots for rank, ended in parts.items() if ended.part is not None}
         for name in {name for result in self.results for name in result.spent_s}:
             most_s = max(result.spent_s.get(name, 0.0) for result in self.results)
             self.spent_s[name] = self.spent_s.get(name, 0.0) + most_s

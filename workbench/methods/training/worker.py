@@ -17,7 +17,6 @@ import torch.distributed as dist
 from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
-from workbench.methods.common.folder import save
 from workbench.methods.common.records import WARM_UP_STEPS
 from workbench.methods.common.session import (
     DONE,
@@ -32,17 +31,17 @@ from workbench.methods.common.session import (
     trace_of,
 )
 from workbench.methods.common.session import AJob as ASessionJob
-from workbench.methods.training.backups import Keeper
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.interrupted import EpochLog
 from workbench.methods.training.phases import AJob, Loaded, RankPhase
+from workbench.methods.training.rank_snapshots import KeptInMemory, RankSnapshots
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, Worker
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.state import Backups, State
+from workbench.runtime.snapshot import Position
 from workbench.runtime.work_folder import full_disk_told
 
 PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
@@ -56,20 +55,14 @@ class _Paused(Exception):
 class Served:
     """The hooks of a device whose run continues when others are lost.
 
-    begins: called before every step; returns whether to do it.  told: receives every finished step.  kept: backups for others.
-    loaded: layers loaded already for the next job, one entry or none.
+    begins: called before every step; returns whether to do it.  told: receives every finished step.
+    kept: this device's snapshots in memory.  loaded: layers loaded already for the next job, one entry or none.
     """
 
     begins: Callable[[int], bool]
     told: Callable[[StepDone], None]
-    kept: Backups
+    kept: KeptInMemory
     loaded: list[Loaded]
-
-    def stepped(self, first: int, keeper: Keeper | None, trace: StepTrace) -> None:
-        """Report a step of an epoch, and back up its state.  first: number of the epoch's first step."""
-        if keeper is not None:
-            keeper.stepped()
-        self.told(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
 
 
 class DeviceWorker(Worker, Generic[ASessionJob]):
@@ -108,7 +101,7 @@ class TrainingWorker(DeviceWorker[AJob]):
 
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
-        self._phases_on, self._kept, self._loaded = phases_on, Backups(), list[Loaded]()
+        self._phases_on, self._kept, self._loaded = phases_on, KeptInMemory(), list[Loaded]()
         self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
 
     def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
@@ -136,7 +129,7 @@ class TrainingWorker(DeviceWorker[AJob]):
             error.__traceback__ = None  # it would keep the layers in memory
             end = "lost"
         finally:
-            result.backups = self._kept.names()
+            result.snapshots = self._kept.names()
             release_free_memory()
         return end, on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
 
@@ -182,24 +175,16 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
     if loaded is None or not (rank_job.held or rank_job.state) or not phase.take(loaded):
         del loaded
         phase.load(epochs.start)
-    keeper = None
-    if rank_job.job.backup_every:
-        keeper, phase.is_backed_up = Keeper(session, phase.optimizer, served.kept, result), True
-    if epochs.start == rank_job.start_epoch:
-        num_steps = epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step
-        served.kept.forget_after(num_steps)
-        if rank_job.held and keeper is not None:
-            keeper.restore(rank_job.held, num_steps)
-        elif rank_job.state and phase.optimizer is not None:
-            tensors = phase.optimizer.named_tensors()
-            State.load(rank_job.state, rank_job.fingerprint, tensors)
-            phase.optimizer.load_named_tensors(tensors, num_steps)
-    logs: list[EpochLog] = []  # of the epochs whose checkpoints some device may not have saved yet
+    is_begun = epochs.start == rank_job.start_epoch
+    begins_at = Position(epochs.start, rank_job.start_step if is_begun else 0)
+    snapshots = RankSnapshots(phase, begins_at, served.kept)
+    if is_begun:
+        snapshots.restore(epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step)
     for epoch in epochs:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
         first = before + (epoch - phase.phase.epochs.start) * len(steps)
-        log = EpochLog(phase, epoch, begin, partial(served.stepped, first, keeper))
+        note = partial(_note, EpochLog(phase, epoch, begin), snapshots, served, first, len(steps) - 1)
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
@@ -212,27 +197,27 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
                     raise _Paused
 
             try:
-                result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=log)
+                result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=note)
             except _Paused:
-                log.pause()
-                if keeper is not None:
-                    keeper.keep()  # no step is repeated, and a leaving device sends on the state that only it has trained
+                snapshots.pause()
                 served.loaded[:] = filter(None, [phase.hand_on()])
                 raise
-        if phase.is_writer and phase.optimizer is not None:
-            # A run that may converge may end an epoch or two before the last one done, and go on from there later.
-            keeps_former = phase.keeps_steps or rank_job.job.converged_after > 0
-            save(rank_job.folder, rank_job.fingerprint, epoch, phase.layers, phase.optimizer, keeps_former=keeps_former)
-        logs.append(log)
+        snapshots.end_epoch(epoch)
         drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
         if drains and phase.optimizer is not None:
             session.progress.phase(WAITING)
         if drains and session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
             raise _Paused
-        while len(logs) > (not drains):  # a device that has ended another epoch has had the others' activations of it
-            logs.pop(0).end()
-    del log, keeper  # they reference the optimizer
+    del snapshots, note  # they reference the optimizer
     phase.release()
+
+
+def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, last: int, trace: StepTrace) -> None:
+    """Log a finished step of an epoch, keep its state and report it.  first: the number of the epoch's first step.  last: its last one."""
+    log.append(trace)
+    if trace.step < last:
+        snapshots.stepped(Position(trace.epoch, trace.step + 1))
+    served.told(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
 
 
 def _sweep(phase: RankPhase) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import Spec
-from workbench.core.plan import Plan, Share, Stage, homes_of, with_backups
+from workbench.core.plan import Plan, Share, Stage, homes_of, with_neighbours
 from workbench.core.profile import Profile
-from workbench.methods.training.backups import Substitution, substitution
+from workbench.methods.training.state_costs import Substitution, substitution
 from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.devices import PING_EVERY_S, SILENCE_S
 from workbench.schedules.moves import moves
@@ -55,7 +55,7 @@ class Phones:
         layers = self.profile.layers[0]
         specs = {f"layer {at}": Spec((one.frozen_bytes + one.trainable_bytes,), "uint8") for at, one in enumerate(layers)}
         owners = {name: (at,) for at, name in enumerate(specs)}
-        held = with_backups(homes_of(before, owners), sorted(before.busy_ranks)) if lost is not None else homes_of(before, owners)
+        held = with_neighbours(homes_of(before, owners), sorted(before.busy_ranks)) if lost is not None else homes_of(before, owners)
         held = {name: tuple(rank for rank in ranks if rank != lost) for name, ranks in held.items()}
         return sum(simulate(one.program, memory=False).makespan_s for one in moves(homes_of(after, owners), held, specs, self.cluster))
 

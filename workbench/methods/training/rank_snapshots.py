@@ -1,0 +1,151 @@
+"""One rank's snapshots: taken when the job says so, on the disk or in the memory of devices that keep each other's state; and restored.
+
+In memory, a device copies its trained tensors and sends those that no other device has to the next device in the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Generic
+
+from torch import Tensor
+
+from workbench.core.costs import Spec
+from workbench.core.plan import Homes, held_by, with_neighbours
+from workbench.core.schedule import SEND
+from workbench.core.serial import from_json, to_json
+from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.training.phases import AJob, RankPhase
+from workbench.runtime.flat_optimizer import Optimizer
+from workbench.runtime.snapshot import Position, SnapshotWriter
+from workbench.runtime.state import carry_out, load_state, spec_of
+from workbench.runtime.transport import empty
+from workbench.schedules.moves import Move, moves
+
+
+class KeptInMemory:
+    """A device's last two snapshots in memory, of its own and of its neighbour's tensors.  It outlives the phases and generations.
+
+    Two, because a device may be lost while the newer one is being sent.  Then only some devices have the newer one.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[Position, Mapping[str, Tensor]] = {}
+
+    def keep(self, at: Position, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a snapshot, and drop the one before the last."""
+        self._tensors[at] = tensors
+        for position in sorted(self._tensors)[:-2]:
+            del self._tensors[position]
+
+    def forget_after(self, at: Position) -> None:
+        """Drop later snapshots.  Their steps are repeated, possibly with different results."""
+        for later in [position for position in self._tensors if position > at]:
+            del self._tensors[later]
+
+    def names(self) -> dict[Position, tuple[str, ...]]:
+        """Return the names of the tensors in each snapshot."""
+        return {position: tuple(tensors) for position, tensors in self._tensors.items()}
+
+    def at(self, position: Position) -> Mapping[str, Tensor]:
+        """Return a snapshot's tensors; none if there is no such snapshot."""
+        return self._tensors.get(position, {})
+
+
+class Neighbours(Generic[AJob]):
+    """The devices of a phase, which keep each other's state in memory.  Every rank makes one, even if it trains nothing."""
+
+    def __init__(self, session: RankSession[AJob], optimizer: Optimizer | None, kept: KeptInMemory, result: RankResult) -> None:
+        self._session, self._optimizer, self._kept, self._result = session, optimizer, kept, result
+        own = self._tensors()
+        specs = {name: spec_of(tensor) for name, tensor in own.items()}
+        known = [from_json(text, dict[str, Spec], source="a device") for text in session.exchange(to_json(specs))]
+        self._specs = {name: spec for specs in known for name, spec in specs.items()}
+        self._homes = held_by(dict(enumerate(known)))
+        result.trained = tuple(self._homes)
+        doubled = with_neighbours(self._homes, [rank for rank, specs in enumerate(known) if specs])
+        self._others = [name for name, ranks in doubled.items() if session.rank in ranks and name not in own]
+        self._rounds = moves(doubled, self._homes, self._specs, session.rank_job.cluster)
+
+    def keep(self, at: Position) -> None:
+        """Take a snapshot; all ranks that train do so at the same step."""
+        own = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+        others = {name: empty(self._specs[name]) for name in self._others}
+        self._move("snapshots", self._rounds, own, others)
+        self._kept.keep(at, own | others)
+
+    def restore(self, at: Position, homes: Homes) -> None:
+        """Send a snapshot to the ranks that train its tensors now.  homes: the ranks that keep each tensor."""
+        rounds = moves(self._homes, homes, self._specs, self._session.rank_job.cluster)
+        self._move("moving the state", rounds, self._kept.at(at), self._tensors())
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return {} if self._optimizer is None else self._optimizer.named_tensors()
+
+    def _move(self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+        session, result = self._session, self._result
+        start_s = session.context.now_s()
+        spans = carry_out(rounds, session.rank, session.run, held, into)
+        result.spent_s[name] = result.spent_s.get(name, 0.0) + session.context.now_s() - start_s
+        sent = sum(span.nbytes for span in spans if span.op.kind == SEND)
+        result.nbytes[f"{name}, sent"] = result.nbytes.get(f"{name}, sent", 0) + sent
+
+
+class RankSnapshots(Generic[AJob]):
+    """One rank's snapshots during a phase whose layers are loaded.
+
+    begins: where the phase begins.  kept: this device's memory.
+    """
+
+    def __init__(self, phase: RankPhase[AJob], begins: Position, kept: KeptInMemory) -> None:
+        rank_job, optimizer = phase.rank_job, phase.optimizer
+        self._rank_job, self._optimizer, self._rule = rank_job, optimizer, rank_job.snapshot
+        self._at = begins
+        self._taken: Position | None = begins
+        self._neighbours: Neighbours[AJob] | None = None
+        kept.forget_after(begins)
+        if self._rule.to == "neighbour":
+            self._neighbours = Neighbours(phase.session, optimizer, kept, phase.result)
+        self._writer: SnapshotWriter | None = None
+        if phase.is_writer and optimizer is not None:
+            self._writer = SnapshotWriter(rank_job.folder, rank_job.fingerprint, phase.layers, optimizer)
+
+    def restore(self, num_steps: int) -> None:
+        """Restore the snapshot with which the job begins.  num_steps: of the run before it."""
+        optimizer, rank_job = self._optimizer, self._rank_job
+        if rank_job.held and self._neighbours is not None:
+            self._neighbours.restore(self._at, rank_job.held)
+            self._taken = None  # the ranks that train the tensors now may not be those that keep them
+        elif rank_job.state and optimizer is not None:
+            load_state(rank_job.state, rank_job.fingerprint, optimizer.named_tensors())
+        if optimizer is not None and (rank_job.held or rank_job.state):
+            optimizer.set_num_steps(num_steps)
+
+    def stepped(self, at: Position) -> None:
+        """Take a snapshot after a step within an epoch, if it is due."""
+        self._at = at
+        if self._optimizer is not None and self._rule.is_due(self._optimizer.num_steps):
+            self._take()
+
+    def pause(self) -> None:
+        """Take a snapshot after the last step, unless there is one: no step is repeated, and a leaving device's state stays."""
+        if self._taken != self._at and self._optimizer is not None:
+            self._take()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Take the snapshot at the end of an epoch."""
+        self._at = self._taken = Position(epoch + 1, 0)
+        self._write()
+
+    def _take(self) -> None:
+        self._taken = self._at
+        if self._neighbours is not None:
+            self._neighbours.keep(self._at)
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        if self._writer is not None:
+            # A run that may converge may end an epoch or two before the last one done, and go on from there later.
+            keeps_moments = self._rule.keeps_moments or self._rank_job.job.converged_after > 0
+            self._writer.write(self._at, keeps_moments=keeps_moments)
