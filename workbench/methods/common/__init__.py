@@ -1,1 +1,1 @@
-"""Code shared by all methods that train: a rank's session, its journal and reports, a run's folder, steps and their records."""
+"""Code shared by all methods that train: a rank's session and reports, a run's folder, steps and their records."""
