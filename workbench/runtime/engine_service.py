@@ -19,7 +19,7 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.devices import SILENCE_S, News, Watch
 from workbench.runtime.jobs import error_of, only_peers_blamed, root_cause
 from workbench.runtime.memory import MemoryReading
-from workbench.runtime.messages import Call, CallMessage, encode, encode_told
+from workbench.runtime.messages import Call, CallMessage, CallTable, encode, encode_told
 from workbench.runtime.own_calls import Own, outcome_of, run_own
 from workbench.runtime.seats import Inbox, Seat
 
@@ -46,6 +46,7 @@ class Engines(ABC):
     silence_s: a device that does not reply to its coordinator for longer is given up.  timeout_s: the least time-out of its jobs.
     loses_devices: a run goes on without a device that is lost.
     fidelity: 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down.
+    table: the functions that they may be asked to call.
     """
 
     patience_s = _CLOSE_S
@@ -53,6 +54,7 @@ class Engines(ABC):
     timeout_s = 0.0
     loses_devices = True
     fidelity: Any
+    table: CallTable
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -66,9 +68,9 @@ class Engines(ABC):
     def seats(self) -> Sequence[Seat]:
         """Return the devices by rank.  Empty if no engine runs."""
 
-    @abstractmethod
     def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
-        """Return a function as these engines may be asked to call it, and its payload.  Raises WorkbenchError for any other."""
+        """Return a function as these engines may be asked to call it, and its payload.  Raises RuntimeSetupError for any other."""
+        return self.table.call(function), payload
 
     @abstractmethod
     def context(self, rank: int) -> RankContext:

@@ -113,10 +113,10 @@ class EngineCluster(Engines):
 
     def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
         """Return a function of the table, or the call that runs any other."""
-        table = calls_of_emulated()
-        if table.knows(function):
-            return table.call(function), payload
-        return table.call(run_own), Own.of((function, payload))
+        self.table = calls_of_emulated()  # no sooner: it imports what every method declares
+        if self.table.knows(function):
+            return super().call(function, payload)
+        return super().call(run_own, Own.of((function, payload)))
 
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job."""

@@ -28,7 +28,7 @@ from workbench.runtime.frames import KEPT, WORK, Asked, FilePart, foreign
 from workbench.runtime.jobs import Outcome
 from workbench.runtime.kept_files import KeptFiles
 from workbench.runtime.memory import MemoryReading
-from workbench.runtime.messages import Call, CallTable
+from workbench.runtime.messages import CallTable
 from workbench.runtime.relays import Relays, make_certificate
 from workbench.runtime.seats import LEAST_LIMIT_BYTES, Seat
 from workbench.runtime.ssh import Connection, Span, digest_of
@@ -368,10 +368,6 @@ class SshEngines(Engines):
             return ""
         heat = [] if found.temperature_c is None else [f"{found.temperature_c:.0f} °C"]
         return ", ".join([*heat, f"{found.free_memory_bytes / 1e6:.0f} MB free", *([found.throttled] if found.throttled else [])])
-
-    def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
-        """Return a function of the table.  Raises RuntimeSetupError for any other."""
-        return self.table.call(function), payload
 
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job.  Raises DeviceLostError without a connection."""

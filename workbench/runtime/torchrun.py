@@ -35,7 +35,7 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_session import PipeSeat
 from workbench.runtime.frames import FILE_CHUNK, foreign
-from workbench.runtime.messages import Call, CallTable
+from workbench.runtime.messages import CallTable
 from workbench.runtime.pipe_engine import Engine
 
 BEAT_S, SILENT_S = 5.0, 60.0
@@ -163,7 +163,7 @@ class TorchrunEngines(Engines):
 
     def __init__(self, rank: int, world_size: int, group: Any, calls: CallTable) -> None:
         self.rank, self.world_size = rank, world_size
-        self._group, self._table = group, calls
+        self._group, self.table = group, calls
         self._lines: list[Line] = []
         self._seats: list[RankSeat] = []
         self._local_folder = ""
@@ -217,7 +217,7 @@ class TorchrunEngines(Engines):
     def _work(self, end: socket.socket) -> None:
         """Be rank 0's engine until it hangs up."""
         with end:
-            Engine(self._table, end.fileno(), end.fileno(), Engine.finish).work()
+            Engine(self.table, end.fileno(), end.fileno(), Engine.finish).work()
 
     def serve(self) -> None:
         """Be a device until rank 0 ends (all ranks but 0).  Ends this process if rank 0 is lost, or ends while a job is under way."""
@@ -233,7 +233,7 @@ class TorchrunEngines(Engines):
                 os._exit(1)
             engine.finish()
 
-        engine = Engine(self._table, ours.fileno(), ours.fileno(), ended)
+        engine = Engine(self.table, ours.fileno(), ours.fileno(), ended)
         line = Line(self._group, 0, theirs, lost)
         with ours:
             engine.work()
@@ -251,10 +251,6 @@ class TorchrunEngines(Engines):
     def seats(self) -> Sequence[RankSeat]:
         """Return the devices by rank."""
         return self._seats
-
-    def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
-        """Return a function of the table.  Raises RuntimeSetupError for any other."""
-        return self._table.call(function), payload
 
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job."""
