@@ -102,6 +102,9 @@ def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> No
     ]  # in the simulation it may be back after the last step
     assert foreseen and all(recovery.predicted_s is not None for recovery in foreseen)
     assert all(step.predicted_s and step.measured_s for step in report.steps)  # also those before the loss
+    measured, predicted = (report.timelines[f"first epoch, {kind}"] for kind in ("measured", "predicted"))
+    assert measured.spans and measured.title == predicted.title  # of a step that the last devices did
+    assert measured.device_names == predicted.device_names
 
 
 @pytest.mark.parametrize("unbroken", ["lora"], indirect=True)

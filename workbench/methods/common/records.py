@@ -14,15 +14,10 @@ from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.core.schedule import RECV, SEND
 from workbench.core.timeline import MemorySample, Span, Timeline
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
-from workbench.methods.common.session import RankResult, StepTrace
+from workbench.methods.common.session import RankResult, SessionJob, StepTrace
 
 WARM_UP_STEPS = 2
 """Steps that a sweep runs first and does not count."""
-
-
-def traced_step(num_steps: int) -> int:
-    """Return the step of an epoch whose timeline a report shows: the middle one."""
-    return num_steps // 2
 
 
 class Progress:
@@ -122,24 +117,27 @@ def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:
 
 
 def measured_timelines(
-    results: Sequence[RankResult], cluster: Cluster, prediction: Prediction, fidelity: str, resident: Mapping[bool, Sequence[int]]
+    results: Sequence[RankResult], rank_job: SessionJob, prediction: Prediction, fidelity: str, resident: Mapping[bool, Sequence[int]]
 ) -> dict[str, Timeline]:
-    """Return the timelines of the steps that the prediction shows.  resident[cached][rank]: bytes that stay in memory."""
+    """Return the measured timelines of the steps that the prediction shows, each with the predicted one.
+
+    After a change the prediction is that of the devices that went on, so the two compare.
+    rank_job: of the devices that did the last steps.  resident[cached][rank]: bytes that stay in memory.
+    """
     timelines = {}
     for name, cached in (("first epoch", False), ("cached epoch", True)):
-        epoch = min((step.epoch for step in prediction.steps if step.cached == cached), default=-1)
+        since = rank_job.begins_at[0]
+        epoch = min((step.epoch for step in prediction.steps if step.cached == cached and step.epoch >= since), default=-1)
         count = sum(1 for step in prediction.steps if step.epoch == epoch)
-        chosen = [
-            [trace for trace in result.steps if (trace.epoch, trace.step) == (epoch, traced_step(count)) and trace.spans]
-            for result in results
-        ]
+        traced = (epoch, rank_job.traced_step(epoch, count))
+        chosen = [[trace for trace in result.steps if (trace.epoch, trace.step) == traced and trace.spans] for result in results]
         if not any(chosen):
             continue
         begin_s = min(trace.start_s for traces in chosen for trace in traces)
         parts = [([span for trace in own for span in trace.spans], [one for trace in own for one in trace.memory]) for own in chosen]
-        title = prediction.timelines[f"{name}, predicted"].title
+        predicted = timelines[f"{name}, predicted"] = prediction.timelines[f"{name}, predicted"]
         timelines[f"{name}, measured"] = measured_timeline(
-            parts, cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=title
+            parts, rank_job.cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=predicted.title
         )
     return timelines
 

@@ -164,6 +164,19 @@ class SessionJob:
     timeout_s: float = 20.0
     is_paced: bool = True
 
+    @property
+    def begins_at(self) -> tuple[int, int]:
+        """Return the epoch and the step at which these devices begin."""
+        return 0, 0
+
+    def traced_step(self, epoch: int, num_steps: int) -> int:
+        """Return the step of an epoch whose timeline a report shows: in the middle of those that these devices do.
+
+        Devices that go on after a change have no spans of the steps before.
+        """
+        begin = self.begins_at[1] if epoch == self.begins_at[0] else 0
+        return begin + (num_steps - begin) // 2
+
     def streams(self, rank: int) -> Mapping[str, str]:
         """Return the processor of each stream of a real device whose layers several processors share, by name."""
         return {}
@@ -262,10 +275,9 @@ class RankSession(DeviceSession, Generic[AJob]):
             named = rank_job.streams(self.rank)
             self.executor.place({stream: place_of(name, context.device.name) for stream, name in named.items()})
 
-    def keeps_trace(self, step: int, num_steps: int) -> bool:
-        """Return whether a step's spans are kept: some in the middle of the epoch, after its warm-up."""
-        first = max(0, (num_steps - self.rank_job.trace_steps) // 2)
-        return first <= step < first + self.rank_job.trace_steps
+    def keeps_trace(self, epoch: int, step: int, num_steps: int) -> bool:
+        """Return whether a step's spans are kept: some around the one that a report shows."""
+        return abs(step - self.rank_job.traced_step(epoch, num_steps)) <= self.rank_job.trace_steps // 2
 
     def some(self, own: bool) -> bool:
         """Return whether any rank passes True; waits for all ranks (see Meeting)."""
@@ -304,7 +316,7 @@ def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> flo
 def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int, loss: float) -> StepTrace:
     """Return a step's record; spans are included only for the steps that keep them."""
     compute = [span for span in done.spans if not span.op.is_communication]
-    keep = session.keeps_trace(step, num_steps)
+    keep = session.keeps_trace(epoch, step, num_steps)
     return StepTrace(
         epoch=epoch,
         step=step,

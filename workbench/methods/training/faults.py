@@ -12,7 +12,6 @@ from workbench.core.plan import Homes, with_neighbours
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Planned, Prediction, ignore
-from workbench.methods.common.records import traced_step
 from workbench.methods.common.session import transfers_of
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
@@ -159,8 +158,8 @@ def predict(rank_job: PhasedJob) -> Prediction:
         nbytes |= phase.nbytes
         for epoch in phase.epochs:
             planned = phase.steps(epoch)
-            if epoch == phase.epochs.start:
-                middle = traced_step(len(planned))
+            if epoch == max(phase.epochs.start, rank_job.begins_at[0]):
+                middle = rank_job.traced_step(epoch, len(planned))
                 title = f"Step {middle + 1} of {'a' if phase.cached else 'the'} {phase.name}"
                 timelines[f"{phase.name}, predicted"] = predictor.timeline(planned[middle], title=title)
             own = predictor.records(epoch, planned)

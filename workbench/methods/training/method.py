@@ -317,7 +317,7 @@ class TrainingMethod(LayerMethod[P], Plans):
             fidelity=engines.fidelity,
             steps=steps,
             epochs=tuple(epochs),
-            timelines=records.measured_timelines(former.joined(results), cluster, prediction, engines.fidelity, _resident(message)),
+            timelines=records.measured_timelines(former.joined(results), message, prediction, engines.fidelity, _resident(message)),
             metrics=metrics,
             chosen_epoch=best + 1,
             technique=self.technique(prepared).name,

@@ -203,6 +203,11 @@ class RankJob(PhasedJob):
         return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
 
     @property
+    def begins_at(self) -> tuple[int, int]:
+        """Return the epoch and the step at which these devices begin."""
+        return self.start_epoch, self.start_step
+
+    @property
     def snapshot(self) -> Snapshot:
         """Return when the state is kept, and where (see PhasedJob)."""
         job, stages = self.job, self.plan.stages
