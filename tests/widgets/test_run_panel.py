@@ -9,7 +9,7 @@ from widget_reports import CLUSTER, make_report
 
 from tests.waiting import LIMIT_S
 from workbench.core.device_faults import FaultSchedule
-from workbench.core.errors import ConfigError, DeviceLostError
+from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.report import Report
 from workbench.methods.base import Event
@@ -157,3 +157,24 @@ def test_devices_leave_are_killed_and_come_back_while_a_run_goes_on() -> None:
     panel.wait()
     assert "Finished in" in panel.progress.value, panel.message.value
     assert shown == ["flex"] and panel.devices.layout.display == "none"
+
+
+def test_while_a_cell_runs_nothing_else_starts_and_a_stopped_cell_can_be_resumed() -> None:
+    def stop(progress: Callable[[Event], None]) -> None:
+        assert panel.run_button.disabled and panel.simulate_button.disabled and not panel.stop_button.disabled
+        panel.start("execute")
+        assert "One is in progress" in panel.message.value
+        panel.stop_button.click()
+        progress(Event("phase", message="Training"))
+
+    runner = Runner(stop)
+    panel = RunPanel(JobForm(), ClusterForm(CLUSTER), runner=runner)
+    with pytest.raises(RuntimeSetupError, match=r"It was stopped\. Press Resume in the panel"):
+        panel.report("execute")
+    assert not panel.run_button.disabled and not panel.resume_button.disabled and panel.stop_button.disabled
+    runner.act = lambda progress: None
+    panel.resume_button.click()
+    panel.wait()
+    assert runner.calls[-1][3]["resume"] is True
+    calls = len(runner.calls)
+    assert panel.report("execute").mode == "execute" and len(runner.calls) == calls  # the cell finds the panel's report

@@ -187,6 +187,7 @@ class RunPanel(Panel):
         self._job_form, self._cluster_form = job_form, cluster_form
         self._fidelity, self._runner, self._chosen_plan = fidelity, runner, chosen_plan
         self._thread: threading.Thread | None = None
+        self._in_cell = False
         self._stop = threading.Event()
         self._finished: list[Report] = []
         self._interrupted: tuple[Job, Cluster] | None = None
@@ -208,8 +209,8 @@ class RunPanel(Panel):
 
     @property
     def running(self) -> bool:
-        """Return whether the panel's thread is running."""
-        return self._thread is not None and self._thread.is_alive()
+        """Return whether a run is in progress, in the panel's thread or in a cell."""
+        return self._in_cell or (self._thread is not None and self._thread.is_alive())
 
     def start(self, mode: Mode, *, resume: bool = False) -> None:
         """Start in a thread; errors in the forms are shown at once.  resume: see experiment.run."""
@@ -241,7 +242,7 @@ class RunPanel(Panel):
     def report(self, mode: Mode) -> Report:
         """Return the report of the forms' job on the forms' cluster.
 
-        Raises the run's errors.  If the panel is running, waits for that run first.
+        Raises the run's errors; a run that was stopped can be resumed in the panel.  If the panel is running, waits for that run first.
         """
         self.wait()
         job, cluster, plan = self._described()
@@ -249,7 +250,17 @@ class RunPanel(Panel):
             if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
                 return made
         self._stop.clear()
-        return self._made((job, cluster, plan), mode)
+        self._in_cell = True
+        self._enable()
+        try:
+            return self._made((job, cluster, plan), mode)
+        except KeyboardInterrupt:
+            asked, found = f"{'A run' if mode == 'execute' else 'A simulation'} was asked for in this cell.", "It was stopped."
+            todo = "Press Resume in the panel to go on from the last completed step, then run this cell again."
+            raise RuntimeSetupError(asked, found, todo if mode == "execute" else "Run this cell again.") from None
+        finally:
+            self._in_cell = False
+            self._enable()
 
     def _described(self) -> Described:
         """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for invalid settings."""
@@ -268,8 +279,12 @@ class RunPanel(Panel):
 
             try:
                 made = self._runner(job, cluster, mode, progress=take, **how)
+            except BaseException:
+                self._interrupted = (job, cluster) if mode == "execute" else self._interrupted
+                raise
             finally:
                 self.devices.offer(None)
+        self._interrupted = None if mode == "execute" else self._interrupted
         self._finished.append(made)
         return made
 
@@ -279,12 +294,9 @@ class RunPanel(Panel):
 
         try:
             made = self._made(described, mode, resume=resume, show=show)
-            self._interrupted = None if mode == "execute" else self._interrupted
             self.message.clear()
             self.result.value = report_table(made)._repr_html_()
         except BaseException as error:
-            if mode == "execute":
-                self._interrupted = described[:2]
             if isinstance(error, KeyboardInterrupt):
                 self.message.say("Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step.")
             else:
