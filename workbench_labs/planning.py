@@ -21,7 +21,7 @@ from workbench.core.profile import Profile
 from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.queries import plan_queries
-from workbench.methods.p_rge.query_costs import StepSize, whole
+from workbench.methods.p_rge.query_costs import whole
 from workbench.planners import Problem, candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
@@ -193,58 +193,48 @@ def scaling(model: str, device: Device, counts: Sequence[int], planners: Sequenc
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueryProblem:
-    """One step on a cluster: its size, and the cost of its parts on that cluster."""
-
-    profile: Profile
-    cluster: Cluster
-    size: StepSize
-
-    def planned(self) -> Plan:
-        """Return the planner's division.  Raises PlanError, naming device and bytes, if nothing fits."""
-        return plan_queries(self.profile, self.cluster, self.size)
-
-    def counts(self, made: Plan) -> tuple[int, ...]:
-        """Return every device's queries in a plan; in a chain of stages each stage has all queries."""
-        found = [0] * self.cluster.world_size
-        for stage in made.stages:
-            for share in stage.shares:
-                found[share.rank] = share.queries or self.size.queries
-        return tuple(found)
-
-    def device_seconds(self, counts: Sequence[int]) -> tuple[float, ...]:
-        """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is too small.
-
-        Raises ConfigError unless the counts are the step's queries, divided among the devices.
-        """
-        if len(counts) != self.cluster.world_size or min(counts) < 0 or sum(counts) != self.size.queries:
-            raise ConfigError(
-                f"Queries {'-'.join(map(str, counts))} were asked for.",
-                f"There are {self.cluster.world_size} devices and {self.size.queries} queries.",
-                "Give each device a number from 0 on; together they must be all queries.",
-            )
-        costs = whole(self.profile, self.cluster, self.size)
-        ranks = [rank for rank, count in enumerate(counts) if count]
-        found = []
-        for rank, count in enumerate(counts):
-            seconds, passing = costs[rank].best(count) if count else (0.0, None)
-            found.append(seconds + (costs[rank].told_s(ranks, 2 * passing.queries) if passing else 0.0))
-        return tuple(found)
-
-    def seconds(self, counts: Sequence[int]) -> float:
-        """Return the seconds of a step with such a division, the update included."""
-        costs = whole(self.profile, self.cluster, self.size)
-        update = [costs[rank].noise_s(self.size.queries) for rank, count in enumerate(counts) if count]
-        return max(self.device_seconds(counts)) + max(update, default=math.inf)
+def query_counts(problem: Problem[Profile], plan: Plan) -> tuple[int, ...]:
+    """Return every device's queries in a plan; in a chain of stages each stage has all queries."""
+    counts = [0] * problem.cluster.world_size
+    for stage in plan.stages:
+        for share in stage.shares:
+            counts[share.rank] = share.queries or problem.queries
+    return tuple(counts)
 
 
-def query_problem(job: Job, cluster: Cluster) -> QueryProblem:
+def query_seconds(problem: Problem[Profile], counts: Sequence[int]) -> tuple[float, ...]:
+    """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is too small.
+
+    Raises ConfigError unless the counts are the step's queries, divided among the devices.
+    """
+    if len(counts) != problem.cluster.world_size or min(counts) < 0 or sum(counts) != problem.queries:
+        raise ConfigError(
+            f"Queries {'-'.join(map(str, counts))} were asked for.",
+            f"There are {problem.cluster.world_size} devices and {problem.queries} queries.",
+            "Give each device a number from 0 on; together they must be all queries.",
+        )
+    costs = whole(problem)
+    ranks = [rank for rank, count in enumerate(counts) if count]
+    seconds = []
+    for rank, count in enumerate(counts):
+        own_s, passing = costs[rank].best(count) if count else (0.0, None)
+        seconds.append(own_s + (costs[rank].told_s(ranks, 2 * passing.queries) if passing else 0.0))
+    return tuple(seconds)
+
+
+def query_step_s(problem: Problem[Profile], counts: Sequence[int]) -> float:
+    """Return the seconds of a step with such a division, the update included."""
+    costs = whole(problem)
+    update = [costs[rank].noise_s(problem.queries) for rank, count in enumerate(counts) if count]
+    return max(query_seconds(problem, counts)) + max(update, default=math.inf)
+
+
+def query_problem(job: Job, cluster: Cluster) -> Problem[Profile]:
     """Return the problem of a job of the method p_rge; its costs are measured on this machine once, kept, and scaled to the devices."""
     method = PRGE()
     prepared = method.prepare(job, ignore)
     profile = method.profile(prepared, cluster, ignore, emulated=not cluster.is_real)
-    return QueryProblem(profile=profile, cluster=cluster, size=prepared.size(prepared.setting))
+    return prepared.problem(profile, cluster, prepared.setting)
 
 
 class QueryDivider(Explorer):
@@ -253,12 +243,12 @@ class QueryDivider(Explorer):
     counts: the sliders' values.  planned: the planner's division, None if the planner takes a chain of stages instead.
     """
 
-    def __init__(self, problem: QueryProblem, counts: Sequence[int] | None = None) -> None:
+    def __init__(self, problem: Problem[Profile], counts: Sequence[int] | None = None) -> None:
         self.problem = problem
-        made = problem.planned()
-        self.planned = problem.counts(made) if len(made.stages) == 1 else None
-        self._planned_s = made.total_s if self.planned is None else problem.seconds(self.planned)
-        queries, size = problem.size.queries, problem.cluster.world_size
+        made = plan_queries(problem)
+        self.planned = query_counts(problem, made) if len(made.stages) == 1 else None
+        self._planned_s = made.total_s if self.planned is None else query_step_s(problem, self.planned)
+        queries, size = problem.queries, problem.cluster.world_size
         equal = [queries // size + (rank < queries % size) for rank in range(size)]
         self.sliders = tuple(
             slider(device.name, f"{device.name}: queries of each step", count, 0, queries, width="30em")
@@ -283,18 +273,18 @@ class QueryDivider(Explorer):
 
     def _divide(self, counts: tuple[int, ...]) -> None:
         problem = self.problem
-        seconds = problem.device_seconds(counts)
+        seconds = query_seconds(problem, counts)
         names = [device.name for device in problem.cluster.devices]
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
         if lacking:
             return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")
-        whole_s = problem.seconds(counts)
+        whole_s = query_step_s(problem, counts)
         unit = time_unit(whole_s)
         waits = [max(seconds) - one for one in seconds]
         against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
         divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
         self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
         parts = {"its queries": [one * unit.factor for one in seconds], "idle": [one * unit.factor for one in waits]}
-        subtitle = f"{problem.profile.model}, q = {problem.size.queries}, E = {problem.size.batch_size}"
+        subtitle = f"{problem.profile.model}, q = {problem.queries}, E = {problem.batch_size}"
         title = "Until all losses are known"
         self.show(lambda: stacked_bars(names, parts, title=title, label="simulated", x_title=unit.name, subtitle=subtitle))

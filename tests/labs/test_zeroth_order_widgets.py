@@ -16,14 +16,15 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineStep
-from workbench.methods.p_rge.query_costs import StepSize
+from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
+from workbench.planners import Problem
 from workbench.tasks.prompts import PromptBatch
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench_labs import exercises, training_panel
 from workbench_labs.bowl import epsilon_curve, exact_gradient, plane_error, study_slopes
-from workbench_labs.planning import QueryDivider, QueryProblem, with_memory
+from workbench_labs.planning import QueryDivider, query_counts, query_seconds, query_step_s, with_memory
 from workbench_labs.plots.zeroth_order import Pass
 from workbench_labs.rooflines import RooflineExplorer, execution_costs, measure_roofline, one_by_one, paper_machines
 from workbench_labs.training_panel import TrainingPanel, continue_in_engine, figure_of, frozen_and_trained
@@ -40,7 +41,7 @@ def training() -> QueryTraining:
 
 
 @pytest.fixture(scope="module")
-def problem() -> QueryProblem:
+def problem() -> Problem:
     """Two rows a millisecond and layer on the first device, the others 2, 4 and 8 times slower; eight queries."""
 
     def layers(slower: float) -> tuple[LayerProfile, ...]:
@@ -54,8 +55,7 @@ def problem() -> QueryProblem:
         return (one, one)
 
     profile = Profile(model="made up", method="p_rge", source="measured", layers=tuple(layers(slower) for slower in (1, 2, 4, 8)))
-    size = StepSize(queries=8, batch_size=1, sequence_length=1, memory_length=1)
-    return QueryProblem(profile=profile, cluster=load_cluster("laptop"), size=size)
+    return Problem(profile, load_cluster("laptop"), queries=8, sequence_length=1)
 
 
 def test_the_error_on_a_plane_is_d_plus_1_over_q() -> None:
@@ -218,32 +218,32 @@ def test_the_engine_says_so_where_it_is_not_installed(training: QueryTraining, t
     assert "no step" in str(continue_in_engine(training, tmp_path, steps=0))
 
 
-def test_queries_are_divided_by_hand_beside_the_planner(problem: QueryProblem) -> None:
+def test_queries_are_divided_by_hand_beside_the_planner(problem: Problem) -> None:
     divider = QueryDivider(problem)
     assert divider.counts == (2, 2, 2, 2) and "against the planner" in divider.headline.value
-    seconds = problem.device_seconds((2, 2, 2, 2))
+    seconds = query_seconds(problem, (2, 2, 2, 2))
     assert seconds[3] == max(seconds) and seconds[3] > 3 * seconds[1] > 5 * seconds[0]
     divider.sliders[3].value = 3
     divider.wait()
     assert "Not a step yet" in divider.headline.value and "8 queries" in divider.message.value
     divider.take_plan.click()
     divider.wait()
-    assert divider.counts == divider.planned == problem.counts(problem.planned())
+    assert divider.counts == divider.planned == query_counts(problem, plan_queries(problem))
     assert "(+0.0% against the planner)" in divider.headline.value and divider.message.value == ""
-    assert problem.seconds(divider.counts) == pytest.approx(problem.planned().total_s)
-    small = QueryProblem(profile=problem.profile, cluster=_only_first_holds(problem), size=problem.size)
+    assert query_step_s(problem, divider.counts) == pytest.approx(plan_queries(problem).total_s)
+    small = replace(problem, cluster=_only_first_holds(problem))
     crowded = QueryDivider(small, (2, 2, 2, 2))
     assert "Out of memory" in crowded.headline.value and "delta" in crowded.message.value
     with pytest.raises(ConfigError, match="4 devices"):
-        problem.device_seconds((8,))
+        query_seconds(problem, (8,))
 
 
-def _only_first_holds(problem: QueryProblem):
+def _only_first_holds(problem: Problem):
     poor = with_memory(problem.cluster, 1_000_000)
     return replace(poor, devices=(problem.cluster.devices[0], *poor.devices[1:]))
 
 
-def test_exercises_tell_right_from_wrong(problem: QueryProblem) -> None:
+def test_exercises_tell_right_from_wrong(problem: Problem) -> None:
     log = StepLog(step=0, seeds=(1, 2), gradients=(0.5, 0.25), learning_rate=1e-3)
     passes = [Pass(parts, parts * 1e9, 1e9, seconds) for parts, seconds in ((1, 1.0), (4, 1.5), (8, 6.0))]
     cases = (
@@ -252,8 +252,8 @@ def test_exercises_tell_right_from_wrong(problem: QueryProblem) -> None:
         (lambda answer: exercises.check_queries_for_error(answer, dimension=4608), 4609, 1),
         (lambda answer: exercises.check_knee(answer, passes), 4, 8),
         (lambda answer: exercises.check_travelling(answer, log), 16, 8),
-        (lambda answer: exercises.check_division(answer, problem), problem.counts(problem.planned()), (2, 2, 2, 2)),
-        (lambda answer: exercises.check_division(answer, problem), problem.counts(problem.planned()), (8,)),
+        (lambda answer: exercises.check_division(answer, problem), query_counts(problem, plan_queries(problem)), (2, 2, 2, 2)),
+        (lambda answer: exercises.check_division(answer, problem), query_counts(problem, plan_queries(problem)), (8,)),
     )
     for check, right, wrong in cases:
         assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False], check(right)

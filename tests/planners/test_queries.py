@@ -14,8 +14,9 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
-from workbench.methods.p_rge.query_costs import Passing, RankCosts, StepSize, whole
+from workbench.methods.p_rge.query_costs import Passing, RankCosts, passings, whole
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
+from workbench.planners import Problem
 from workbench.planners.shares import smallest_maximum
 from workbench.schedules.costs import Crossing
 from workbench.simulator import simulate
@@ -66,16 +67,16 @@ def world(seed: int, *, devices: int, layers: int = 3, memory: tuple[int, int] =
     return Profile(model="toy", method="p_rge", source="measured", layers=tuple(rows)), cluster
 
 
-def size(queries: int, **settings: object) -> StepSize:
-    return StepSize(**{"queries": queries, "batch_size": 2, "sequence_length": LENGTH, "memory_length": LENGTH} | settings)  # type: ignore[arg-type]
+def step_of(profile: Profile, cluster: Cluster, queries: int, execution: str = "auto") -> Problem[Profile]:
+    return Problem(profile, cluster, queries=queries, batch_size=2, sequence_length=LENGTH, execution=execution)
 
 
-def step_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> float:
+def step_s(problem: Problem[Profile], plan: Plan) -> float:
     """Return the slowest device's seconds, including sending its losses, and the update's; infinity if a share does not fit."""
-    costs, shares = whole(profile, cluster, size), plan.stages[0].shares
+    costs, shares = whole(problem), plan.stages[0].shares
     ranks = [share.rank for share in shares]
     slowest = max(_share_s(costs[share.rank], ranks, share.queries) for share in shares)
-    return slowest + max(costs[rank].noise_s(size.queries) for rank in ranks)
+    return slowest + max(costs[rank].noise_s(problem.queries) for rank in ranks)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -83,21 +84,21 @@ def test_no_division_of_the_queries_is_faster(seed: int) -> None:
     """Of all ways to give q queries to any of the devices, with memory for some only."""
     queries, devices = random.Random(seed).randint(1, 6), 3
     profile, cluster = world(seed, devices=devices, memory=(6_000, 14_000))
-    asked = size(queries, execution=("auto", "both", "sequential")[seed % 3])
+    asked = step_of(profile, cluster, queries, execution=("auto", "both", "sequential")[seed % 3])
     best = math.inf
     for counts in itertools.product(range(queries + 1), repeat=devices):
         if sum(counts) == queries:
             shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
             plan = Plan(method="p_rge", stages=(Stage(start=0, stop=3, shares=shares),), micro_batch_size=2, num_micro_batches=1)
-            best = min(best, step_s(profile, cluster, plan, asked))
+            best = min(best, step_s(asked, plan))
     try:
-        plan = plan_queries(profile, cluster, asked)
+        plan = plan_queries(asked)
     except PlanError:
         assert math.isinf(best)
         return
     if len(plan.stages) == 1:
         assert sum(share.queries for share in plan.stages[0].shares) == queries
-        assert step_s(profile, cluster, plan, asked) == pytest.approx(best)
+        assert step_s(asked, plan) == pytest.approx(best)
         assert plan.total_s == pytest.approx(best)
     else:
         assert plan.total_s < best
@@ -107,7 +108,7 @@ def test_no_division_of_the_queries_is_faster(seed: int) -> None:
 def test_no_chain_is_faster(seed: int) -> None:
     """Of all orders of the devices and cuts of the layers, where none can hold the model."""
     profile, cluster = world(seed, devices=3, layers=5, memory=(4_000, 7_000))
-    asked = size(3)
+    asked = step_of(profile, cluster, 3)
     best = math.inf
     for count in (2, 3):
         for order in itertools.permutations(range(3), count):
@@ -118,23 +119,23 @@ def test_no_chain_is_faster(seed: int) -> None:
                     for (start, stop), rank in zip(ends, order, strict=True)
                 )
                 plan = Plan(method="p_rge", stages=stages, micro_batch_size=2, num_micro_batches=1)
-                best = min([best, *(chain_s(profile, cluster, plan, asked, passing) for passing in asked.passings(3, cut=True))])
+                best = min([best, *(chain_s(asked, plan, passing) for passing in passings(asked, 3, cut=True))])
     if math.isinf(best):
         with pytest.raises(PlanError, match=r"has .* need"):
-            plan_queries(profile, cluster, asked)
+            plan_queries(asked)
         return
-    plan = plan_queries(profile, cluster, asked)
+    plan = plan_queries(asked)
     assert len(plan.stages) > 1
     assert plan.total_s == pytest.approx(best)
-    (passing,) = set(chosen_passings(profile, cluster, plan, asked).values())
-    assert chain_s(profile, cluster, plan, asked, passing) == pytest.approx(best)
+    (passing,) = set(chosen_passings(asked, plan).values())
+    assert chain_s(asked, plan, passing) == pytest.approx(best)
 
 
-def simulated_s(profile: Profile, cluster: Cluster, plan: Plan, asked: StepSize) -> float:
+def simulated_s(asked: Problem[Profile], plan: Plan) -> float:
     """Return the simulated seconds of the program that the devices would run."""
-    step = QueryStep.build(plan, chosen_passings(profile, cluster, plan, asked), cluster.world_size)
+    step = QueryStep.build(plan, chosen_passings(asked, plan), asked.cluster.world_size)
     shape = QueryShape.of(asked.batch_size, asked.batch_size, LENGTH)
-    return simulate(step.program(profile, cluster, shape, Crossing(hidden_size=2)), memory=False).makespan_s
+    return simulate(step.program(asked.profile, asked.cluster, shape, Crossing(hidden_size=2)), memory=False).makespan_s
 
 
 @pytest.mark.parametrize(
@@ -152,10 +153,10 @@ def simulated_s(profile: Profile, cluster: Cluster, plan: Plan, asked: StepSize)
 def test_the_closed_form_is_near_the_simulation(devices: int, memory: tuple[int, int], least: float, most: float) -> None:
     for seed in range(20):
         profile, cluster = world(seed, devices=devices, layers=5, memory=memory)
-        asked = size(random.Random(seed).randint(1, 6))
-        plan = plan_queries(profile, cluster, asked)
+        asked = step_of(profile, cluster, random.Random(seed).randint(1, 6))
+        plan = plan_queries(asked)
         assert len(plan.stages) > 1 or memory[0] == 10**6
-        assert least <= simulated_s(profile, cluster, plan, asked) / plan.total_s <= most, seed
+        assert least <= simulated_s(asked, plan) / plan.total_s <= most, seed
 
 
 def test_faster_devices_get_more_queries() -> None:
@@ -166,28 +167,28 @@ def test_faster_devices_get_more_queries() -> None:
     cluster = Cluster(
         name="three", devices=tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(3))
     )
-    plan = plan_queries(profile, cluster, size(10))
+    plan = plan_queries(step_of(profile, cluster, 10))
     assert [share.queries for share in plan.stages[0].shares] == [4, 4, 2]
     far = replace(cluster, devices=(*cluster.devices[:2], replace(cluster.devices[2], link=Link(bytes_per_s=1e9, latency_s=5.0))))
-    assert plan_queries(profile, far, size(10)).stages[0].ranks == (0, 1)
+    assert plan_queries(step_of(profile, far, 10)).stages[0].ranks == (0, 1)
 
 
 def test_memory_forces_smaller_passes() -> None:
     """A device that has no room for all parts at once computes them in several passes; a batched pass is chosen where it is faster."""
     profile = Profile(model="toy", method="p_rge", source="measured", layers=((layer(0.1, 0.01, 0.0, 100),),))
-    asked = size(4)
+    asked = step_of(profile, _one(10**9), 4)
     ways = [Passing(4, "both"), Passing(2, "both"), Passing(1, "both"), Passing(1, "sequential")]
-    costs = RankCosts(profile=profile, cluster=_one(10**9), size=asked, rank=0, start=0, stop=1)
+    costs = RankCosts(problem=asked, rank=0, start=0, stop=1)
     needs = {way: costs.need_bytes(way.parts) for way in ways}
     assert list(needs.values()) == sorted(needs.values(), reverse=True)
     for way, need in needs.items():
-        cluster = _one(need)
-        (chosen,) = chosen_passings(profile, cluster, plan_queries(profile, cluster, asked), asked).values()
+        tight = replace(asked, cluster=_one(need))
+        (chosen,) = chosen_passings(tight, plan_queries(tight)).values()
         assert (chosen.parts, costs.group_s(chosen) * chosen.groups(4)) == (way.parts, pytest.approx(costs.group_s(way) * way.groups(4)))
     with pytest.raises(PlanError, match="Device 'd0' has"):
-        plan_queries(profile, _one(min(needs.values()) - 1), asked)
+        plan_queries(replace(asked, cluster=_one(min(needs.values()) - 1)))
     with pytest.raises(PlanError, match="execution 'auto'"):
-        plan_queries(profile, _one(needs[Passing(2, "both")]), size(4, execution="both"))
+        plan_queries(step_of(profile, _one(needs[Passing(2, "both")]), 4, "both"))
 
 
 def _one(memory_bytes: int) -> Cluster:

@@ -23,7 +23,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event
-from workbench.methods.p_rge.query_costs import StepSize
+from workbench.planners import Problem
 from workbench.trainings import queries
 from workbench.widgets.controls import FigureBox, Html, Message
 from workbench.widgets.tables import report_table
@@ -69,7 +69,7 @@ def _queries() -> Any:
     grids = {kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((1.0, 1.0), (2.0, 2.0))) for kind in ("F", "STEP")}
     layer = LayerProfile(name=NAME, times=grids, frozen_bytes=9, trainable_bytes=9, output_bytes_per_token=9, context_bytes_per_token=0)
     profile = Profile(model=NAME, method="p_rge", source="measured", layers=((layer,),) * LAPTOP.world_size)
-    return labs.QueryProblem(profile=profile, cluster=LAPTOP, size=StepSize(queries=8, batch_size=1, sequence_length=1, memory_length=1))
+    return Problem(profile, LAPTOP, queries=8, sequence_length=1)
 
 
 SHOWN: dict[str, Callable[[], Any]] = {

@@ -22,7 +22,8 @@ class Problem(Generic[P]):
     sequence_length: tokens of a typical sample, for timing.  memory_length: of the longest, which must fit (default: the same).
     decoder_length: tokens in a second stack (default: sequence_length).
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
-    queries: of a forward-only step; each of them sees all samples.
+    queries: of a forward-only step; each of them sees all samples.  execution: how a device must run their forward passes (P-RGE);
+    'auto': whichever way is the fastest.
     ranks: the devices that may take part (default: all).
     """
 
@@ -35,6 +36,7 @@ class Problem(Generic[P]):
     batch_size: int = 1
     micro_batches: int = 1
     queries: int = 1
+    execution: str = "auto"
     ranks: Sequence[int] | None = None
 
     @property

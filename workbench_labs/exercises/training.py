@@ -10,8 +10,11 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
+from workbench.core.profile import Profile
+from workbench.methods.p_rge.queries import plan_queries
+from workbench.planners import Problem
 from workbench_labs.bowl import SlopeStudy
-from workbench_labs.planning import QueryProblem
+from workbench_labs.planning import query_step_s
 from workbench_labs.plots.zeroth_order import Pass
 
 BY_EYE = 0.10  # tolerance, as a share, of an answer read off a figure
@@ -133,7 +136,7 @@ def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
 
 
 @exercise("Take divider.counts. All wait for the slowest device: give it less.")
-def check_division(answer: Sequence[int], problem: QueryProblem) -> tuple[bool, str]:
+def check_division(answer: Sequence[int], problem: Problem[Profile]) -> tuple[bool, str]:
     """Is a division of the queries as fast as the planner's, within 2 %?"""
-    mine_s, best_s = problem.seconds(tuple(answer)), problem.planned().total_s
+    mine_s, best_s = query_step_s(problem, tuple(answer)), plan_queries(problem).total_s
     return mine_s <= best_s * 1.02, f"A step takes {mine_s * 1e3:.1f} ms with yours, {best_s * 1e3:.1f} ms with the planner's."

@@ -77,7 +77,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see Method)."""
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = fitted_setting(prepared, cluster, profile_of, prepared.setting)
-        plan, most_s = plan_queries(profile_of(setting.precision), cluster, prepared.size(setting)), prepared.options.step_s
+        plan, most_s = plan_queries(prepared.problem(profile_of(setting.precision), cluster, setting)), prepared.options.step_s
         if most_s is not None and plan.total_s > most_s:
             raise PlanError(
                 f"Steps of at most {most_s:g} s were asked for (step_s).",
@@ -95,7 +95,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Check for errors that would end the run later (see Method)."""
         setting, costs = self._settled(Planned(prepared, profile, cluster, plan))
         check_plan(prepared, cluster, plan, setting)
-        chosen_passings(costs, cluster, plan, prepared.size(setting))
+        chosen_passings(prepared.problem(costs, cluster, setting), plan)
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every step, as if nothing changed; bytes: sent by all devices in a step (see Method)."""

@@ -49,11 +49,11 @@ def fitted_setting(
         return asked
 
     def price(setting: Setting) -> Price:
-        profile, size = profile_of(setting.precision), prepared.size(setting)
+        problem = prepared.problem(profile_of(setting.precision), cluster, setting)
         try:
-            return Price(plan_queries(profile, cluster, size).total_s)
+            return Price(plan_queries(problem).total_s)
         except PlanError:
-            alone = zip(whole(profile, cluster, size), cluster.devices, strict=True)
+            alone = zip(whole(problem), cluster.devices, strict=True)
             missing = min(costs.need_bytes(1) - device.memory_bytes for costs, device in alone)
             return Price(math.inf, max(0, missing))
 
@@ -166,7 +166,7 @@ class QueryPolicy(StepPolicy):
         setting, part = self._fitted(ranks, factors), self.cluster.part(ranks, factors)
         profile = self.profile_of(setting.precision)
         slowed = profile.part(ranks, factors)
-        plan = plan or plan_queries(slowed, part, self.prepared.size(setting))
+        plan = plan or plan_queries(self.prepared.problem(slowed, part, setting))
         changes, folder = self.history.changes_with(setting), self.history.folder
         return rank_job(self.prepared, profile.part(ranks), part, plan, changes, slowed=slowed, folder=folder)
 
@@ -246,4 +246,4 @@ class QueryPolicy(StepPolicy):
         if not self.prepared.options.adapt:
             return None
         first = self.history.changes[0].setting
-        return TOLERATED * plan_queries(self.profile_of(first.precision), self.cluster, self.prepared.size(first)).total_s
+        return TOLERATED * plan_queries(self.prepared.problem(self.profile_of(first.precision), self.cluster, first)).total_s

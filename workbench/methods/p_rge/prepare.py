@@ -10,15 +10,16 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.names import FloatType
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.options import METHOD, Precision, PRGEOptions
 from workbench.methods.p_rge.packing import computed_length
-from workbench.methods.p_rge.query_costs import StepSize
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, ZerothOrderConfig
 from workbench.models.loading import ModelFacts, model_facts
 from workbench.models.loading import require_known as require_known_model
+from workbench.planners.problem import Problem
 from workbench.schedules.costs import Crossing
 from workbench.tasks import PROMPT_TASKS, load_task, unknown_prompt_task
 from workbench.tasks.prompts import EncodedPrompts, require_room
@@ -96,9 +97,11 @@ class PreparedJob:
         """Return the steps of the whole run."""
         return self.job.epochs * self.steps_per_epoch if self.options.steps is None else self.options.steps
 
-    def size(self, setting: Setting) -> StepSize:
-        """Return a step of typical length, for the planner."""
-        return StepSize(
+    def problem(self, profile: Profile, cluster: Cluster, setting: Setting) -> Problem[Profile]:
+        """Return the problem of planning a step of typical length."""
+        return Problem(
+            profile,
+            cluster,
             queries=setting.queries,
             batch_size=setting.batch_size,
             sequence_length=self.typical_length,

@@ -18,19 +18,20 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.options import METHOD
-from workbench.methods.p_rge.query_costs import LOSS_BYTES, Passing, RankCosts, StepSize, stage_costs, too_small, whole
+from workbench.methods.p_rge.query_costs import LOSS_BYTES, Passing, RankCosts, passings, stage_costs, too_small, whole
+from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
 
-def chosen_passings(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> dict[int, Passing]:
+def chosen_passings(problem: Problem[Profile], plan: Plan) -> dict[int, Passing]:
     """Return how every rank of a plan computes its queries: the fastest way that fits in its memory; in a chain the same for all.
 
     Raises PlanError, naming device and bytes, if a rank's share fits in no way.
     """
     if len(plan.stages) > 1:
-        passing = chain_passing(profile, cluster, plan, size)
+        passing = chain_passing(problem, plan)
         return dict.fromkeys((rank for stage in plan.stages for rank in stage.ranks), passing)
-    costs = whole(profile, cluster, size)
+    costs = whole(problem)
     chosen: dict[int, Passing] = {}
     for share in plan.stages[0].shares:
         if share.queries:
@@ -46,28 +47,28 @@ def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
     return seconds if passing is None else seconds + costs.told_s(ranks, 2 * passing.queries)
 
 
-def plan_queries(profile: Profile, cluster: Cluster, size: StepSize) -> Plan:
+def plan_queries(problem: Problem[Profile]) -> Plan:
     """Return the plan with the shortest step: the queries, or the layers, of each device.
 
     Exact: no division of the queries among any set of devices is faster (with more than ALL_SETS_UP_TO devices: among the sets
     of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does not fit on a device, chains
     of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing fits.
     """
-    found = _divided(profile, cluster, size)
-    holds_all = all(costs.fits(1) for costs in whole(profile, cluster, size))
-    if cluster.world_size > 1 and not holds_all:
-        chain = plan_chain(profile, cluster, size)
+    found = _divided(problem)
+    holds_all = all(costs.fits(1) for costs in whole(problem))
+    if problem.cluster.world_size > 1 and not holds_all:
+        chain = plan_chain(problem)
         if chain is not None and (found is None or chain.total_s < found.total_s):
             found = chain
     if found is None:
-        roomiest = max(whole(profile, cluster, size), key=lambda costs: cluster.devices[costs.rank].memory_bytes)
+        roomiest = max(whole(problem), key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes)
         raise too_small(roomiest, 1)
     return found
 
 
-def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
-    costs, queries = whole(profile, cluster, size), size.queries
-    able = [rank for rank in range(cluster.world_size) if costs[rank].best(1)[1] is not None]
+def _divided(problem: Problem[Profile]) -> Plan | None:
+    costs, queries = whole(problem), problem.queries
+    able = [rank for rank in range(problem.cluster.world_size) if costs[rank].best(1)[1] is not None]
     best_s, update_s, best = math.inf, 0.0, tuple[Share, ...]()
     for ranks in device_sets({rank: costs[rank].best(1)[0] for rank in able}):
         if len(ranks) > queries:
@@ -85,8 +86,8 @@ def _divided(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
         return None
     return Plan(
         method=METHOD,
-        stages=(Stage(start=0, stop=profile.num_layers, shares=best),),
-        micro_batch_size=size.batch_size,
+        stages=(Stage(start=0, stop=problem.profile.num_layers, shares=best),),
+        micro_batch_size=problem.batch_size,
         num_micro_batches=1,
         predicted_s={"losses": best_s - update_s, "update": update_s},
     )
@@ -121,15 +122,15 @@ class _Tables(NamedTuple):
     fits: list[list[bool]]
 
 
-def _tables(profile: Profile, cluster: Cluster, size: StepSize, rank: int, passing: Passing) -> _Tables:
-    layers, budget = profile.layers[rank], cluster.devices[rank].memory_bytes
+def _tables(problem: Problem[Profile], rank: int, passing: Passing) -> _Tables:
+    layers, budget = problem.profile.layers[rank], problem.cluster.devices[rank].memory_bytes
     times, parts = passing.passes(passing.queries)
-    rows, count = parts * size.batch_size, len(layers)
-    seconds = [times * layer.seconds("F", rows, size.sequence_length) + layer.seconds("STEP", passing.queries, 1) for layer in layers]
-    update = [layer.seconds("STEP", size.queries, 1) for layer in layers]
+    rows, count = parts * problem.batch_size, len(layers)
+    seconds = [times * layer.seconds("F", rows, problem.sequence_length) + layer.seconds("STEP", passing.queries, 1) for layer in layers]
+    update = [layer.seconds("STEP", problem.queries, 1) for layer in layers]
     fixed = [layer.frozen_bytes + (2 + parts) * layer.trainable_bytes for layer in layers]
-    scratch = [layer.workspace_bytes(rows, size.memory_length) for layer in layers]
-    crossing = [2 * layer.output_bytes(rows, size.memory_length) for layer in layers]
+    scratch = [layer.workspace_bytes(rows, problem.longest) for layer in layers]
+    crossing = [2 * layer.output_bytes(rows, problem.longest) for layer in layers]
     fits = [[False] * (count + 1) for _ in range(count)]
     for start in range(count):
         total = most = widest = 0
@@ -141,17 +142,17 @@ def _tables(profile: Profile, cluster: Cluster, size: StepSize, rank: int, passi
     return _Tables([0.0, *accumulate(seconds)], [0.0, *accumulate(update)], fits)
 
 
-def plan_chain(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | None:
+def plan_chain(problem: Problem[Profile]) -> Plan | None:
     """Return the fastest chain of at least two stages with one device each; None if the model fits on no chain.
 
     Exact in its cost (`chain_s`) for up to ALL_ORDERS_UP_TO devices: no other order, cut or execution is faster.
     """
     best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
-    for passing in size.passings(size.queries, cut=True):
-        groups = passing.groups(size.queries)
-        tables = [_tables(profile, cluster, size, rank, passing) for rank in range(cluster.world_size)]
-        for order in _orders(cluster):
-            for way in _ways(profile, cluster, size, order, tables, passing):
+    for passing in passings(problem, problem.queries, cut=True):
+        groups = passing.groups(problem.queries)
+        tables = [_tables(problem, rank, passing) for rank in range(problem.cluster.world_size)]
+        for order in _orders(problem.cluster):
+            for way in _ways(problem, order, tables, passing):
                 seconds = way.sum_s + (groups - 1) * way.slowest_s + way.update_s
                 if best is None or seconds < best[0]:
                     best = (seconds, order[: len(way.stops)], way.stops)
@@ -160,42 +161,42 @@ def plan_chain(profile: Profile, cluster: Cluster, size: StepSize) -> Plan | Non
     seconds, ranks, stops = best
     stages, start = [], 0
     for rank, stop in zip(ranks, stops, strict=True):
-        stages.append(Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=size.queries),)))
+        stages.append(Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=problem.queries),)))
         start = stop
     predicted = {"losses and update": seconds}
-    return Plan(method=METHOD, stages=tuple(stages), micro_batch_size=size.batch_size, num_micro_batches=1, predicted_s=predicted)
+    return Plan(method=METHOD, stages=tuple(stages), micro_batch_size=problem.batch_size, num_micro_batches=1, predicted_s=predicted)
 
 
-def chain_passing(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize) -> Passing:
+def chain_passing(problem: Problem[Profile], plan: Plan) -> Passing:
     """Return the fastest way to run all queries through a chain.  Raises PlanError if a stage fits in no way."""
-    passing = min(size.passings(size.queries, cut=True), key=lambda passing: chain_s(profile, cluster, plan, size, passing))
-    if math.isinf(chain_s(profile, cluster, plan, size, passing)):
-        smallest = min(size.passings(size.queries, cut=True), key=lambda passing: passing.parts)
-        stages = stage_costs(profile, cluster, plan, size).values()
+    passing = min(passings(problem, problem.queries, cut=True), key=lambda passing: chain_s(problem, plan, passing))
+    if math.isinf(chain_s(problem, plan, passing)):
+        smallest = min(passings(problem, problem.queries, cut=True), key=lambda passing: passing.parts)
+        stages = stage_costs(problem, plan).values()
         raise next(too_small(costs, smallest.queries) for costs in stages if not costs.fits(smallest.parts))
     return passing
 
 
-def chain_s(profile: Profile, cluster: Cluster, plan: Plan, size: StepSize, passing: Passing) -> float:
+def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
     """Return the seconds of a step under a chain; infinity if a stage does not fit."""
     total = slowest = update = 0.0
     ranks = [stage.ranks[0] for stage in plan.stages]
-    for index, costs in enumerate(stage_costs(profile, cluster, plan, size).values()):
+    for index, costs in enumerate(stage_costs(problem, plan).values()):
         if not costs.fits(passing.parts):
             return math.inf
         seconds = costs.group_s(passing)
         is_last = index + 1 == len(ranks)
-        sent = 0.0 if is_last else _crossing_s(profile, cluster, size, ranks[index], ranks[index + 1], costs.stop, passing)
+        sent = 0.0 if is_last else _crossing_s(problem, ranks[index], ranks[index + 1], costs.stop, passing)
         total, slowest = total + seconds + sent, max(slowest, seconds, sent)
-        update = max(update, costs.noise_s(size.queries))
-    told = sum(cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1])
-    return total + (passing.groups(size.queries) - 1) * slowest + told + update
+        update = max(update, costs.noise_s(problem.queries))
+    told = sum(problem.cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1])
+    return total + (passing.groups(problem.queries) - 1) * slowest + told + update
 
 
-def _crossing_s(profile: Profile, cluster: Cluster, size: StepSize, source: int, target: int, stop: int, passing: Passing) -> float:
-    rows = 2 * passing.queries * size.batch_size
-    nbytes = profile.layers[source][stop - 1].output_bytes(rows, size.sequence_length)
-    return cluster.link(source, target).transfer_s(nbytes)
+def _crossing_s(problem: Problem[Profile], source: int, target: int, stop: int, passing: Passing) -> float:
+    rows = 2 * passing.queries * problem.batch_size
+    nbytes = problem.profile.layers[source][stop - 1].output_bytes(rows, problem.sequence_length)
+    return problem.cluster.link(source, target).transfer_s(nbytes)
 
 
 def _orders(cluster: Cluster) -> Iterable[tuple[int, ...]]:
@@ -207,9 +208,7 @@ def _orders(cluster: Cluster) -> Iterable[tuple[int, ...]]:
 
 
 def _ways(
-    profile: Profile,
-    cluster: Cluster,
-    size: StepSize,
+    problem: Problem[Profile],
     order: Sequence[int],
     tables: Sequence[_Tables],
     passing: Passing,
@@ -218,13 +217,13 @@ def _ways(
 
     sum_s includes sending the losses.
     """
-    count = profile.num_layers
+    count = problem.profile.num_layers
     front: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}
     for index, rank in enumerate(order):
         sums, updates, fits = tables[rank]
         reached: dict[int, list[_Way]] = {}
         for start, ways in front.items():
-            sent = _crossing_s(profile, cluster, size, order[index - 1], rank, start, passing) if index else 0.0
+            sent = _crossing_s(problem, order[index - 1], rank, start, passing) if index else 0.0
             for stop in range(start + 1, count + 1):
                 if not fits[start][stop]:
                     break
@@ -236,7 +235,7 @@ def _ways(
         front = {stop: _undominated(ways) for stop, ways in reached.items()}
         ended = front.pop(count, [])
         if index >= 1:
-            told = sum(cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries) for other in order[:index])
+            told = sum(problem.cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries) for other in order[:index])
             yield from (way._replace(sum_s=way.sum_s + told) for way in ended)
 
 

@@ -21,11 +21,12 @@ from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.packing import pack_length, packs_of
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import chosen_passings
-from workbench.methods.p_rge.query_costs import Passing, StepSize, stage_costs
+from workbench.methods.p_rge.query_costs import Passing, stage_costs
 from workbench.methods.p_rge.schedule import Group, query_groups, query_step
 from workbench.methods.p_rge.zeroth_order import StepLog, ZerothOrderConfig
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, PhasedJob
+from workbench.planners.problem import Problem
 from workbench.runtime.commands import End
 from workbench.schedules import insert_transfers
 from workbench.schedules.costs import Crossing
@@ -136,8 +137,8 @@ class QueryStep:
         """Return the step's program.  crossing: the hidden states sent from stage to stage."""
         assert isinstance(shape, QueryShape)
         queries, length = sum(share.queries for share in self.plan.stages[0].shares), shape.lengths[0]
-        size = StepSize(queries=queries, batch_size=shape.samples, sequence_length=length, memory_length=length)
-        ranks = stage_costs(profile, cluster, self.plan, size)
+        problem = Problem(profile, cluster, queries=queries, batch_size=shape.samples, sequence_length=length)
+        ranks = stage_costs(problem, self.plan)
         sized = replace(crossing, target_length=shape.target_length)
 
         def hidden(value: Value) -> Spec:
@@ -239,7 +240,7 @@ def rank_job(
         cluster=cluster,
         plan=plan,
         profile=profile,
-        passings=chosen_passings(slowed or profile, cluster, plan, prepared.size(changes[-1].setting)),
+        passings=chosen_passings(prepared.problem(slowed or profile, cluster, changes[-1].setting), plan),
         prepared=replace(prepared, task=prepared.task.limited(1, 1, 1)),
         changes=tuple(changes),
         **settings,
