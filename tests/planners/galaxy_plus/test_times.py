@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from galaxy_plus_builders import instance, shape
 
@@ -15,6 +17,8 @@ from workbench.methods.galaxy_plus.planners import (
     stack_lengths,
 )
 from workbench.methods.galaxy_plus.planners.pricing import Equation9, cut_of, hop_lines, ring_s
+from workbench.methods.galaxy_plus.prices import SequencePrice
+from workbench.planners import Problem
 
 STACK = StackShape(num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100)
 
@@ -89,3 +93,26 @@ def test_a_decoder_has_two_attention_blocks_and_three_rings():
     # A gather and a scatter for each block that is not of scheme 2's network.
     assert with_links_s - without_s == pytest.approx(2 * (2 * 2 * ring + 2 * 2 * short))
     assert mha_s(profile, 0, 1, 2, (8, 4)) > mha_s(profile, 0, 0, 2, (4, 4))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("scheme", [1, 2])
+def test_equation_9_is_the_simulation_of_a_layer_on_equal_devices_without_overlap(devices: int, scheme: int) -> None:
+    """Of one more layer: how the first layer's tiles arrive is not part of Eq. 9."""
+    stack = shape(6, 12)
+    profile, cluster = instance([2e9] * devices, (stack,))
+    parts = {"units": 12, "columns": stack.columns, "shares": 48.0}
+    equal = {name: (whole / devices if name == "shares" else whole // devices,) * devices for name, whole in parts.items()}
+    seconds = []
+    for layers in (6, 7):
+        problem = Problem(replace(profile, stacks=(replace(stack, num_layers=layers),)), cluster, sequence_length=48)
+        plan = InferencePlan(method="test", paradigm="hybrid", ranks=tuple(range(devices)), schemes=(scheme,) * layers, length=48, **equal)
+        seconds.append(SequencePrice(problem, message_s=0.0).timeline(plan).makespan_s)
+    assert seconds[1] - seconds[0] == pytest.approx(price_plan(plan, problem.profile, cluster).layers_s / 7, rel=1e-12)
+
+
+def test_a_pipeline_takes_the_sum_of_its_stages_and_links_on_any_devices() -> None:
+    profile, cluster = instance([2e9, 1e9, 5e8], (shape(6, 12),), mbit_per_s=[100.0, 500.0, 20.0])
+    plan = InferencePlan(method="test", paradigm="pipeline", ranks=(1, 0, 2), layers=(1, 3, 2), length=48)
+    price = SequencePrice(Problem(profile, cluster, sequence_length=48), message_s=0.0)
+    assert price(plan) == pytest.approx(price_plan(plan, profile, cluster).total_s, rel=1e-12)
