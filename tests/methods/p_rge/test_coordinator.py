@@ -19,7 +19,7 @@ from workbench.core.schedule import STEP
 from workbench.methods.base import Planned, ignore
 from workbench.methods.p_rge.method import PRGE, reported_steps
 from workbench.methods.p_rge.policy import History, QueryPolicy, notes_of
-from workbench.methods.p_rge.rank_job import PRGERankJob, RankPart
+from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.worker import load_model, record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
@@ -54,8 +54,8 @@ class Work(VirtualWork):
     def done(self, job: PRGERankJob, place: int, step: int, factor: float) -> StepDone:
         return StepDone(step, factor * self.busy_s(job, place), self._record(job, step))
 
-    def part(self, job: PRGERankJob, place: int, end: Any, stop: int) -> RankPart:
-        part = RankPart(rank=place, end=end, records=[self._record(job, step) for step in range(job.first_step, stop)])
+    def part(self, job: PRGERankJob, place: int, end: Any, stop: int) -> QueryResult:
+        part = QueryResult(rank=place, records=[self._record(job, step) for step in range(job.first_step, stop)])
         if end == "lost":
             part.losses = self._own_losses(job, place, stop)
         return part

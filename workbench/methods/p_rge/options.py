@@ -92,7 +92,7 @@ DECLARATION = Declaration(
     calls={
         "workbench.methods.p_rge.method:PRGE.measure_rank": "",
         f"{_WORKER}:serve_rank": Parts(
-            f"{_RANK_JOB}:PRGERankJob", f"{_RANK_JOB}:RankPart", done="workbench.methods.p_rge.zeroth_order:StepLog"
+            f"{_RANK_JOB}:PRGERankJob", f"{_RANK_JOB}:QueryResult", done="workbench.methods.p_rge.zeroth_order:StepLog"
         ),
     },
     form={

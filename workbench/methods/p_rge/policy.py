@@ -23,7 +23,7 @@ from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import whole
-from workbench.methods.p_rge.rank_job import Change, PRGERankJob, RankPart, rank_job
+from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, rank_job
 from workbench.methods.p_rge.worker import record_of
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
 from workbench.methods.training.phases import Plans
@@ -147,7 +147,7 @@ class QueryPolicy(StepPolicy):
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
         self.profile_of, self.history, self._step = profile_of, history, len(history.records)
-        self.parts: list[tuple[Begun, dict[int, RankPart]]] = []
+        self.parts: list[tuple[Begun, dict[int, QueryResult]]] = []
 
     @property
     def setting(self) -> Setting:
@@ -191,7 +191,7 @@ class QueryPolicy(StepPolicy):
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Add the known steps to the log; repeat the step of a loss, or complete it from the known queries."""
-        results: dict[int, RankPart] = {rank: ended.part for rank, ended in parts.items() if ended.part is not None}
+        results: dict[int, QueryResult] = {rank: ended.part for rank, ended in parts.items() if ended.part is not None}
         self.parts.append((self.last, results))
         for part in results.values():
             for record in part.records[-2:]:
@@ -202,7 +202,7 @@ class QueryPolicy(StepPolicy):
         if self.step < self.num_steps and (lost or any(ended.end == "lost" for ended in parts.values())):
             self._make_lost_step(generation, results, lost)
 
-    def _make_lost_step(self, generation: Generation, parts: Mapping[int, RankPart], lost: frozenset[int]) -> None:
+    def _make_lost_step(self, generation: Generation, parts: Mapping[int, QueryResult], lost: frozenset[int]) -> None:
         """Complete the step in which a device was lost from the losses that the others know, if that is requested and there are any."""
         step, job = self.step, generation.job
         known: dict[int, float] = {}

@@ -27,7 +27,6 @@ from workbench.methods.p_rge.zeroth_order import StepLog, ZerothOrderConfig
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import Phase, PhasedJob
 from workbench.planners.problem import Problem
-from workbench.runtime.commands import End
 from workbench.schedules import insert_transfers
 from workbench.schedules.costs import Crossing
 from workbench.tasks.prompts import PromptBatch, collate_prompts, step_indices
@@ -248,14 +247,11 @@ def rank_job(
 
 
 @dataclass(kw_only=True)
-class RankPart(RankResult):
-    """A device's results of a PRGERankJob.
+class QueryResult(RankResult):
+    """A device's results of a PRGERankJob.  records: of the finished steps.
 
-    end: all steps are done; or it paused on request; or another device was lost in the middle of a step.
-    losses: of a lost step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by name.
+    losses: of the last step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by name.
     """
 
-    end: End = "finished"
     records: list[StepLog] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
-    error: str = ""

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from workbench.core.errors import DeviceLostError, DivergedError
+from workbench.core.errors import DivergedError
 from workbench.core.names import FloatType
 from workbench.core.profile import layers_seconds
 from workbench.core.schedule import SEND, STEP, Op
-from workbench.methods.common.session import IDLE, LOADING, WAITING, RankSession, StepTrace, trace_of
+from workbench.methods.common.session import IDLE, LOADING, WAITING, RankResult, RankSession, StepTrace
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.query_costs import Passing
-from workbench.methods.p_rge.rank_job import PRGERankJob, QueryShape, QueryStep, RankPart, planned_step
+from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, QueryShape, QueryStep, planned_step
 from workbench.methods.p_rge.zeroth_order import (
     CausalModel,
     PrecisionWarning,
@@ -33,13 +32,13 @@ from workbench.methods.p_rge.zeroth_order import (
     replay,
 )
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
+from workbench.methods.training.phases import StepPhase
+from workbench.methods.training.worker import Paused, StepWorker, run_steps
 from workbench.models.quantization import QuantizationConfig
-from workbench.runtime.commands import End, StepDone
+from workbench.runtime.commands import StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
-from workbench.runtime.executor import Handler
-from workbench.runtime.jobs import tells_of_peer
+from workbench.runtime.executor import Execution, Handler
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
 from workbench.tasks.prompts import PromptBatch
@@ -105,8 +104,9 @@ class StageCompute:
 class QueryHandlers:
     """One step's operations on one rank.
 
+    result: what the rank returns: its record of the step, or the losses that it knows if another device is lost before that.
     wants_pause: called when losses are sent; a flag after them informs the others, so that all stop after the same step.
-    losses: by part, as far as this rank knows them.  record: of the step, once it is complete.
+    losses: by part, as far as this rank knows them.  pauses: whether a rank wants all to stop after this step.
     """
 
     rank: int
@@ -115,10 +115,13 @@ class QueryHandlers:
     compute: StageCompute
     batch: PromptBatch
     step: int
+    result: QueryResult
     wants_pause: Callable[[], bool]
     losses: dict[int, float] = field(default_factory=dict)
-    record: StepLog | None = None
     pauses: bool = False
+
+    def __post_init__(self) -> None:
+        self.result.losses = self.losses
 
     @property
     def loss(self) -> float:
@@ -143,9 +146,10 @@ class QueryHandlers:
             if value.name == "loss":
                 self._know(value.part, content[:-1])
                 self.pauses = self.pauses or bool(content[-1])
-        self.record = record_of(self.rank_job, self.step, self.losses)
-        self.compute.model.trainables.apply(self.record)
+        record = record_of(self.rank_job, self.step, self.losses)
+        self.compute.model.trainables.apply(record)
         self.compute.num_steps += 1
+        self.result.records.append(record)
         return (None,)
 
     def _know(self, part: int, losses: Tensor) -> None:
@@ -169,7 +173,51 @@ def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> Ste
     return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries, loss=mean)
 
 
-TRAINING = "training"
+class QueryPhase(StepPhase[PRGERankJob]):
+    """P-RGE's only phase on one rank.  wants_pause: see QueryHandlers."""
+
+    result: QueryResult
+
+    def __init__(
+        self,
+        session: RankSession[PRGERankJob],
+        result: QueryResult,
+        compute: StageCompute | None,
+        wants_pause: Callable[[], bool],
+    ) -> None:
+        super().__init__(session, session.rank_job.phases()[0], result)
+        self.compute, self._wants_pause, self._query_step = compute, wants_pause, self.rank_job.query_step()
+        self._step: QueryHandlers | None = None
+        result.nbytes["sent"] = 0
+
+    def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
+        """Return the handlers of the next step (see StepPhase)."""
+        self._step = QueryHandlers(
+            rank=self.session.rank,
+            rank_job=self.rank_job,
+            query_step=self._query_step,
+            compute=self.compute,
+            batch=self.rank_job.batch(planned),
+            step=self.rank_job.first_step + len(self.result.records),
+            result=self.result,
+            wants_pause=self._wants_pause,
+        )
+        return self._step.table()
+
+    def loss(self, done: Execution, epoch: int, step: int) -> float:
+        """Return this rank's part of the loss (see StepPhase), and count the bytes that it has sent."""
+        assert self._step is not None
+        self.result.nbytes["sent"] += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
+        return self._step.loss
+
+    def note(self, trace: StepTrace) -> None:
+        """Report a step that is done.  Raises Paused if all stop after it."""
+        assert self._step is not None
+        self.result.steps.append(trace)
+        record = self.result.records[-1] = replace(self.result.records[-1], seconds=trace.end_s - trace.start_s)
+        self.session.context.publish(StepDone(record.step, trace.busy_s, record))
+        if self._step.pauses and record.step + 1 < self.rank_job.last_step:
+            raise Paused
 
 
 def serve_rank(context: RankContext, payload: None) -> None:
@@ -177,8 +225,10 @@ def serve_rank(context: RankContext, payload: None) -> None:
     serve_device(context, QueryWorker(context.dilation))
 
 
-class QueryWorker(DeviceWorker[PRGERankJob]):
-    """A DeviceWorker that keeps its layers from one job to the next."""
+class QueryWorker(StepWorker[PRGERankJob]):
+    """A StepWorker that keeps its layers from one job to the next."""
+
+    result_type = QueryResult
 
     def __init__(self, dilation: float) -> None:
         super().__init__(dilation)
@@ -186,11 +236,20 @@ class QueryWorker(DeviceWorker[PRGERankJob]):
         self._job: PRGERankJob | None = None
         self._place = 0
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: PRGERankJob, controls: Controls) -> tuple[End, RankPart]:
-        """Do the steps of a job (see Worker)."""
-        with self.session(context, process_group, job, controls) as session:
-            part = self.steps(session, wants_pause=controls.wants_pause)
-            return part.end, part
+    def work(self, session: RankSession[PRGERankJob], result: RankResult, controls: Controls) -> None:
+        """Do the steps of a job (see StepWorker)."""
+        assert isinstance(result, QueryResult)
+        job = session.rank_job
+        session.progress.phase(LOADING)
+        self.prepare(job, session.rank)
+        session.progress.phase(WAITING)
+        phase = QueryPhase(session, result, None if job.plan.stage_of(session.rank) is None else self._compute, controls.wants_pause)
+        first_epoch, begin = divmod(job.first_step, job.prepared.steps_per_epoch)
+        session.barrier(phase.phase.program(phase.phase.steps(first_epoch)[begin].shape))
+        for epoch in phase.phase.epochs[first_epoch:]:
+            session.progress.phase("training" if phase.takes_part else IDLE, epoch)
+            run_steps(phase, phase.phase.steps(epoch), epoch=epoch, begin=begin, note=phase.note)
+            begin = 0
 
     def prepare(self, job: PRGERankJob, place: int) -> None:
         """Load a member's layers, unless they are loaded, and apply the steps of the log; an idle rank has none."""
@@ -223,69 +282,3 @@ class QueryWorker(DeviceWorker[PRGERankJob]):
         pacer = Pacer(factor, dilation=self._dilation)
         paced = pacer.run(lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]), expected_s)
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)
-
-    def steps(self, session: RankSession[PRGERankJob], *, wants_pause: Callable[[], bool]) -> RankPart:
-        """Do a job's steps until the last, a pause, or the loss of a device; an idle rank returns at once.
-
-        wants_pause: whether to end after the current step, together with the others.
-        """
-        job, part = session.rank_job, RankPart(rank=session.rank)
-        session.progress.phase(LOADING)
-        self.prepare(job, session.rank)
-        session.progress.phase(WAITING)
-        step_of_all, compute, (phase,) = job.query_step(), self._compute, job.phases()
-        per_epoch = job.prepared.steps_per_epoch
-
-        def planned_at(number: int) -> PlannedStep:
-            return phase.steps(number // per_epoch)[number % per_epoch]
-
-        session.barrier(phase.program(planned_at(job.first_step).shape))
-        if compute is None:
-            session.progress.phase(IDLE)
-            return part
-
-        def made(record: StepLog, busy_s: float) -> None:
-            part.records.append(record)
-            session.context.publish(StepDone(record.step, busy_s, record))
-
-        sent = 0
-        for number in range(job.first_step, job.last_step):
-            epoch, at = divmod(number, per_epoch)
-            if number == job.first_step or at == 0:
-                session.progress.phase(TRAINING, epoch)
-            planned = planned_at(number)
-            batch = job.batch(planned)
-            handlers = QueryHandlers(
-                rank=session.rank,
-                rank_job=job,
-                query_step=step_of_all,
-                compute=compute,
-                batch=batch,
-                step=number,
-                wants_pause=wants_pause,
-            )
-            begin_s = session.context.now_s()
-            try:
-                done = session.run(phase.program(planned.shape), handlers.table())
-            except (DeviceLostError, RuntimeError) as error:
-                if not tells_of_peer(error):
-                    raise
-                part.end, part.error = "lost", str(error).splitlines()[0]
-                if handlers.record is None:
-                    part.losses = handlers.losses
-                else:
-                    part.steps.append(StepTrace(epoch, at, len(batch), begin_s, session.context.now_s(), handlers.loss))
-                    made(handlers.record, 0.0)
-                break
-            assert handlers.record is not None
-            trace = trace_of(session, done, epoch, at, per_epoch, len(batch), handlers.loss)
-            made(replace(handlers.record, seconds=trace.end_s - trace.start_s), trace.busy_s)
-            sent += sum(span.nbytes for span in done.spans if span.op.kind == SEND)
-            session.progress.step(trace, min(per_epoch, job.last_step - epoch * per_epoch), cached=False)
-            part.steps.append(trace)
-            if handlers.pauses and number + 1 < job.last_step:
-                part.end = "paused"
-                break
-        note_pace_and_memory(session, part)
-        part.nbytes["sent"] = sent
-        return part

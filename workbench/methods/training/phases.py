@@ -25,12 +25,12 @@ from workbench.core.program import Program, chained
 from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
-from workbench.methods.common.session import RankResult, RankSession, SessionJob
+from workbench.methods.common.session import RankResult, RankSession, SessionJob, loss_of
 from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
 from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import BackboneStage
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Execution, Handler
 from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW, LinearSchedule, Optimizer
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.snapshot import Snapshot, weights_after
@@ -269,11 +269,37 @@ class Plans:
         return None
 
 
+APhasedJob = TypeVar("APhasedJob", bound=PhasedJob)
 AJob = TypeVar("AJob", bound=RankJob)
 
 
-class RankPhase(ABC, Generic[AJob]):
-    """A phase on one rank.
+class StepPhase(ABC, Generic[APhasedJob]):
+    """The steps of a phase on one rank, however they train (see worker.run_steps)."""
+
+    def __init__(self, session: RankSession[APhasedJob], phase: Phase, result: RankResult) -> None:
+        self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
+        self.compute: Any = None
+
+    @property
+    def takes_part(self) -> bool:
+        """Return whether this rank has a share of the work."""
+        return self.compute is not None
+
+    def shape(self, planned: PlannedStep) -> StepShape:
+        """Return the shape of the next step as this run does it: by default as planned."""
+        return planned.shape
+
+    @abstractmethod
+    def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
+        """Return the handlers of a step's operations by kind."""
+
+    def loss(self, done: Execution, epoch: int, step: int) -> float:
+        """Return this rank's part of the loss of a step that is done.  Raises DivergedError if it is not finite."""
+        return loss_of(self.session, done, epoch, step)
+
+
+class RankPhase(StepPhase[AJob]):
+    """A phase that trains by backpropagation on one rank.
 
     optimizer: set by `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
     is_writer: whether this rank saves the state that is the same on all ranks with these layers.  label: the epochs' name in progress
@@ -283,11 +309,15 @@ class RankPhase(ABC, Generic[AJob]):
     label = ""
 
     def __init__(self, session: RankSession[AJob], phase: Phase, result: RankResult) -> None:
-        self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
+        super().__init__(session, phase, result)
         self.layers = (0, self.rank_job.plan.num_layers)
         self.is_writer = False
-        self.compute: Any = None
         self.optimizer: Optimizer | None = None
+
+    @property
+    def takes_part(self) -> bool:
+        """Return whether this rank trains layers (see StepPhase)."""
+        return self.optimizer is not None
 
     @abstractmethod
     def load(self, epoch: int) -> None:
@@ -304,14 +334,6 @@ class RankPhase(ABC, Generic[AJob]):
     def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
         """Return a context that is open during an epoch's steps from `begin` on."""
         return nullcontext()
-
-    def shape(self, planned: PlannedStep) -> StepShape:
-        """Return the shape of the next step as this run does it: by default as planned."""
-        return planned.shape
-
-    @abstractmethod
-    def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
-        """Return the handlers of a step's operations by kind."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

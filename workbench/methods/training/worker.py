@@ -5,11 +5,12 @@ DeviceWorker is the device side of every method that trains; TrainingWorker is f
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Self
+from typing import Any, ClassVar, Generic, Self
 
 import torch
 import torch.distributed as dist
@@ -26,14 +27,13 @@ from workbench.methods.common.session import (
     RankResult,
     RankSession,
     StepTrace,
-    loss_of,
     on_rank_zeros_clock,
     trace_of,
 )
 from workbench.methods.common.session import AJob as ASessionJob
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.interrupted import EpochLog
-from workbench.methods.training.phases import AJob, Loaded, RankPhase
+from workbench.methods.training.phases import AJob, Loaded, RankPhase, StepPhase
 from workbench.methods.training.rank_snapshots import KeptInMemory, RankSnapshots
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
@@ -47,7 +47,7 @@ from workbench.runtime.work_folder import full_disk_told
 PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
 
 
-class _Paused(Exception):
+class Paused(Exception):
     """The devices pause between two steps."""
 
 
@@ -96,32 +96,26 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
             yield session
 
 
-class TrainingWorker(DeviceWorker[AJob]):
-    """A DeviceWorker of phases.  phases_on: makes a job's phases as a rank does them; they note in the result all that is no step."""
+class StepWorker(DeviceWorker[ASessionJob]):
+    """A DeviceWorker of a job's steps, which all devices do until the last, a pause, or the loss of a device.
 
-    def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
-        super().__init__(dilation)
-        self._phases_on, self._kept, self._loaded = phases_on, KeptInMemory(), list[Loaded]()
-        self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
+    result_type: of what a job returns.
+    """
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: AJob, controls: Controls) -> tuple[End, RankResult | None]:
+    result_type: ClassVar[type[RankResult]] = RankResult
+
+    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls) -> tuple[End, RankResult]:
         """Do a job (see Worker)."""
-        result = RankResult(rank=context.rank)
+        result = self.result_type(rank=context.rank)
         end: End = "finished"
-        served = Served(begins=controls.begins, told=context.publish, kept=self._kept, loaded=self._loaded)
         try:
             with self.session(context, process_group, job, controls) as session:
                 try:
-                    phases = self._phases_on(session, result)
-                    if job.sweep:
-                        _sweep(phases[0])
-                    else:
-                        for phase, before in _numbered(phases):
-                            _train_phase(phase, before, served)
+                    self.work(session, result, controls)
                     session.progress.phase(DONE)
                 finally:
                     note_pace_and_memory(session, result)
-        except _Paused:
+        except Paused:
             end = "paused"
         except (DeviceLostError, RuntimeError) as error:
             if not tells_of_peer(error):
@@ -129,9 +123,34 @@ class TrainingWorker(DeviceWorker[AJob]):
             error.__traceback__ = None  # it would keep the layers in memory
             end = "lost"
         finally:
-            result.snapshots = self._kept.names()
             release_free_memory()
         return end, on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
+
+    @abstractmethod
+    def work(self, session: RankSession[ASessionJob], result: RankResult, controls: Controls) -> None:
+        """Do the steps of a job and note them in the result.  Raises Paused if all devices pause, DeviceLostError if one is lost."""
+
+
+class TrainingWorker(StepWorker[AJob]):
+    """A StepWorker of phases.  phases_on: makes a job's phases as a rank does them; they note in the result all that is no step."""
+
+    def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
+        super().__init__(dilation)
+        self._phases_on, self._kept, self._loaded = phases_on, KeptInMemory(), list[Loaded]()
+        self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
+
+    def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
+        """Do all phases of a job (see StepWorker)."""
+        served = Served(begins=controls.begins, told=session.context.publish, kept=self._kept, loaded=self._loaded)
+        try:
+            phases = self._phases_on(session, result)
+            if session.rank_job.sweep:
+                _sweep(phases[0])
+                return
+            for phase, before in _numbered(phases):
+                _train_phase(phase, before, served)
+        finally:
+            result.snapshots = self._kept.names()
 
     def prepare(self, job: AJob, place: int) -> None:
         """Import the libraries of a job, and load its layers."""
@@ -194,11 +213,11 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
             def begins(step: int, first: int = first) -> None:
                 if first + step >= rank_job.until or not served.begins(first + step):
                     session.some(True)  # all have finished the step before
-                    raise _Paused
+                    raise Paused
 
             try:
                 result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=note)
-            except _Paused:
+            except Paused:
                 snapshots.pause()
                 served.loaded[:] = filter(None, [phase.hand_on()])
                 raise
@@ -207,7 +226,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
         if drains and phase.optimizer is not None:
             session.progress.phase(WAITING)
         if drains and session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
-            raise _Paused
+            raise Paused
     del snapshots, note  # they reference the optimizer
     phase.release()
 
@@ -233,7 +252,7 @@ def _sweep(phase: RankPhase) -> None:
 
 
 def run_steps(
-    phase: RankPhase,
+    phase: StepPhase,
     steps: Sequence[PlannedStep],
     *,
     epoch: int = 0,
@@ -248,15 +267,16 @@ def run_steps(
     program: of a step without a loss, instead of the phase's.
     """
     session = phase.session
-    if phase.optimizer is None:
+    if not phase.takes_part:
         return []
     traces = []
-    for number, planned in list(enumerate(steps))[begin:]:
+    for number in range(begin, len(steps)):
+        planned = steps[number]
         if begins is not None:
             begins(number)
         shape = phase.shape(planned)
         done = session.run((program or phase.phase.program)(shape), phase.handlers(epoch, planned))
-        trace = trace_of(session, done, epoch, number, len(steps), shape.samples, loss_of(session, done, epoch, number))
+        trace = trace_of(session, done, epoch, number, len(steps), shape.samples, phase.loss(done, epoch, number))
         trace = trace._replace(lowest_trained=shape.lowest_trained)
         session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
         traces.append(trace)
