@@ -25,6 +25,6 @@ from workbench.methods.p_rge.prepare import prepare
 def test_each_layer_has_a_time(model: str, options: dict[str, Any]) -> None:
     sizes = {"train_samples": 16, "validation_samples": 4, "test_samples": 4, "batch_size": 4, "max_length": 32}
     prepared = prepare(Job(method="p_rge", model=model, options=options, **sizes))
-    layers = measure_layers(prepared, prepared.options.precision, budget_s=0.05)
+    layers = measure_layers(prepared, max_length=prepared.profiled_length, budget_s=0.05)
     assert len(layers) == prepared.facts.num_layers
     assert all(layer.seconds("F", 4, 16) > 0 for layer in layers)

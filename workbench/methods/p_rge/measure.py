@@ -12,7 +12,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.names import FloatType
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import describe_facts, number_format, profiled_length
+from workbench.methods.common.scaling import describe_facts, number_format
 from workbench.methods.p_rge.options import METHOD, Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.worker import load_model, stored_as
@@ -49,17 +49,17 @@ def made_up_batch(ids: Tensor, *, has_decoder: bool = False) -> PromptBatch:
     )
 
 
-def measure_layers(prepared: PreparedJob, precision: Precision, *, budget_s: float = 40.0) -> tuple[LayerProfile, ...]:
+def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 40.0) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers).
 
     F is measured over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
     """
-    facts, max_length = prepared.facts, profiled_length(prepared.longest, prepared.facts.max_length)
+    facts = prepared.facts
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
-    models = {span: load_model(prepared, precision, None if span == stacks.whole else span) for span in stacks.spans}
+    models = {span: load_model(prepared, None if span == stacks.whole else span) for span in stacks.spans}
     whole = [models[stack] for stack in stacks.stacks]
     trained = layer_sizes(whole, facts.num_layers)
-    compute = activation_type(precision, prepared.options.compute_dtype)
+    compute = activation_type(prepared.options.precision, prepared.options.compute_dtype)
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = _frozen_bytes(models, next(one for one in stacks.stacks if layer < one.stop), layer)
@@ -162,11 +162,9 @@ def _noise(models: list[CausalModel]) -> Maker:
     return made
 
 
-def catalogue_profile(prepared: PreparedJob, cluster: Cluster, precision: Precision) -> Profile:
-    """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every trained value.
-
-    precision: of the frozen weights.
-    """
+def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
+    """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every trained value."""
+    precision = prepared.options.precision
     lengths = sorted({8, prepared.typical_length, 2 * prepared.typical_length, prepared.longest})
     compute = activation_type(precision, prepared.options.compute_dtype)
     numbers = number_format(prepared.facts, compute, stored_as(precision, compute))

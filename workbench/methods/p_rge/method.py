@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, 
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
 from workbench.methods.common.result import model_encoder
-from workbench.methods.common.scaling import kept_layers, profiled_length, scale_to_cluster
+from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
@@ -49,29 +49,19 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
-        return catalogue_profile(prepared, cluster, prepared.options.precision)
+        return catalogue_profile(prepared, cluster)
 
-    def host_layers(
-        self, prepared: PreparedJob, notify: Notify = ignore, *, refresh: bool = False, precision: Precision | None = None
-    ) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier.
-
-        precision: of the frozen weights, by default the requested one.
-        """
-        precision = precision or prepared.options.precision
+    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+        """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""
+        options = prepared.options
         key = {
             "method": METHOD,
-            "version": 4,
-            "model": prepared.job.model,
-            # The name alone may be a folder that contains another model by now.
-            "shape": asdict(prepared.facts),
+            "version": 5,
             "trainable": asdict(replace(prepared.trainable, seed=0)),
-            "precision": precision,
-            "compute_dtype": prepared.options.compute_dtype,
-            "max_length": profiled_length(prepared.longest, prepared.facts.max_length),
+            "precision": options.precision,
+            "compute_dtype": options.compute_dtype,
         }
-        measure = partial(measure_layers, prepared, precision)
-        return kept_layers(prepared, METHOD, key, measure, notify, refresh=refresh, what=f", weights in {precision}")
+        return key, lambda max_length: measure_layers(prepared, max_length=max_length)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see Method)."""
@@ -167,17 +157,18 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         return setting, profile_of(setting.precision)
 
     def _profile_of(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> ProfileOf:
-        asked = prepared.options.precision
+        requested = prepared.options.precision
 
         def profile_of(precision: Precision) -> Profile:
-            if precision == asked:
+            other = prepared.with_precision(precision)
+            if precision == requested:
                 return profile
             if profile.source == "scaled":
-                layers = self.host_layers(prepared, precision=precision)
+                layers = self.host_layers(other, ignore)
                 return scale_to_cluster(layers, cluster, model=prepared.job.model, method=METHOD)
             if profile.source == "analytic":
-                return catalogue_profile(prepared, cluster, precision)
-            return in_precision(profile, asked, precision)
+                return catalogue_profile(other, cluster)
+            return in_precision(profile, requested, precision)
 
         return profile_of
 
@@ -259,7 +250,7 @@ def _evaluated(
     """
     prepared, records, notify = policy.prepared, policy.history.records, policy.notify
     precision = policy.setting.precision
-    model = model if precision == prepared.options.precision else load_model(prepared, precision)
+    model = model if precision == prepared.options.precision else load_model(prepared.with_precision(precision))
     per_epoch = prepared.steps_per_epoch
     ends = [min(begin + per_epoch, len(records)) for begin in range(0, len(records), per_epoch)]
     notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))

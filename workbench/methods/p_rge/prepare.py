@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from workbench.core.cluster import Cluster
@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.common.result import model_encoder
+from workbench.methods.common.scaling import profiled_length
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.options import METHOD, Precision, PRGEOptions
 from workbench.methods.p_rge.packing import computed_length
@@ -82,6 +83,15 @@ class PreparedJob:
     def longest(self) -> int:
         """Return the largest padded length of a batch that the model's table of positions still has."""
         return min(padded_length(self.train.lengths), self.facts.max_length)
+
+    @property
+    def profiled_length(self) -> int:
+        """Return the largest sequence length to measure."""
+        return profiled_length(self.longest, self.facts.max_length)
+
+    def with_precision(self, precision: Precision) -> PreparedJob:
+        """Return the job with its frozen weights in another precision."""
+        return replace(self, options=replace(self.options, precision=precision))
 
     @property
     def steps_per_epoch(self) -> int:

@@ -44,12 +44,12 @@ from workbench.runtime.pacing import Pacer
 from workbench.tasks.prompts import PromptBatch
 
 
-def load_model(prepared: PreparedJob, precision: Precision | None = None, span: tuple[int, int] | None = None) -> CausalModel:
-    """Return a job's model, or its layers [start, stop), frozen in a precision.  Raises the errors of load_causal_model.
+def load_model(prepared: PreparedJob, span: tuple[int, int] | None = None) -> CausalModel:
+    """Return a job's model, or its layers [start, stop), frozen in the job's precision.  Raises the errors of load_causal_model.
 
     Weights with another dtype than the activations, see PRGEOptions, are dequantized layer by layer.
     """
-    precision = precision or prepared.options.precision
+    precision = prepared.options.precision
     compute = activation_type(precision, prepared.options.compute_dtype)
     stored, dtype = stored_as(precision, compute), getattr(torch, compute)
     return load_causal_model(prepared.job.model, prepared.trainable, span=span, quantization=stored, dtype=dtype)
@@ -66,7 +66,7 @@ class StageCompute:
     def __init__(self, rank_job: PRGERankJob, start: int, stop: int) -> None:
         self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
         # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
-        self.model = load_model(rank_job.prepared, self.precision, (start, stop))
+        self.model = load_model(rank_job.prepared.with_precision(self.precision), (start, stop))
         self.num_steps = 0
         self._estimator: Prge | None = None
         release_free_memory()

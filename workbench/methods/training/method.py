@@ -64,7 +64,16 @@ class Trained(Protocol):
         ...
 
 
+class Layered(Prepared, Protocol):
+    """A job whose model is measured layer by layer."""
+
+    @property
+    def profiled_length(self) -> int:
+        """Return the largest sequence length to measure."""
+
+
 A = TypeVar("A", bound=Prepared)
+L = TypeVar("L", bound=Layered)
 P = TypeVar("P", bound=PreparedTraining)
 
 
@@ -144,7 +153,7 @@ class ProfiledMethod(ABC, Generic[A]):
         return self.catalogue(prepared, cluster)
 
 
-class LayerMethod(ProfiledMethod[A]):
+class LayerMethod(ProfiledMethod[L]):
     """A ProfiledMethod whose devices are measured layer by layer."""
 
     def __init_subclass__(cls) -> None:
@@ -168,19 +177,32 @@ class LayerMethod(ProfiledMethod[A]):
         function.__annotations__ |= payload
         setattr(cls, function.__name__, staticmethod(function))
 
-    def device_layers(self, context: RankContext, prepared: A, *, refresh: bool) -> tuple[LayerProfile, ...]:
+    def device_layers(self, context: RankContext, prepared: L, *, refresh: bool) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on the real device where this runs.  refresh: measure again."""
         return self.host_layers(prepared, ignore, refresh=refresh)
 
     @abstractmethod
-    def host_layers(self, prepared: A, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
+    def measured(self, prepared: L) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+        """Return the settings besides model and lengths that affect this host's layer costs, and a function to measure up to a length."""
 
-    def joined(self, prepared: A, cluster: Cluster, rows: Sequence[Any]) -> Profile:
+    def host_layers(self, prepared: L, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
+        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
+        settings, measure = self.measured(prepared)
+        max_length = prepared.profiled_length
+        key = {
+            "model": prepared.job.model,
+            # The name alone may be a folder that contains another model by now.
+            "shape": asdict(prepared.facts),
+            "batch_sizes": BATCH_SIZES,
+            "max_length": max_length,
+        }
+        return kept_layers(prepared, self.name, key | settings, partial(measure, max_length), notify, refresh=refresh)
+
+    def joined(self, prepared: L, cluster: Cluster, rows: Sequence[Any]) -> Profile:
         """Return every layer's cost on every device (see ProfiledMethod)."""
         return Profile(model=prepared.job.model, method=self.name, source="measured", layers=tuple(rows))
 
-    def scaled(self, prepared: A, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
+    def scaled(self, prepared: L, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
         """Return every layer's cost on every device (see ProfiledMethod)."""
         layers = self.host_layers(prepared, notify, refresh=refresh)
         return scale_to_cluster(layers, cluster, model=prepared.job.model, method=self.name)
@@ -212,25 +234,8 @@ class TrainingMethod(LayerMethod[P], Plans):
             cls.called_by_devices(serve_rank)
 
     @abstractmethod
-    def measured(self, prepared: P) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
-        """Return the settings besides model and lengths that affect this host's layer costs, and a function to measure up to a length."""
-
-    @abstractmethod
     def technique(self, prepared: P) -> AnalyticTechnique:
         """Return how the method trains, for the analytic costs."""
-
-    def host_layers(self, prepared: P, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
-        settings, measure = self.measured(prepared)
-        max_length = prepared.profiled_length
-        key = {
-            "model": prepared.job.model,
-            # The name alone may be a folder that contains another model by now.
-            "shape": asdict(prepared.facts),
-            "batch_sizes": BATCH_SIZES,
-            "max_length": max_length,
-        }
-        return kept_layers(prepared, self.name, key | settings, partial(measure, max_length), notify, refresh=refresh)
 
     def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
