@@ -14,7 +14,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
-from workbench.core.report import EpochRecord, Recovery, StepRecord, SweepPoint
+from workbench.core.report import Recovery, StepRecord, SweepPoint
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
@@ -29,15 +29,14 @@ from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
-from workbench.methods.p_rge.zeroth_order import CausalModel, replay, warn_of_rounding
+from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog, replay, warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.training.faults import predict
-from workbench.methods.training.method import LayerMethod
+from workbench.methods.training.method import LayerMethod, SplitName, chosen_epoch
 from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
 from workbench.runtime.engine_service import Engines
 from workbench.tasks.prompts import evaluate
-from workbench.tasks.task import Split
 
 
 class PRGE(LayerMethod[PreparedJob], Plans):
@@ -209,7 +208,12 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
     """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values."""
     cluster, history, results = policy.cluster, policy.history, results_of(policy)
     steps = reported_steps(policy, prediction)
-    epochs, metrics, best, saved = _evaluated(policy, model, epoch_records(steps))
+    prepared = policy.prepared.with_precision(policy.setting.precision)
+    if prepared.options.precision != policy.prepared.options.precision:
+        model = load_model(prepared)
+    trained = TrainedByLog(prepared, model, history.records)
+    epochs, metrics, best = chosen_epoch(epoch_records(steps), trained.scores, lambda metrics: metrics[prepared.task.metric], policy.notify)
+    saved = _save(prepared, model, history.folder / ADAPTER)
     counted = sum(max((len(part.steps) for part in parts.values()), default=0) for _, parts in policy.parts)
     sent = sum(result.nbytes.get("sent", 0) for result in results)
     nbytes: dict[str, int] = {}
@@ -241,43 +245,37 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
     )
 
 
-def _evaluated(
-    policy: QueryPolicy, model: CausalModel, epochs: tuple[EpochRecord, ...]
-) -> tuple[tuple[EpochRecord, ...], dict[str, float], int, Path]:
-    """Replay the log's steps, score every epoch on the validation split, and the best one on the test split.
+class TrainedByLog:
+    """The model after each epoch of a run, made from its log.  model: before the first step."""
 
-    model: before the first step.
-    """
-    prepared, records, notify = policy.prepared, policy.history.records, policy.notify
-    precision = policy.setting.precision
-    model = model if precision == prepared.options.precision else load_model(prepared.with_precision(precision))
-    per_epoch = prepared.steps_per_epoch
-    ends = [min(begin + per_epoch, len(records)) for begin in range(0, len(records), per_epoch)]
-    notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
-    best: tuple[float, int, dict[str, Tensor]] | None = None
-    done, scores = 0, []
-    for epoch, end in enumerate(ends):
-        done += replay(model.trainables, records[done:end])
-        scores.append(_score(prepared, model, prepared.task.validation))
-        if best is None or scores[-1] > best[0]:
-            best = (scores[-1], epoch, model.trainables.state())
-    assert best is not None, "a run has at least one step"
-    notify(Event("phase", message="Scoring the chosen epoch on the test split"))
-    model.trainables.load_state(best[2])
-    metric = prepared.task.metric
-    metrics = {metric: _score(prepared, model, prepared.task.test)}
-    scored = tuple(replace(record, metrics={metric: scores[record.epoch]}) for record in epochs)
-    return scored, metrics, best[1], _save(prepared, model, policy.history.folder / ADAPTER, precision)
+    def __init__(self, prepared: PreparedJob, model: CausalModel, records: Sequence[StepLog]) -> None:
+        self._prepared, self.model, self._records, self._num_steps = prepared, model, records, 0
+        self._encoder = model_encoder(prepared.task.template, prepared.job.model, prepared.job.max_length)
+        self._best: tuple[float, int, dict[str, Tensor]] | None = None
+
+    def scores(self, epochs: Sequence[int], split: SplitName) -> list[dict[str, float]]:
+        """Return the metric on a split after each of some epochs, in their order; after the others the best epoch can be asked for."""
+        task, found = self._prepared.task, []
+        for epoch in epochs:
+            self._go_to(epoch)
+            value = evaluate(self.model.logits_at, getattr(task, split).prompts, self._encoder).value
+            if self._best is None or value > self._best[0]:
+                self._best = value, epoch, self.model.trainables.state()
+            found.append({task.metric: value})
+        return found
+
+    def _go_to(self, epoch: int) -> None:
+        if self._best is not None and self._best[1] == epoch:
+            self.model.trainables.load_state(self._best[2])
+            return
+        end = min((epoch + 1) * self._prepared.steps_per_epoch, len(self._records))
+        self._num_steps += replay(self.model.trainables, self._records[self._num_steps : end])
 
 
-def _score(prepared: PreparedJob, model: CausalModel, split: Split) -> float:
-    job = prepared.job
-    return evaluate(model.logits_at, split.prompts, model_encoder(prepared.task.template, job.model, job.max_length)).value
-
-
-def _save(prepared: PreparedJob, model: CausalModel, folder: Path, precision: Precision) -> Path:
+def _save(prepared: PreparedJob, model: CausalModel, folder: Path) -> Path:
     """Write the trained values and their settings into a folder; also in peft's format, if peft can read them."""
-    name, compute = prepared.job.model, activation_type(precision, prepared.options.compute_dtype)
+    name, precision = prepared.job.model, prepared.options.precision
+    compute = activation_type(precision, prepared.options.compute_dtype)
     save_tokenizer(name, folder)
     save_for_peft(folder, model, name=name)
     quantization = stored_as(precision, compute)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from workbench.core.effects import Situation, idle_settings, refuse_idle
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
-from workbench.core.report import SweepPoint
+from workbench.core.report import EpochRecord, SweepPoint
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
@@ -305,14 +305,15 @@ class TrainingMethod(LayerMethod[P], Plans):
         for result in results:
             result.resumed_at = (former.epochs, former.step)
         steps = records.measured_steps([*former.results, *results], expected)
-        epochs = list(records.epoch_records(steps))
+        epochs = records.epoch_records(steps)[: policy.epochs]
         trained = self.trained(prepared, stack, message)
-        notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
-        for epoch, predictions in enumerate(trained.predict(range(policy.epochs), prepared.validation, notify)):
-            epochs[epoch] = replace(epochs[epoch], metrics=_score(prepared, "validation", predictions))
-        best = max(range(policy.epochs), key=lambda epoch: quality(prepared.task, epochs[epoch].metrics))
-        notify(Event("phase", message="Scoring the chosen epoch on the test split"))
-        metrics = _score(prepared, "test", trained.predict([best], prepared.test, notify)[0])
+
+        def scores(numbers: Sequence[int], split: SplitName) -> list[dict[str, float]]:
+            tokenized = getattr(prepared, split)
+            predictions = trained.predict(numbers, tokenized, notify)
+            return [score(prepared.task, getattr(prepared.task, split), tokenized, one) for one in predictions]
+
+        epochs, metrics, best = chosen_epoch(epochs, scores, partial(quality, prepared.task), notify)
         saved = trained.save(folder / ADAPTER, best)
 
         shutil.rmtree(folder / DEVICES, ignore_errors=True)
@@ -321,7 +322,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         return Outcome(
             fidelity=engines.fidelity,
             steps=steps,
-            epochs=tuple(epochs),
+            epochs=epochs,
             timelines=records.measured_timelines(former.joined(results), message, prediction, engines.fidelity, _resident(message)),
             metrics=metrics,
             chosen_epoch=best + 1,
@@ -385,5 +386,22 @@ def _resumed(former: Interrupted, epochs: int, *, begun: bool) -> str:
     return f"Resumed after {at} of {epochs}{others}; the times of what was finished are the interrupted run's."
 
 
-def _score(prepared: PreparedTraining, split: Literal["validation", "test"], predictions: Predictions) -> dict[str, float]:
-    return score(prepared.task, getattr(prepared.task, split), getattr(prepared, split), predictions)
+SplitName = Literal["validation", "test"]
+
+
+def chosen_epoch(
+    epochs: Sequence[EpochRecord],
+    scores: Callable[[Sequence[int], SplitName], list[dict[str, float]]],
+    quality: Callable[[Mapping[str, float]], float],
+    notify: Notify,
+) -> tuple[tuple[EpochRecord, ...], dict[str, float], int]:
+    """Return the epochs with their metrics on the validation split, the metrics of the best one on the test split, and its number.
+
+    scores: of the model after some epochs on a split.  quality: the higher, the better; of equally good epochs the first is chosen.
+    """
+    notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
+    metrics = scores(range(len(epochs)), "validation")
+    best = max(range(len(epochs)), key=lambda epoch: quality(metrics[epoch]))
+    notify(Event("phase", message="Scoring the chosen epoch on the test split"))
+    scored = tuple(replace(epoch, metrics=own) for epoch, own in zip(epochs, metrics, strict=True))
+    return scored, scores([best], "test")[0], best
