@@ -63,7 +63,7 @@ def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_
     losses = [event.loss for event in events if event.kind == "step"]
     assert losses == pytest.approx([step.loss for step in outcome.steps])
     assert [step.samples for step in outcome.steps] == [E] * STEPS
-    assert {"first epoch, measured"} == set(outcome.timelines)
+    assert {"first epoch, predicted", "first epoch, measured"} == set(outcome.timelines)
     if len(plan.stages) == 1:
         parts = {share.rank: 2 * share.queries + 1 for share in plan.stages[0].shares}
         assert outcome.bytes["sent in a step, measured"] == 4 * sum(parts.values()) * (len(parts) - 1)
