@@ -194,7 +194,9 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
                 trained = {name: one for phase in phases for name, one in phase.optimizer.named_tensors().items()}
                 phases = [_phase(job.on_rank(rank), rank) for rank in range(job.cluster.world_size)]
                 for phase in phases if number else ():
-                    phase.optimizer.load_named_tensors(trained, number)
+                    for name, view in phase.optimizer.named_tensors().items():
+                        view.copy_(trained[name])
+                    phase.optimizer.set_num_steps(number)
             planned = job.round(number)
             programs = [phase.phase.program(phase.shape(planned)) for phase in phases]
             [program] = {program.digest: program for program in programs}.values()
