@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from functools import partial
@@ -53,7 +54,8 @@ def write_csv(path: Path, count: int, seed: int) -> Path:
 
 
 def files_in(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    # Unlike Path.rglob, os.walk goes on where a folder vanishes while the run works in it.
+    return {(Path(place) / name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names}
 
 
 class Kept(NamedTuple):
