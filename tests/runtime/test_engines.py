@@ -40,6 +40,19 @@ def test_function_defined_where_engines_cannot_import_it(engines: EngineCluster)
     assert engines.run(lambda context, payload: context.rank * payload, [1, 2, 3]) == [0, 2, 6]
 
 
+def test_what_a_function_prints_goes_to_the_log_and_not_between_the_messages(engines: EngineCluster) -> None:
+    def noisy(context: Any, payload: Any) -> list[str]:
+        for stream in (sys.stdout, sys.stderr):
+            print("\n\0\0 a library's warning", file=stream, flush=True)  # as the length of a message: 169 MB
+        os.write(1, b"\n\0\0\0")
+        os.write(2, b"\n\0\0\0")
+        return [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)]
+
+    for nothing, out, error in engines.run(noisy, [None] * 3):
+        assert nothing == os.devnull and out == error and out.endswith(".log")
+    assert works_again(engines)
+
+
 def test_all_events_arrive_in_order(engines: EngineCluster) -> None:
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     engines.run(engine_jobs.count, [50] * 3, on_event=lambda rank, event: seen[rank].append(event["step"]))

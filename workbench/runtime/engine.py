@@ -121,6 +121,7 @@ def serve_template(owner: int) -> tuple[EngineRequest, int] | None:
         if wanted.rank != IMPORT_ONLY:
             child = os.fork()
             if child == 0:
+                requests.detach()  # collected, it would close the descriptor 0, which the log would then take
                 return wanted, ends[0]
         for end in ends:
             os.close(end)

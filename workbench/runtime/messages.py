@@ -74,6 +74,11 @@ def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
     return encode(Told(name, encode(value), part))
 
 
+def is_ping(data: bytes) -> bool:
+    """Return whether bytes are a ping, which every call understands.  Raises RuntimeSetupError for bytes that are no message."""
+    return bool(decode(data, Told, "A command").name == c.Ping.__name__)
+
+
 def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) -> Any:
     """Decode a command, an event or a dict.  Raises RuntimeSetupError, which says that `what` was expected, for anything else."""
     told = decode(data, Told, what)

@@ -34,7 +34,18 @@ from workbench.runtime.context import Channel, RankContext
 from workbench.runtime.frames import FILE_CHUNK, KEPT, KEPT_NAME, TO_ENGINE, WORK, Asked, FilePart, Kind, Message, Messages
 from workbench.runtime.health import reply
 from workbench.runtime.memory import lift_all_budgets, read_memory
-from workbench.runtime.messages import AnswerMessage, Call, CallMessage, CallTable, Moved, decode, decode_told, encode, encode_told
+from workbench.runtime.messages import (
+    AnswerMessage,
+    Call,
+    CallMessage,
+    CallTable,
+    Moved,
+    decode,
+    decode_told,
+    encode,
+    encode_told,
+    is_ping,
+)
 from workbench.runtime.process_group import close_group
 
 _MOST_MESSAGE_BYTES = 1 << 32
@@ -177,10 +188,10 @@ class PipeChannel(Channel):
 
     def command(self, data: bytes) -> None:
         """Take a command.  A ping is answered here, whatever the job does meanwhile."""
-        command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
-        if isinstance(command, c.Ping):
+        if is_ping(data):
             self._engine.send("event", encode_told(reply(self._context, self._footprint_bytes)), self._number)
             return
+        command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
         with self._arriving:
             if self._take is None:
                 self._early.append(command)
@@ -207,6 +218,7 @@ class Engine:
         self._replies: dict[int, queue.SimpleQueue[bytes]] = {}
         self._asked, self._fetching = 0, threading.Lock()
         self._channel: PipeChannel | None = None
+        self._next: tuple[int, RankContext] | None = None  # the number and context of the last call that came
         self._laptop_folder: Path | None = None
         self.stopped = -1
         self.store = ChannelStore(self.ask)  # torch keeps the C++ half of it alone, which is of no use without this one
@@ -259,9 +271,15 @@ class Engine:
                 self._laptop_folder = Path(message.data.decode())
                 LACKING.fetch = self.fetch
             case "call":
+                with suppress(RuntimeSetupError):  # what is wrong with it is told when its turn comes
+                    self._next = message.number, decode(message.data, CallMessage, "A call").context
                 self._calls.put(message)
             case "command" if self._channel is not None:
                 self._channel.command(message.data)
+            case "command" if self._next is not None and is_ping(message.data):
+                # The libraries of a call are still being imported, which takes a slow or a busy device half a minute.
+                number, context = self._next
+                self.send("event", encode_told(reply(context, read_memory().anonymous_bytes)), number)
             case "stop":
                 self.stopped = message.number
             case "reply" if message.number in self._replies:
