@@ -111,8 +111,10 @@ def test_what_does_not_exist_is_refused(job: Job) -> None:
 
 def test_the_command_line_lists_it(job: Job, tmp_path: Path) -> None:
     settings = {"capture_output": True, "text": True, "check": True, "timeout": LIMIT_S}
-    helped = subprocess.run([sys.executable, "-m", "workbench", "run", "--help"], **settings)  # type: ignore[call-overload]
-    assert "bitfit: dropout=0.1" in helped.stdout
+    words = [sys.executable, "-m", "workbench", "run", "--help"]
+    assert "bitfit" in subprocess.run(words, **settings).stdout  # type: ignore[call-overload]
+    helped = subprocess.run([*words, "--method", "bitfit"], **settings)  # type: ignore[call-overload]
+    assert "Options of bitfit" in helped.stdout and "dropout=0.1" in helped.stdout
     words = ["--method", "bitfit", "--model", job.model, "--task", job.task, "--data", job.data, "--option", "dropout=0"]
     told = subprocess.run([sys.executable, "-m", "workbench", "simulate", *words, "--json"], cwd=tmp_path, **settings)  # type: ignore[call-overload]
     assert json.loads(told.stdout)["job"]["options"] == {"dropout": 0}

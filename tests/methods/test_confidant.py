@@ -346,19 +346,19 @@ def test_what_cannot_be_is_refused(job: Job) -> None:
 
 def test_a_device_without_a_share_pauses_with_the_others_in_mid_epoch() -> None:
     """It does not go on to the next epoch, where nobody would come."""
-    phase = MagicMock(optimizer=None)
+    phase = MagicMock(optimizer=None, takes_part=False)
     phase.phase.epochs, phase.phase.steps.return_value = range(3), (MagicMock(),) * 4
     phase.rank_job = MagicMock(start_epoch=0, start_step=0, held={}, state=None)
     phase.rank_job.snapshot = Snapshot(every=0)
     phase.session.some.return_value = True  # the others pause
-    with pytest.raises(worker._Paused):
+    with pytest.raises(worker.Paused):
         worker._train_phase(phase, 0, MagicMock(loaded=[]))
     phase.session.some.assert_called_once_with(False)
 
 
 @pytest.mark.parametrize(("continues", "meetings"), [(None, 3), ("the window before", 1)])
 def test_devices_wait_for_each_other_only_between_epochs_that_drain(continues: str | None, meetings: int) -> None:
-    phase = MagicMock(optimizer=None)
+    phase = MagicMock(optimizer=None, takes_part=False)
     step = MagicMock()
     step.shape.continues = continues
     phase.phase.epochs, phase.phase.steps.return_value = range(3), (step,)
