@@ -49,6 +49,8 @@ def test_a_report_begins_with_its_result_in_a_sentence() -> None:
     swept = replace(report, sweep=(SweepPoint(name="mine", plan=PLAN, predicted_s=0.19, measured_s=0.2, overrun_share=0.2),))
     assert "plans were predicted within 5.0% (!) (median)" in headline(swept)
     assert "50.0% (!)" in headline(replace(report, valid=False)) and "shorter (!)" in headline(replace(report, valid=False))
+    slower = make_report(first_s=2.0, cached_s=3.0)
+    assert "an epoch from the cache is 1.5 times longer" in headline(slower)
     assert headline(replace(report, metrics={}, epochs=())).startswith("A step takes 200 ms (simulated)")
 
 

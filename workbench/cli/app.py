@@ -66,7 +66,7 @@ def doctor(as_json: Json = False) -> None:
     else:
         for check in checks:
             head, state = f"{check.state:<9} {check.name:<17}", len(check.state)
-            print_entry(head, check.found, colour=STATE_COLOURS[check.state], coloured_words=state)
+            print_entry(head, check.found, colour=STATE_COLOURS[check.state], coloured=state)
             if check.todo:
                 print_entry(" " * len(head), f"-> {check.todo}")
         print_text(f"\n{verdict(checks)}")

@@ -169,8 +169,8 @@ HELP_GROUPS = {
     "Output": ("report", "out", "as_json", "help"),
     "Faults and recovery": ("faults", "snapshot_every", "snapshot_to", "resume", "workdir"),
 }
-ORDER = ("Options", "What", "Where", "How", "Faults and recovery", "Output")
 """The groups of a job's options in the help; all others say how the work is done."""
+ORDER = ("Options", "What", "Where", "How", "Faults and recovery", "Output")
 
 
 class JobCommand(Command):

@@ -143,17 +143,17 @@ def print_text(text: str = "") -> None:
     print(plain(text), flush=True)
 
 
-def print_entry(head: str, text: str, *, colour: str = "", coloured_words: int = 0) -> None:
+def print_entry(head: str, text: str, *, colour: str = "", coloured: int = 0) -> None:
     """Print a head and a text, which in a terminal wraps beside the head.
 
-    colour: of the head's first `coloured_words` characters, where stdout is a terminal that may have colours (https://no-color.org).
+    colour: of the head's first `coloured` characters, where stdout is a terminal that may have colours (https://no-color.org).
     """
     in_terminal = sys.stdout.isatty()
     width = max(20, shutil.get_terminal_size().columns - len(head) - 2) if in_terminal else 10_000
     lines = textwrap.wrap(plain(text), width, break_on_hyphens=False, break_long_words=False) or [""]
     shown = plain(head)
     if in_terminal and not os.environ.get("NO_COLOR"):
-        shown = typer.style(shown[:coloured_words], fg=colour or None) + shown[coloured_words:]
+        shown = typer.style(shown[:coloured], fg=colour or None) + shown[coloured:]
     print(f"{shown} {lines[0]}", flush=True)
     for line in lines[1:]:
         print_text(f"{'':<{len(head)}} {line}")

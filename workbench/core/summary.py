@@ -48,7 +48,9 @@ def headline(report: Report) -> str:
     full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
     cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if full_s and cached_s and mean(cached_s) > 0:
-        parts.append(f"an epoch from the cache is {mean(full_s) / mean(cached_s):.1f} times shorter{report.mark}")
+        ratio = mean(full_s) / mean(cached_s)
+        told = f"{ratio:.1f} times shorter" if ratio >= 1 else f"{1 / ratio:.1f} times longer"
+        parts.append(f"an epoch from the cache is {told}{report.mark}")
     swept = [(point.predicted_s, point.measured_s) for point in report.sweep if point.measured_s]
     steps = [(step.predicted_s, step.measured_s) for step in report.steps if step.predicted_s and step.measured_s]
     if pairs := swept or steps:
