@@ -27,7 +27,7 @@ from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, r
 from workbench.methods.p_rge.worker import record_of
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
 from workbench.methods.training.phases import Plans
-from workbench.methods.training.policy import Begun, StepPolicy, shares_of
+from workbench.methods.training.step_policy import Begun, StepPolicy, shares_of
 from workbench.runtime.commands import Generation, Parts, StepDone
 
 TOLERATED = 1.5

@@ -15,8 +15,8 @@ from workbench.methods.base import Planned, Prediction, ignore
 from workbench.methods.common.session import transfers_of
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
-from workbench.methods.training.policy import StepPolicy
 from workbench.methods.training.state_costs import snapshot_s
+from workbench.methods.training.step_policy import StepPolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts

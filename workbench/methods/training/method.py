@@ -27,8 +27,9 @@ from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import Plans, Predictor, RankJob
-from workbench.methods.training.policy import OncePolicy, TrainingPolicy
+from workbench.methods.training.policy import TrainingPolicy
 from workbench.methods.training.prepare import PreparedTraining
+from workbench.methods.training.step_policy import OncePolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.methods.training.worker import PhasesOn, TrainingWorker
 from workbench.models.evaluation import Predictions

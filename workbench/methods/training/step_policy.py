@@ -1,0 +1,358 @@
+"""Policies of runs on devices that change: who does the next steps, under which plan, and whether another plan pays.
+
+StepPolicy is for runs of many steps, OncePolicy for a job that all devices do once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import CacheError, PlanError
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.core.report import Recovery, StepRecord
+from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify, Planned
+from workbench.methods.common.records import Progress, show_device
+from workbench.methods.common.session import RankResult
+from workbench.methods.training.interrupted import Interrupted
+from workbench.methods.training.phases import PhasedJob, Plans
+from workbench.methods.training.state_costs import repartition_s, substitution
+from workbench.methods.training.timetable import Timetable
+from workbench.planners.pace import Pace
+from workbench.runtime.commands import Generation, Parts, Policy, StepDone
+from workbench.runtime.coordinator import Coordinator
+from workbench.runtime.devices import Devices, fleet_of
+
+REAL_REGROUP_S = 1.0
+"""Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy machine)."""
+REAL_PACE_S = 2.0
+"""Seconds of computing over which a real device's pace is judged: its steps also vary by what else the device does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A generation that has begun: its devices, its job (a PhasedJob), and its steps from number `start` on.
+
+    former: what the folder keeps of the steps before; of a simulated run nothing.
+    """
+
+    members: tuple[int, ...]
+    job: Any
+    timetable: Timetable
+    start: int
+    former: Interrupted = field(default_factory=Interrupted)
+
+    @property
+    def plan(self) -> Plan:
+        """Return its plan, with the devices' ranks in the cluster."""
+        return self.job.plan.renumbered(dict(enumerate(self.members)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyState:
+    """Where a run is.  step, num_steps: finished ones, and all.  generations: that have begun.
+
+    devices, layers, samples: of the present generation.  after_loss: a device was lost, so the next one gets a new plan.
+    slower: how many times slower devices and links are than described, and the shares of memory that are left, as last reported.
+    """
+
+    step: int
+    num_steps: int
+    generations: int
+    devices: tuple[str, ...]
+    layers: str
+    samples: str
+    after_loss: bool
+    slower: dict[int | str, float]
+
+
+class ToldPolicy(Policy):
+    """A runtime.coordinator.Policy that notifies a user.  notes: all messages.  least_timeout_s: of a generation on these devices."""
+
+    def __init__(self, notify: Notify) -> None:
+        self.notify, self.notes, self.least_timeout_s = notify, list[str](), 0.0
+        self._progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Notify the user."""
+        self.notes.append(f"{text}.")
+        self.notify(Event("note", message=text))
+
+    def watch(self, generation: Generation) -> None:
+        """Show the progress of a new generation."""
+        members, notify = generation.members, self.notify
+        self._progress = Progress(
+            generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
+        )
+
+    def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
+        """Forward a device's progress."""
+        if generation is not None and rank in generation.members and self._progress is not None and isinstance(event, dict):
+            self._progress(generation.members.index(rank), event)
+
+    def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:
+        """Do the remaining steps on devices that may be lost, leave or come back; return the cost of such changes."""
+        self.least_timeout_s = devices.timeout_s
+        fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
+        self.notify(Event("faults", faults=fleet.faults))
+        pace = Pace(least_s=REAL_PACE_S if devices.is_real else 0.0)
+        coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts, pace=pace)
+        coordinator.run()
+        for name, joules in fleet.metered_j.items():
+            self.say(f"{name} used {joules:.3g} J, measured by its own meter, with all else that it did")
+        return coordinator.recoveries
+
+
+class StepPolicy(ToldPolicy):
+    """A ToldPolicy of phases and epochs: which devices do the next steps, under which plan, and whether a new plan pays.
+
+    first: the job as planned for all devices.  method: makes the jobs of fewer or slower ones.
+    generations: all that have begun.  now: the present one; None before the first, and after a loss: all remaining devices get a new
+    plan (passive fault tolerance).  An idle device, if there is a suitable one, replaces one that leaves on notice (proactive: Confidant,
+    section 3.4).  factors: see Policy.generation.
+    """
+
+    def __init__(self, method: Plans, planned: Planned[Any], first: PhasedJob, notify: Notify) -> None:
+        super().__init__(notify)
+        self.method, self.first = method, first
+        self.prepared, self.profile, self.cluster = first.handed_on(planned.prepared), planned.profile, planned.cluster
+        self.generations: list[Begun] = []
+        self.now: Begun | None = None
+        self.factors: dict[Any, float] = {}
+        self._timetable, self._step = Timetable(first), 0
+        self._ahead: tuple[Any, Generation] | None = None
+
+    @property
+    def step(self) -> int:
+        """Return the number of finished steps."""
+        return self._step
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the whole run."""
+        return self._timetable.num_steps
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """Return the ranks of all devices."""
+        return tuple(range(self.cluster.world_size))
+
+    @property
+    def last(self) -> Begun:
+        """Return the last generation; if all was done before the first, a generation of the first plan."""
+        if self.generations:
+            return self.generations[-1]
+        return Begun(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
+
+    def expected(self, step: StepRecord) -> StepRecord:
+        """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this run."""
+        number = self._timetable.number(step.epoch, step.step)
+        begun = next((one for one in reversed(self.generations) if one.start <= number), None)
+        return step if begun is None or step.predicted_s is not None else replace(step, predicted_s=begun.timetable.seconds(number))
+
+    @property
+    def state(self) -> PolicyState:
+        """Return where the run is, as data."""
+        last = self.last
+        return PolicyState(
+            step=self._step,
+            num_steps=self.num_steps,
+            generations=len(self.generations),
+            devices=tuple(device.name for device in last.job.cluster.devices),
+            layers=last.job.plan.partition(),
+            samples=last.job.plan.grouping(),
+            after_loss=bool(self.generations) and self.now is None,
+            slower=dict(self.factors),
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.state})"
+
+    def _begin(self, generation: Generation, former: Interrupted | None = None) -> None:
+        """Note that a generation begins at the next step.  former: see Begun."""
+        self._timetable = generation.predictor  # type: ignore[assignment]  # made below
+        settings = {"members": generation.members, "job": generation.job, "timetable": self._timetable, "start": self._step}
+        self.now = Begun(**settings, former=former or Interrupted())
+        self.generations.append(self.now)
+
+    def part(self, generation: Generation, place: int) -> Any:
+        """Return the part of a job that a member gets (see Policy)."""
+        return generation.job.on_rank(place)
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Count a step."""
+        self._step = max(self._step, done.step + 1)
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the remaining steps as a job of the devices that are ready (see Policy)."""
+        self.factors, key = dict(factors), (number, ready, dict(factors))
+        if self._ahead is not None and self._ahead[0] == key and self.now is not None:
+            return self._ahead[1]
+        substituted = self._with_substitutes(ready, factors)
+        if substituted is None:
+            return self._generation(number, *self._next_job(ready, factors), factors)
+        members, job, prepares = substituted
+        self._ahead = key, self._generation(number, members, job, factors)._replace(prepares=prepares)
+        return self._ahead[1]
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
+
+        The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).  Here it is accepted
+        if it saves more over the steps left than it costs to load layers and move the trainable state; or at any price if a device no
+        longer has the memory for its part of the present one.
+        """
+        self.factors = dict(factors)
+        members, job = self._next_job(ready, factors)
+        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
+        if self.now is None or is_same:
+            return False
+        try:
+            self._require_room(generation, factors)
+        except PlanError as error:
+            why = f"{error.asked} {error.found}".rstrip(".")
+            self.say(f"Another partition is taken at any price, because the present one no longer fits: {why}")
+            return True
+        was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
+        price_s = repartition_s(self.cluster.with_slow_links(factors), self.profile, was, new)
+        if self.cluster.is_real:
+            price_s += REAL_REGROUP_S
+        at_present, then = (_timetable(members, job, factors) for members, job in ((self.now.members, self.now.job), (members, job)))
+        saved_s = at_present.rest_s(self._step) - then.rest_s(self._step)
+        pays = saved_s > price_s
+        verdict = "is taken" if pays else "is not taken"
+        self.say(f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s (predicted)")
+        return pays
+
+    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PhasedJob:
+        """Return the job of some devices, which it numbers by their places, under a new plan or a given one.  Raises PlanError."""
+        part, profile = self.cluster.part(ranks, factors), self.profile.part(ranks)
+        plan = plan or self.method.plan(self.prepared, self.profile.part(ranks, factors), part.with_slow_links(factors))
+        job = self.method.rank_job(self.prepared, profile, part, plan)
+        return replace(job, folder=self.first.folder, fingerprint=self.first.fingerprint)
+
+    def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], PhasedJob]:
+        """Return the ready devices that get work, and their job; the others are free to be probed.
+
+        It is the first plan, perhaps the user's, while all devices are present at full speed.
+        """
+        if len(ready) == self.cluster.world_size and not factors:
+            return ready, self.first
+        while True:
+            job = self._job(ready, factors)
+            stages = (*job.plan.stages, *([job.plan.cached] if job.plan.cached else []))
+            used = {rank for stage in stages for rank in stage.ranks}
+            if len(used) == len(ready):
+                return ready, job
+            ready = tuple(rank for place, rank in enumerate(ready) if place in used)
+
+    def _generation(self, number: int, members: tuple[int, ...], job: PhasedJob, factors: Mapping[int, float]) -> Generation:
+        """Return a job of some devices as a generation."""
+        timetable = _timetable(members, job, factors)
+        timeout_s = max(job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+        return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+
+    def _require_room(self, generation: Generation, factors: Mapping[int, float]) -> None:
+        """Raise PlanError if a generation no longer fits in its devices' memory."""
+        profile, part = self.profile.part(generation.members), self.cluster.part(generation.members, factors)
+        with suppress(CacheError):
+            self.method.check(self.prepared, profile, part, generation.plan, folder=self.first.folder)
+
+    def _with_substitutes(
+        self, ready: tuple[int, ...], factors: Mapping[int, float]
+    ) -> tuple[tuple[int, ...], PhasedJob, tuple[int, ...]] | None:
+        """Return members, their job and the replacements among them; None if nobody leaves, or not all can be replaced."""
+        if self.now is None:
+            return None
+        before = after = self.now.plan
+        idle, exchanges = [rank for rank in ready if rank not in before.busy_ranks], []
+        names, slowed = [device.name for device in self.cluster.devices], self.cluster.part(self.everyone, factors)
+        left = 1 - self._step / self.num_steps
+        for rank in sorted(before.busy_ranks.difference(ready)):
+            substitute = self.method.stand_in(self.prepared, self.profile, slowed, after, rank, idle, left)
+            if substitute is None:
+                return None
+            idle.remove(substitute)
+            exchanges.append(f"{names[substitute]} takes the place of {names[rank]}")
+            after = after.renumbered({one: substitute if one == rank else one for one in after.busy_ranks})
+        if not exchanges:
+            return None
+        members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
+        job = self._job(members, factors, after.renumbered({rank: place for place, rank in enumerate(members)}))
+        price = substitution(self.cluster, self.profile, before, after)
+        step_s = Timetable(job).longest_s()
+        self.say(
+            f"{', '.join(exchanges)} (predicted: it loads {price.loading_s:.2g} s while all train; {price.still_s:.2g} s to move what is"
+            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.still_s:.2g} s is enough)"
+        )
+        return members, job, prepares
+
+
+def _timetable(members: Sequence[int], job: PhasedJob, factors: Mapping[int, float]) -> Timetable:
+    """Return the steps of a job with their seconds at the devices' present speed."""
+    slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
+    slow_links = replace(job, cluster=job.cluster.with_slow_links(factors))
+    return Timetable(slow_links, job.profile.part(range(len(members)), slower))
+
+
+def shares_of(plan: Plan) -> tuple[Any, ...]:
+    """Return each device's share of the computation."""
+    assignments = ((first, tuple((stage.start, stage.stop, stage.shares) for stage in stages)) for first, stages in plan.assignments)
+    return tuple(assignments), plan.cached
+
+
+class OncePolicy(ToldPolicy):
+    """A ToldPolicy of a job that all devices do once, and that ends if one of them is lost.
+
+    timetable: the job's steps with their predicted seconds.  results: by rank, once the job is done.
+    """
+
+    has_converged = False
+
+    def __init__(self, job: Any, plan: Plan, timetable: Any, notify: Notify) -> None:
+        super().__init__(notify)
+        self.job, self.plan, self._timetable = job, plan, timetable
+        self.results: list[RankResult] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the job."""
+        return self._timetable.num_steps
+
+    @property
+    def step(self) -> int:
+        """Return the number of finished steps: all or none."""
+        return self.num_steps if self.results else 0
+
+    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+        """Return the whole job (see Policy)."""
+        if len(ready) < self.job.cluster.world_size:
+            raise PlanError("All devices were to take part.", f"{len(ready)} of {self.job.cluster.world_size} are there.", "Run again.")
+        timeout_s = max(self.job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * self._timetable.longest_s())
+        return Generation(number, ready, self.plan, replace(self.job, timeout_s=timeout_s), self._timetable, timeout_s)
+
+    def part(self, generation: Generation, place: int) -> Any:
+        """Return the part of the job that a device gets (see Policy)."""
+        return generation.job.on_rank(place)
+
+    def begun(self, generation: Generation) -> Generation:
+        """Show its progress."""
+        self.watch(generation)
+        return generation
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Count no single step."""
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Take the results, unless it is to be done again."""
+        if not lost and all(ended.end == "finished" for ended in parts.values()):
+            self.results = [ended.part for _, ended in sorted(parts.items())]
+
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+        """Return False: there is one plan."""
+        return False
