@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -115,8 +114,10 @@ def test_a_device_that_comes_and_goes_is_tried_ever_more_rarely(make_world: Call
     assert report.end_s > 50
     excluded = [event.time_s for event in report.events_of("excluded", rank=2)]
     assert 2 <= len(excluded) <= 6
-    gaps = [later - earlier for earlier, later in itertools.pairwise(excluded)]
-    assert gaps[-1] > 1.5 * gaps[0]
+    # Each time it waits twice as long for its first probe: the gaps follow the bursts, which begin every other second.
+    probed = [event.time_s for event in report.events_of("probed", rank=2)]
+    waits = [min(time_s for time_s in probed if time_s > begin_s) - begin_s for begin_s in excluded]
+    assert all(wait_s >= 0.2 * 2**times for times, wait_s in enumerate(waits))
     without = make_world().serve(2000, *bursts, noise=0.1, draws=2, back_off=1.0, **settings)
     assert len(without.events_of("excluded")) >= 2 * len(excluded)
 
